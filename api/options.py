@@ -141,6 +141,11 @@ _OPTIONS = (
         help="Seconds for which Redis keeps prompt and tokens of a request that has ended, for `furrow replay`.",
     ),
     _option(
+        "--console-text",
+        is_flag=True,
+        help="Show prompts and answers of all tenants to operators, in the console and on /farm/…/text.",
+    ),
+    _option(
         "--image-hosts",
         "image_hosts",
         multiple=True,

@@ -14,6 +14,7 @@ from api.background.completion import ResponseCompletion
 from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
+from api.background.stored_chats import StoredChats
 from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
 from api.generation.archive import Archive
@@ -70,6 +71,7 @@ class Process:
         self.completion = ResponseCompletion(
             self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
         )
+        self.stored_chats = StoredChats(self.batches, self.archive, self.completion)
 
     def start(self) -> None:
         self.heartbeat.start()

@@ -59,6 +59,8 @@ class ApiSettings:
     """How many stored responses one owner may have."""
     keep_requests: float = 0.0
     """How long prompt and tokens of a request that has ended are kept, for `furrow replay`."""
+    console_text: bool = False
+    """True if operators are shown prompts and answers of all tenants."""
     image_hosts: tuple[str, ...] = ()
     """Hosts that images are fetched from, as `api.images.hosts` reads them; empty: none is fetched."""
     grace: float = 30.0

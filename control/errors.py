@@ -163,7 +163,7 @@ class ModelUnavailable(FurrowError):
     retry_after = RETRY_AFTER_S
 
     def __init__(self, model: str, state: str, detail: str) -> None:
-        remedy = f". Repair the cause, then run `furrow models load {model}` again" if state == "failed" else ""
+        remedy = f". Repair the cause, then run `furrow models reload {model}`" if state == "failed" else ""
         super().__init__(f"Model '{model}' {state_in_words(state)}: {detail.rstrip('.') if remedy else detail}{remedy}")
         self.model, self.state, self.detail = model, state, detail
 

@@ -242,7 +242,11 @@ class ResponseKeys:
     def sizes(self) -> str:  # hash rid -> bytes, and their sum as `total`: apis; as the last record
         return f"{self.base}sizes"
 
-    def record(self, rid: str) -> str:  # hash tenant, model, view, previous, input, response: apis; --response-ttl
+    @property
+    def chats(self) -> str:  # zset rid of a stored chat completion -> ms of its creation: apis; as the last record
+        return f"{self.base}chats"
+
+    def record(self, rid: str) -> str:  # hash of a StoredResponse: apis; --response-ttl
         return f"{self.base}record:{rid}"
 
 
@@ -259,6 +263,7 @@ HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
 
 
+OPEN_CHATS = f"{PREFIX}chats:open"  # zset as `responses:open`, of stored chat completions: apis
 OPEN_RESPONSES = f"{PREFIX}responses:open"  # zset `rid owner` -> ms at which somebody looks whether it ended: apis
 SEAL = f"{PREFIX}seal"  # string, 64 random bytes in hex: the first api that seals a text -> apis; no TTL
 RESPONSE_OWNERS = f"{PREFIX}responses:owners"  # zset owner -> ms at which its stored responses are trimmed: apis
@@ -266,8 +271,13 @@ RESPONSE_BYTES = f"{PREFIX}responses:bytes"  # zset owner -> bytes that it store
 
 
 def host(host_id: str) -> str:
-    """hash devices, memory, pid: agent -> placement, operator; 2 s."""
+    """hash version, devices, memory, pid, standby: agent -> placement, operator; 2 s."""
     return f"{PREFIX}host:{host_id}"
+
+
+def host_facts(host_id: str) -> str:
+    """string, JSON HostFacts: agent -> operator; 90 s."""
+    return f"{PREFIX}host:{host_id}:facts"
 
 
 def assignments(host_id: str) -> str:
@@ -276,5 +286,5 @@ def assignments(host_id: str) -> str:
 
 
 def api(api_id: str) -> str:
-    """hash url, started: api -> operator, orphan policy; 2 s."""
+    """hash url, version, started: api -> operator, orphan policy; 2 s."""
     return f"{PREFIX}api:{api_id}"

@@ -71,10 +71,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n: int = 1
     grammar: Grammar | None = None
     reasoning: ReasoningBudget | None = None
-    lookup: int | None = None
-    """Most guesses of a step, where the model has more; they change no token."""
-    dimensions: int | None = None
-    """Of a vector: so many of its first numbers, at length 1 again. None: all."""
+    lookup: int | None = None  # most guesses of a step, where the model has more; they change no token
+    prediction: list[int] = []  # tokens that the answer may have: guesses come from them too
+    dimensions: int | None = None  # of a vector: so many of its first numbers, at length 1 again; None: all
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
@@ -158,6 +157,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The result of a choice that is an input: little-endian float32 numbers, in JSON as base64."""
     fingerprint: str | None = None
     """That of the replica's backend, in a request's first entry and in the first one of a replica with another."""
+    predicted: int | None = None  # in a choice's last entry: the tokens of its request's prediction that it has
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

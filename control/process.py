@@ -9,7 +9,11 @@ import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
+
+VERSION = version("furrow")
+"""The version of Furrow that this process runs."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,10 @@ os.environ.setdefault("FURROW_METRICS", "off")
 # Read when Triton is loaded, which other libraries may do: without a GPU its kernels run in its interpreter.
 if not accelerators():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Processes that tests start find the sources compiled: an API process is ready in two thirds of the time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

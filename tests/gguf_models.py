@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
-from tests import models
+from tests import hybrid_layout, models
 from tests.experts_layout import experts_apart, experts_together
 from worker.formats.blocks import BLOCK_FORMATS, MXFP4
 from worker.layers.blocks import Blocks
@@ -66,7 +66,10 @@ GEMMA_PARTS = PARTS | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GPT_OSS_PARTS = PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
 PARTS_BY_FAMILY = {"gemma3_text": GEMMA_PARTS, "gpt_oss": GPT_OSS_PARTS}
+PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
+WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE}
 ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "qwen3_moe": "qwen3moe",
@@ -74,6 +77,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 
 
@@ -152,21 +157,38 @@ def make(
     weights = experts_apart(load_file(plain / "model.safetensors"))
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
-        kind = kinds[index % len(kinds)] if values.ndim == 2 else "f32"
+        rows = _in_file(family, name, values, config)
+        kind = kinds[index % len(kinds)] if rows.ndim == 2 and "conv1d" not in name else "f32"
         if ".experts." in name and values.ndim == 2:
             kind = kinds[len(name) % len(kinds)]  # one tensor has one type
-        rows = _permuted(name, values, config) if family == "llama" else values
-        one, held = stored(kind, rows + 1 if family == "gemma3_text" and "norm" in name else rows, index, size)
-        held = held - 1 if family == "gemma3_text" and "norm" in name else held
+        one, held = stored(kind, rows, index, size)
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
-        numbers[name] = np.ascontiguousarray(_ordered(name, held, config) if family == "llama" else held)
+        numbers[name] = np.ascontiguousarray(_as_transformers(family, name, held, config))
     save_file(experts_together(numbers), plain / "model.safetensors", {"format": "pt"})
     tensors = {name: _together(several) for name, several in parts.items()}
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _factors(scaling, config["head_dim"])
     return write(folder / "model.gguf", metadata(family, config), tensors), plain
+
+
+def _in_file(family: str, name: str, values: Floats, config: dict[str, Any]) -> Floats:
+    """The numbers of a parameter as a file has them."""
+    if family in HYBRIDS:
+        return hybrid_layout.to_file(name, values, config)
+    if family == "gemma3_text" and "norm" in name:
+        return values + 1
+    return _permuted(name, values, config) if family == "llama" else values
+
+
+def _as_transformers(family: str, name: str, held: Floats, config: dict[str, Any]) -> Floats:
+    """The inverse of `_in_file`."""
+    if family in HYBRIDS:
+        return hybrid_layout.from_file(name, held, config)
+    if family == "gemma3_text" and "norm" in name:
+        return held - 1
+    return _ordered(name, held, config) if family == "llama" else held
 
 
 def _together(several: dict[int, Stored]) -> Stored:
@@ -182,8 +204,8 @@ def gguf_name(family: str, name: str) -> str:
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
-    if rest == "self_attn.sinks":
-        return f"blk.{layer}.attn_sinks.weight"
+    if rest in WHOLE:
+        return f"blk.{layer}.{WHOLE[rest]}"
     stem, _, leaf = re.sub(r"\.experts\.\d+\.", ".experts.", rest).rpartition(".")
     return f"blk.{layer}.{PARTS_BY_FAMILY.get(family, PARTS)[stem]}.{leaf}"
 
@@ -227,7 +249,6 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.block_count": config["num_hidden_layers"],
         f"{name}.context_length": config["max_position_embeddings"],
         f"{name}.embedding_length": config["hidden_size"],
-        f"{name}.feed_forward_length": config["intermediate_size"],
         f"{name}.attention.head_count": config["num_attention_heads"],
         f"{name}.attention.head_count_kv": config["num_key_value_heads"],
         f"{name}.attention.key_length": config.get("head_dim")
@@ -236,6 +257,10 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.rope.freq_base": float(rope["rope_theta"]),
         **vocabulary(),
     }
+    if "intermediate_size" in config:  # else all of its layers have experts
+        fields[f"{name}.feed_forward_length"] = config["intermediate_size"]
+    if family in HYBRIDS:
+        fields |= hybrid_layout.metadata(name, config)
     if family == "qwen3_moe":
         fields["qwen3moe.expert_count"] = config.get("num_experts") or config["num_local_experts"]
         fields["qwen3moe.expert_used_count"] = config["num_experts_per_tok"]

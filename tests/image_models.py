@@ -93,9 +93,11 @@ class Picture:
         return PromptImage(start, height // UNIT * (width // UNIT), height, width, digest)
 
 
-def qwen3_vl(folder: Path, tie: bool = False) -> Path:
+def qwen3_vl(folder: Path, tie: bool = False, **changes: Any) -> Path:
+    """`changes` are those of the text part."""
     sections = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     text = models.SHAPE | {"vocab_size": VOCAB_SIZE, "rope_parameters": sections, "tie_word_embeddings": tie}
+    text |= changes
     config = CONFIG_MAPPING["qwen3_vl"](
         text_config=text,
         vision_config=VISION,
@@ -126,9 +128,9 @@ def qwen3_5_moe(folder: Path) -> Path:
     return qwen3_5(folder, "qwen3_5_moe")
 
 
-def gemma3(folder: Path) -> Path:
+def gemma3(folder: Path, **changes: Any) -> Path:
     """Its window is shorter than an image."""
-    text = models.SHAPE | models.FAMILY_SHAPES["gemma3_text"] | {"vocab_size": VOCAB_SIZE}
+    text = models.SHAPE | models.FAMILY_SHAPES["gemma3_text"] | {"vocab_size": VOCAB_SIZE} | changes
     config = CONFIG_MAPPING["gemma3"](
         text_config=text,
         vision_config=GEMMA_VISION,

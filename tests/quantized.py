@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests import models
+from worker.repository.multimodal.image_part import image_name
 
 SHAPE: dict[str, Any] = {"head_dim": 32, "intermediate_size": 256, "initializer_range": 0.1}
 """Two ranks share whole groups of 32 inputs and blocks of 64."""
 
 BLOCK, GROUP = 64, 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+_QUANTIZED = ("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight")
 
 Written = dict[str, Tensor]
 Quantize = Callable[[str, Tensor], tuple[Written, Tensor]]
@@ -26,15 +30,24 @@ Quantize = Callable[[str, Tensor], tuple[Written, Tensor]]
 
 def write(folder: Path, kind: str, family: str = "qwen3", **changes: Any) -> tuple[Path, Path]:
     """(the quantized checkpoint, the plain one in float64 of the weights that its formula gives)."""
-    config, quantize = KINDS[kind]
     stored, plain = folder / "stored", folder / "plain"
     models.make(family, stored, **(SHAPE | changes))
     models.make(family, plain, **(SHAPE | changes))
+    return _rewritten(stored, plain, kind)
+
+
+def write_with_images(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
+    """As `write`, of the text part of a checkpoint with images; its tower stays as it is."""
+    return _rewritten(*(shutil.copytree(source, folder / name) for name in ("stored", "plain")), kind)
+
+
+def _rewritten(stored: Path, plain: Path, kind: str) -> tuple[Path, Path]:
+    config, quantize = KINDS[kind]
     written: Written = {}
     exact: Written = {}
     for name, tensor in load_file(stored / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if name.endswith(("_proj.weight", "in_proj_qkv.weight", "in_proj_z.weight", "in_proj_qkvz.weight")):
+        if name.endswith(_QUANTIZED) and image_name(name) is None:
             pieces, exact[name] = quantize(module, tensor)
             written |= pieces
         else:

@@ -48,6 +48,7 @@ def run_agent() -> None:
     from control.redis.readiness import wait_until_ready
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
+    from worker.agent.facts.publisher import FactsPublisher
     from worker.metrics.host_metrics import HostMetrics
 
     client = connect(settings.redis_url)
@@ -64,6 +65,7 @@ def run_agent() -> None:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides the order
     metrics.start(agent, connect(settings.redis_url))
+    FactsPublisher(connect(settings.redis_url), host.id).start()
     agent.run()
     if agent.stopping:
         forget_folder()

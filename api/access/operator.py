@@ -11,7 +11,7 @@ from litestar.handlers import BaseRouteHandler
 from api.access.identity import Identity, secret_of
 from api.access.origin import host_name, is_same_origin, proxy_header
 from api.errors.errors import Forbidden, Unauthorized
-from control.errors import RequestError
+from control.errors import RedisUnavailable, RequestError
 from control.listening import is_loopback
 
 log = structlog.stdlib.get_logger(__name__)
@@ -21,14 +21,30 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 async def operators_only(connection: Connection, _: BaseRouteHandler) -> None:
     """Raises Unauthorized without a key where one is asked for, and Forbidden for one without the right."""
+    identity = await _operator(connection)
+    if connection.scope.get("method") not in ("GET", "HEAD"):
+        key = identity.key.id if identity.key is not None else None
+        log.info("an operator acts", action="operate", path=connection.url.path, key=key)
+
+
+async def _operator(connection: Connection) -> Identity:
     identity = await connection.app.state.process.gate.identify(secret_of(connection.headers))
     if not identity.admin:
         raise _refusal(identity)
     if identity.key is None or not identity.key.admin:
         _check_local(connection)
-    if connection.scope.get("method") not in ("GET", "HEAD"):
-        key = identity.key.id if identity.key is not None else None
-        log.info("an operator acts", action="operate", path=connection.url.path, key=key)
+    return identity
+
+
+async def is_still_operator(connection: Connection) -> bool:
+    """False once the key of an open stream has ended or lost its right; true while that can't be told."""
+    try:
+        await _operator(connection)
+    except (Unauthorized, Forbidden):
+        return False
+    except RedisUnavailable:
+        return True
+    return True
 
 
 def _refusal(identity: Identity) -> RequestError:

@@ -8,7 +8,8 @@ import time
 from api.errors.request_ids import new_rid
 from api.follow.feeds import Feeds
 from api.follow.follow import Follower
-from api.models.models import Models, ServedModel
+from api.models.models import Models
+from api.models.served import ServedModel
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control import requests

@@ -1,14 +1,16 @@
 """Completes stored responses that run in the background, and those whose process has died.
 
-A response that an HTTP handler follows to its end is stored by it. A background response is followed by a task here.
-Each other open response is looked at every 20 seconds by some API process: its request is followed, or its token log,
-which outlives its end by two minutes, is turned into the response.
+A response, or a chat completion with `store`, that an HTTP handler follows to its end is stored by it. A background
+response is followed by a task here. Each other open one is looked at every 20 seconds by some API process: its request
+is followed, or its token log, which outlives its end by two minutes, is turned into what is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -31,20 +33,24 @@ from control import requests
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
 from control.records.responses import (
     KEYLESS,
+    PAGE,
     StoredResponse,
     close_response,
+    due_chats,
     due_owners,
     due_responses,
     owners,
     read_response,
 )
 from control.redis.clients import AsyncRedis, SyncRedis
-from control.redis.connection import arun
+from control.redis.connection import Call, arun
 from control.replicas.health.memory import ServerMemory, server_memory
 
 log = structlog.stdlib.get_logger(__name__)
 
 EVERY_S = 5.0
+_ROUND_S = 10.0
+"""A round looks at open responses for at most so long, and then at open chats: neither keeps the other waiting."""
 _CANCELLED_WITHIN_S = 2.0
 _LOOK_AGAIN_S = 0.02
 _UNDER_WAY = ("queued", "in_progress")
@@ -101,6 +107,32 @@ class ResponseCompletion:
                 stored = again
         assert stored.response is not None
         return msgspec.json.decode(stored.response)
+
+    async def ended_chat(self, stored: StoredResponse) -> StoredResponse | None:
+        """The record of a chat completion with its body; None while it runs, where it failed, which is not stored, and
+        where its model was unloaded.
+
+        Raises RedisUnavailable, or RequestNotFound where its log is gone.
+        """
+        served, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
+        if fields["state"] in ("queued", "running") or served is None:
+            return None
+        view = decode_view(fields["view"])
+        renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
+        pieces = renderer.empty_pieces()
+        async for page in requests.aread_pages(self._client, served.name, stored.rid):
+            for at in range(0, len(page), TURN_SCORED):
+                renderer.collect(pieces, 0, page[at : at + TURN_SCORED])
+                await asyncio.sleep(0)
+        if not renderer.finished or renderer.failure is not None:
+            await self._drop(stored, "it failed" if renderer.finished else "its log has no end")
+            return None
+        body = renderer.with_request(pieces)
+        return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body))
+
+    async def _drop(self, stored: StoredResponse, why: str) -> None:
+        log.warning("dropped a chat completion", action="drop_chat", rid=stored.rid, model=stored.model, why=why)
+        await self._archive.drop(stored.rid, stored.owner)
 
     async def cancelled(self, stored: StoredResponse) -> dict[str, Any]:
         """The response once its request has ended, which a cancel makes soon; as it is then where it does not."""
@@ -162,16 +194,30 @@ class ResponseCompletion:
         await self.look_round()
 
     async def look_round(self) -> None:
-        """One look at every open response whose turn it is."""
-        for rid, owner in await arun(self._client, due_responses()):
-            if rid in self._following:
-                continue
-            try:
-                await self._look(rid, owner)
-            except RedisUnavailable:
-                raise
-            except FurrowError as error:
-                log.warning("could not look after a response", action="look_after", rid=rid, error=str(error))
+        """One look at every open response and every open chat whose turn it is."""
+        await self._look_at_all(due_responses)
+        await self._look_at_all(due_chats)
+
+    async def _look_at_all(self, due: Callable[[], Call[list[tuple[str, str]]]]) -> None:
+        clock = asyncio.get_running_loop().time
+        until, found = clock() + _ROUND_S, PAGE
+        while found == PAGE and clock() < until:
+            page = await arun(self._client, due())
+            found = len(page)
+            for rid, owner in page:
+                if rid not in self._following:
+                    await self._look_safely(rid, owner)
+
+    async def _look_safely(self, rid: str, owner: str) -> None:
+        """Look at one; an error, expected or not, leaves it to a later round and spares the others."""
+        try:
+            await self._look(rid, owner)
+        except RedisUnavailable:
+            raise
+        except FurrowError as error:
+            log.warning("could not look after a response", action="look_after", rid=rid, error=str(error))
+        except Exception as error:
+            log.error("looking after a response failed", action="look_after", rid=rid, exc_info=error)
 
     async def share_out(self) -> None:
         """Set the quota of stored responses, and hold the owners whose turn it is to it."""
@@ -183,9 +229,16 @@ class ResponseCompletion:
             await self._archive.trim(owner)
 
     async def _look(self, rid: str, owner: str) -> None:
-        stored = await arun(self._client, read_response(rid, owner))
+        stored = await arun(self._client, read_response(rid, owner, with_input=False))
         if stored is None or stored.response is not None:
-            await arun(self._client, close_response(rid, owner))
+            for call in close_response(rid, owner):
+                await arun(self._client, call)
+            return
+        if stored.kind == "chat":
+            try:
+                await self.ended_chat(stored)
+            except RequestNotFound:
+                await self._drop(stored, "its log lapsed before any process could read it")
             return
         try:
             _, fields = await self._existing.find(rid, stored.tenant, stored.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
@@ -46,8 +46,11 @@ class FarmEvents:
         self._task: PeriodicTask | None = None
         self._event, self._next = b"", asyncio.Event()
 
-    async def follow(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: `farm` with a FarmCard, or `away` with the error while Redis does not answer."""
+    async def follow(self, allowed: Callable[[], Awaitable[bool]]) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: `farm` with a FarmCard, or `away` with the error while Redis does not answer.
+
+        `allowed` is asked before each event after the first; the stream ends when it is false.
+        """
         self._followers += 1
         try:
             if self._task is None:
@@ -57,6 +60,8 @@ class FarmEvents:
                 yield self._event
             while not self._ended():
                 await self._next.wait()
+                if not await allowed():
+                    return
                 yield self._event
         finally:
             self._followers -= 1

@@ -144,7 +144,7 @@ class Answer:
         shown = bool(echo) or view.prompt_logprobs is not None
         self._prompts = [Prompt(vocabulary, view, echo) for _ in range(view.n)] if shown else None
         self.seq = 0
-        self.completion_tokens = self.cached_tokens = 0
+        self.completion_tokens = self.cached_tokens = self.predicted_tokens = 0
         self.fingerprint: str | None = None
         """That of the replica that computed the last token."""
         self.failure: GenerationFailed | None = None
@@ -169,6 +169,7 @@ class Answer:
         self.seq = entry.seq
         self.completion_tokens += entry.token is not None
         self.cached_tokens += entry.cached or 0
+        self.predicted_tokens += entry.predicted or 0
         self.fingerprint = entry.fingerprint or self.fingerprint
         if entry.finish in _FAILURES:
             code, status = _FAILURES[entry.finish]

@@ -31,11 +31,13 @@ def admit(
     bad_words: Sequence[list[int]] = (),
     reasoning: ReasoningBudget | None = None,
     stop_ids: Sequence[int] = (),
+    prediction: Sequence[int] = (),
     strict: bool = False,
 ) -> GenerationRequest:
     """Check a tokenised prompt against the model's limits and fill in the sampling parameters.
 
-    `bad_words` are the token sequences that spell the request's bad words, `stop_ids` more tokens that end the answer.
+    `bad_words` are the token sequences that spell the request's bad words, `stop_ids` more tokens that end the answer,
+    `prediction` those that it may repeat.
 
     A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
@@ -59,6 +61,7 @@ def admit(
         bad_words=list(bad_words),
         reasoning=reasoning,
         stop_ids=sorted({*sampling.stop_ids, *stop_ids}),
+        prediction=list(prediction),
     )
     return GenerationRequest(prompt=prompt, sampling=sampling, cache_salt=request.cache_salt or "")
 

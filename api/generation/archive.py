@@ -13,6 +13,7 @@ from api.access.identity import Identity
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
+from control.records.chats import list_chat
 from control.records.responses import (
     Quota,
     StoredResponse,
@@ -29,6 +30,7 @@ from control.records.responses import (
     watch_response,
 )
 from control.redis.batches import Batches
+from control.redis.connection import Call
 from control.replicas.health.memory import ServerMemory, in_words
 from control.requests.images import ImageBounds
 
@@ -103,11 +105,14 @@ class Archive:
                 param="store",
             )
 
-    async def accept(self, stored: StoredResponse) -> None:
+    async def accept(self, stored: StoredResponse, created_ms: int = 0) -> None:
         """Keep what was asked; from here on a process completes it, whatever becomes of this one."""
+        words: list[Call[Any]] = watch_response(stored.rid, stored.owner, stored.kind)
+        if stored.kind == "chat":
+            words += list_chat(stored.rid, stored.owner, created_ms, self.ttl_ms, self._number)
         for _ in range(_MOST_CALLS):
             keep = keep_response(stored, self.ttl_ms, self.quota)
-            kept, *_ = await self._batches.run_every(_LANE, [keep, *watch_response(stored.rid, stored.owner)])
+            kept, *_ = await self._batches.run_every(_LANE, [keep, *words])
             if kept:
                 return
         raise RedisUnavailable("there is no room for another stored response")
@@ -116,7 +121,7 @@ class Archive:
         """Write the end of a response and return what is stored; others write it where Redis is away now."""
         try:
             written = await self._batches.run(_LANE, end_response(rid, owner, response, self.ttl_ms, self.quota))
-            await self._batches.run(_LANE, close_response(rid, owner))
+            await self._batches.run_every(_LANE, close_response(rid, owner))
         except RedisUnavailable as error:
             log.warning("could not store a response yet", action="store_response", rid=rid, error=str(error))
             return response
@@ -141,7 +146,7 @@ class Archive:
         """The record for the id of a response, or of an item of it; None where the tenant has none."""
         rid = rid_of(identity)
         found = await self._batches.run(_LANE, read_response(rid, who.owner)) if rid else None
-        return found if found is not None and found.tenant == who.tenant else None
+        return found if found is not None and found.tenant == who.tenant and found.kind == "response" else None
 
     async def chain(self, last: StoredResponse, param: str) -> list[StoredResponse]:
         """The responses that `last` continues, oldest first, and itself. They all live on from now.

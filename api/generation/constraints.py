@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from api.chat.tokens import Vocabulary
 from api.models.fill_in_middle import FillInMiddle, TooLong
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.bounds import check_bad_word_tokens
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest

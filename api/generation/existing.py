@@ -12,7 +12,8 @@ from api.errors.request_ids import member_rid
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.generation.sessions import Sessions
-from api.models.models import Models, ServedModel
+from api.models.models import Models
+from api.models.served import ServedModel
 from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings
 from control import requests
@@ -49,6 +50,11 @@ class ExistingRequests:
             if not isinstance(found, RequestNotFound):
                 raise found
         raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
+
+    async def found(self, rid: str, tenant: str, model: str) -> tuple[ServedModel | None, dict[str, str]]:
+        """As `find`, for a model that need not serve any more: None where it was unloaded. Raises RequestNotFound."""
+        found = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
+        return await self._models.known(model), found.fields
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         """Follow a request from the places of the cursor, or from its beginning if it has none.

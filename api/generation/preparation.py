@@ -15,11 +15,12 @@ from api.chat.echo import prompt_text
 from api.generation.admission import admit
 from api.generation.caller import Caller
 from api.generation.constraints import bad_words, gap_marks, reasoning_budget
+from api.generation.context.prediction import prediction_of
 from api.generation.context.prompts import Body, encoded, size_of, written
 from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
 from api.images.loading import HeldPieces
 from api.models.grammar import GrammarChecks
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
@@ -68,6 +69,8 @@ class PreparedRequest(Prepared):
             endpoint, told = body.endpoint, body.told(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
+        elif isinstance(body, ChatRequest) and body.store:
+            told = body.told_when_stored(self.caller.rid)
         return View(
             endpoint=endpoint,
             told=told,
@@ -92,6 +95,7 @@ class PreparedRequest(Prepared):
             token_ids=bool(body.return_tokens_as_token_ids),
             return_ids=bool(body.return_token_ids),
             prompt_ids=[one.prompt for one in self.members] if body.return_token_ids and not member else [],
+            predicted=len(sampling.prediction),
             reading=self.reading,
             user=body.user,
             metadata=body.metadata or {},
@@ -139,7 +143,8 @@ async def _prepared(
     def admitted() -> list[GenerationRequest]:
         words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
-        admit_one = partial(admit, body, bad_words=words, reasoning=budget, stop_ids=ends, strict=strict)
+        told = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
+        admit_one = partial(admit, body, **told, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 

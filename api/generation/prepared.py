@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from api.access.headers import ratelimit_headers
 from api.errors.request_ids import member_rid
 from api.generation.caller import Caller
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.embeddings import InputFields
 from api.schemas.generation import CommonFields
 from api.schemas.view import View

@@ -14,7 +14,7 @@ from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.session import Session
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.rendering.event_rendering import renderer_of
 from api.rendering.rendering import StreamRenderer
 from api.schemas.view import Cursor, decode_view

@@ -11,6 +11,13 @@ from litestar.response import Stream
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.session import Session
 
+STREAM_HEADERS = {
+    # As a header: the framework would let the handler's annotation decide the media type.
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+"""Of every streamed answer; the last one keeps nginx from buffering."""
 KEEP_ALIVE = b": keep-alive\n"
 """A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
 take the id of the event before for a part of it."""
@@ -26,13 +33,7 @@ def sse_response(session: Session) -> Stream:
     return Stream(
         events(session),
         status_code=200,
-        # As a header: the framework would let the handler's annotation decide the media type.
-        headers={
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            "x-request-id": session.rid,
-        },
+        headers=STREAM_HEADERS | {"x-request-id": session.rid},
         background=BackgroundTask(release),
     )
 

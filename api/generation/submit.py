@@ -18,7 +18,8 @@ from api.generation.prepared import Prepared
 from api.generation.session import Session
 from api.generation.sessions import Sessions
 from api.models.grammar import GrammarChecks
-from api.models.models import Models, ServedModel
+from api.models.models import Models
+from api.models.served import ServedModel
 from api.rendering.event_rendering import renderer_of
 from api.schemas.embeddings import InputsRequest
 from api.settings import ApiSettings

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from api.images.turns import TenantTurns
 from control.errors import FurrowError
 from control.messages import ImageInput
 
@@ -46,19 +47,19 @@ class Decoded:
 
 
 class Decoder:
-    """One process, which decodes one image at a time."""
+    """One process, which decodes one image at a time, of each tenant in turn."""
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S) -> None:
         self._memory_bytes, self._deadline_s = memory_bytes, deadline_s
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._turns = TenantTurns()
 
     @property
     def pid(self) -> int | None:
         """The process that runs now."""
         return None if self._process is None else self._process.pid
 
-    async def decode(self, data: bytes, wanted: ImageInput, room: int) -> Decoded:
+    async def decode(self, data: bytes, wanted: ImageInput, room: int, tenant: str = "") -> Decoded:
         """The image in at most `room` bytes of pixels. Raises NotDecoded."""
         job = {
             "bytes": len(data),
@@ -69,7 +70,7 @@ class Decoder:
             "most_pixels": wanted.most_pixels,
             "resample": wanted.resample,
         }
-        async with self._turn:
+        async with self._turns.turn(tenant):
             done = False
             try:
                 async with asyncio.timeout(self._deadline_s):

@@ -43,7 +43,7 @@ class Fetcher:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._hosts, self.patience_s = hosts, patience_s
-        self._resolve, self._connect = resolve or _Resolver().resolve, connect or _Connector().connect
+        self._resolve, self._connect = resolve or _Resolver().resolve, connect or Connector().connect
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._buffered = 0
 
@@ -132,11 +132,12 @@ class _Resolver:
         return [str(row[4][0]) for row in found]
 
 
-class _Connector:
+class Connector:
     """Connects to an address; certificates are checked for the host's name."""
 
-    def __init__(self) -> None:
-        self._context: ssl.SSLContext | None = None
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        """`context`: the authorities that are trusted; None: those of the system."""
+        self._context = context
 
     async def connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if place.scheme != "https":

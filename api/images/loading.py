@@ -41,8 +41,13 @@ class LoadedImage:
     pieces: HeldPieces = field(default_factory=HeldPieces)
 
 
-Known = dict[str, LoadedImage]
-"""Images of one HTTP request that are loaded already, by URL: its prompt may be made several times to fit a context."""
+class Known(dict[str, LoadedImage]):
+    """Images of one HTTP request that are loaded already, by URL: its prompt may be made several times to fit a
+    context. `tenant` is the one that waits for them."""
+
+    def __init__(self, tenant: str = "") -> None:
+        super().__init__()
+        self.tenant = tenant
 
 
 class ImageLoader:
@@ -73,7 +78,7 @@ class ImageLoader:
             image = known.get(source.url)
             if image is None:
                 try:
-                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room, until)
+                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room, until, known.tenant)
                 except NotDecoded as why:
                     raise refused(source.path, str(why), code if why.too_large else INVALID) from why
             elif image.sent > room_sent:
@@ -86,10 +91,10 @@ class ImageLoader:
         return loaded
 
     async def _loaded(
-        self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int, until: float
+        self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int, until: float, tenant: str
     ) -> LoadedImage:
         async with self._data(source, room_sent, until) as data:
-            sent, image = len(data), await self._decoder.decode(data, wanted, room)
+            sent, image = len(data), await self._decoder.decode(data, wanted, room, tenant)
         del data
         pieces = self._held_pieces(len(image.pixels))
         pieces += await asyncio.to_thread(pieces_of, image.pixels)

@@ -9,24 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-import msgspec
 import structlog
 
-from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
+from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES
 from api.asgi.tasks import PeriodicTask
-from api.chat.forms import Forms, forms_of
-from api.chat.tokens import Vocabulary
 from api.images.loading import ImageLoader
-from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
-from api.models.grammar import letters
+from api.models.served import ServedModel, serve
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
-from control.process import give_back_memory
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run_every
@@ -44,23 +38,6 @@ LOST_S = 10.0
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    name: str
-    assets: ModelAssets
-    vocabulary: Vocabulary
-    letters: bytes
-    """The part of the vocabulary that a grammar can name."""
-    text_bytes: int
-    """The size of a body that holds a text of a whole context."""
-    forms: Forms
-    """How the model writes its reasoning and its calls."""
-    gaps: FillInMiddle | None = None
-    """How the model fills a gap in a text; None where it can't."""
-    images: ImageLoader | None = None
-    """None where it takes text only."""
 
 
 Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
@@ -162,6 +139,13 @@ class Models:
         real = self._real_name(name)
         return self._served[real][1].assets if real is not None and real in self._served else None
 
+    async def known(self, name: str) -> ServedModel | None:
+        """A model by its own name, whatever its state; None where it was unloaded. Raises RedisUnavailable."""
+        if not self.seen:
+            await self.look()
+        known = self._served.get(name)
+        return known[1] if known is not None else None
+
     async def look(self, *, shared: bool = False) -> None:
         """Read the catalog and every model's state now; calls meanwhile share the next answer. Raises RedisUnavailable.
 
@@ -216,23 +200,13 @@ class Models:
                 served[name] = known
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    served[name] = (mark, self._serve(name, assets))
+                    made = None if known is None else known[1]
+                    served[name] = (mark, serve(name, assets, made, self._images, self._tool_parser))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
                     self._broken[name] = mark
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served, self._still_lost(overviews)
-
-    def _serve(self, name: str, assets: ModelAssets) -> ServedModel:
-        vocabulary = Vocabulary(assets)
-        forms = forms_of(assets.chat_template, vocabulary, self._tool_parser)
-        size = text_bytes(assets.context_length, vocabulary.longest_bytes())
-        gaps = fill_in_middle_of(vocabulary)
-        known = letters(vocabulary, assets)
-        assets = msgspec.structs.replace(assets, tokenizer_json="")  # nothing else reads it, and it takes megabytes
-        give_back_memory()
-        images = self._images if assets.images is not None else None
-        return ServedModel(name, assets, vocabulary, known, size, forms, gaps, images)
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)

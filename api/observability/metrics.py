@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from api.rendering.chunks import Usage
 from control.replicas.health.memory import ServerMemory
@@ -19,6 +27,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         self._ended = Counter(
             "furrow_api_requests",
             "Requests that ended, by status (499: the client left).",
@@ -71,7 +80,7 @@ class Metrics:
         self._whole.observe(seconds)
 
     def render(self, followed: int, servers: Sequence[ServerMemory] = ()) -> str:
-        """Prometheus text: the counts, `followed` answers, and the memory of the Redis servers."""
+        """Prometheus text: the counts, `followed` answers, the memory of the Redis servers, and of this process."""
         self._followed.set(followed)
         for server in servers:
             self._redis_used.labels(server.address).set(server.used)

@@ -40,6 +40,10 @@ class PromptTokensDetails(Shape):
 
 class CompletionTokensDetails(Shape):
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """With `prediction`: its tokens that the answer has."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    """Its other tokens. They are not among `completion_tokens`."""
 
 
 class TokenUsage(Shape):

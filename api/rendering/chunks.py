@@ -27,15 +27,21 @@ class Usage(msgspec.Struct, kw_only=True):
     """Of the prompt tokens: those that were not computed for this answer."""
     reasoning_tokens: int = 0
     """Of the completion tokens: those of the model's reasoning."""
+    predicted: tuple[int, int] | None = None
+    """Tokens of the prediction that the answer has, and those that it has not; None without a prediction."""
 
     def encode(self) -> dict[str, Any]:
         total = self.prompt_tokens + self.completion_tokens
+        details = {"reasoning_tokens": self.reasoning_tokens}
+        if self.predicted is not None:
+            accepted, rejected = self.predicted
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": total,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
+            "completion_tokens_details": details,
         }
 
 

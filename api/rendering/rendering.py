@@ -6,7 +6,11 @@ entry. A resumed stream replays the log from seq 1 through a fresh renderer and 
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from api.chat.answer import Answer
 from api.chat.piece import Piece
@@ -24,6 +28,9 @@ _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
 class StreamRenderer:
     """Renders one answer of one or several members (prompts); `resume` suppresses what the client already has."""
 
+    _kept: list[Piece] | None = None
+    """The whole answer, of a stream too, where it is to outlive its request."""
+
     def __init__(
         self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, resume: Cursor | None = None
     ) -> None:
@@ -36,6 +43,8 @@ class StreamRenderer:
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
+        if view.endpoint == "chat" and view.told:
+            self._kept = self.empty_pieces()
         self.starting_after = -1
         """Events with numbers up to this one are not sent, where the endpoint numbers its events."""
 
@@ -64,7 +73,15 @@ class StreamRenderer:
             completion_tokens=sum(answer.completion_tokens for answer in self.answers),
             cached_tokens=sum(answer.cached_tokens for answer in self.answers),
             reasoning_tokens=sum(answer.reasoning_tokens for answer in self.answers),
+            predicted=self._predicted(),
         )
+
+    def _predicted(self) -> tuple[int, int] | None:
+        """Tokens of the prediction that the choices have, and those that they have not."""
+        if not self._view.predicted:
+            return None
+        accepted = sum(answer.predicted_tokens for answer in self.answers)
+        return accepted, self._view.predicted * self._view.n * len(self.answers) - accepted
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
@@ -78,6 +95,7 @@ class StreamRenderer:
                     pending = None
                 self._computed_by(entry.fingerprint)
             piece = self.answers[member].feed(entry)
+            self._keep(member, piece)
             if (piece.seq, _TEXT) <= self._had[member]:
                 piece.mute()
             if pending is None:
@@ -101,6 +119,13 @@ class StreamRenderer:
         self._cursor.places[0] = (seq, _DONE)
         events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
         return b"".join(events)
+
+    def _keep(self, member: int, piece: Piece) -> None:
+        """Add a copy to the answer that is to be stored: the piece itself is joined with others and muted."""
+        if self._kept is not None:
+            kept = copy.copy(piece)
+            kept.calls = [replace(delta) for delta in piece.calls]
+            self._writer.collect(self._kept[member * self._view.n + piece.choice], kept)
 
     def _computed_by(self, fingerprint: str | None) -> None:
         """Show this fingerprint from now on, where one is known."""
@@ -126,6 +151,8 @@ class StreamRenderer:
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
+        if self._kept is not None:
+            self._kept = pieces
         for entry in entries:
             piece = self.answers[member].feed(entry)
             self._writer.collect(pieces[member * self._view.n + piece.choice], piece)
@@ -136,8 +163,15 @@ class StreamRenderer:
 
     @property
     def to_store(self) -> bytes | None:
-        """The answer's body where it is to outlive its request, once it has ended."""
-        return None
+        """The answer's body where it is to outlive its request, once it has ended; None for a chat that failed."""
+        if self._kept is None or not self.finished or self.failure is not None:
+            return None
+        return self.with_request(self._kept)
+
+    def with_request(self, pieces: list[Piece]) -> bytes:
+        """The body of an answer with the fields of its request that are shown beside it."""
+        body, told = self.whole(pieces), self._view.told
+        return body[:-1] + b"," + msgspec.json.encode(told)[1:] if told else body
 
     def interruption(self, error: BaseException) -> bytes:
         """The last event of a stream that goes on elsewhere: without an id, so that it is no place, nor [DONE]."""

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from litestar import Response, post
 
+from api.asgi.off_loop import off_loop
+from api.background.stored_chats import kept_messages
+from api.generation.caller import Caller
+from api.generation.session import Session
 from api.openapi.openapi import taking
-from api.routes.generation import Http, generate
+from api.routes.generation import Asked, Http, generate, process_of, serve
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.infill import InfillRequest, parse_infill
+from control.records.responses import StoredResponse
 
 
 @post("/v1/chat/completions", status_code=200, operation_class=taking(ChatRequest, open_ended=True))
 async def create_chat_completion(request: Http) -> Response[Any]:
-    """Answer a conversation, as one body or as server-sent events."""
-    return await generate(request, parse_chat)
+    """Answer a conversation, as one body or as server-sent events; with `store`, to be read again later."""
+    process = process_of(request)
+
+    async def read(body: bytes, caller: Caller) -> Asked:
+        asked = await off_loop(len(body), parse_chat, body, caller.warnings)
+        if not asked.store:
+            return Asked(body=asked)
+        if not process.archive.ttl_ms:
+            caller.warnings.add("The completion is not stored: this server stores none.", "store")
+            return Asked(body=msgspec.structs.replace(asked, store=False))
+        messages = await off_loop(len(body), kept_messages, caller.rid, asked.messages)
+        process.archive.check_size(messages, asked.told_when_stored(caller.rid) | {"metadata": asked.metadata})
+
+        async def accepted(session: Session) -> None:
+            stored = StoredResponse(
+                rid=session.rid,
+                owner=caller.identity.owner,
+                tenant=caller.identity.tenant,
+                model=session.feeds.model,
+                view=session.renderer.view.encode(),
+                input=messages,
+                kind="chat",
+                named=session.renderer.view.model,
+                metadata=msgspec.json.encode(asked.metadata or {}).decode(),
+            )
+            await process.archive.accept(stored, caller.request_log.received_ms)
+
+        return Asked(body=asked, accepted=accepted)
+
+    return await serve(request, read)
 
 
 @post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest, open_ended=True))

@@ -22,7 +22,8 @@ from api.generation.caller import Caller
 from api.generation.preparation import Body
 from api.generation.session import Session
 from api.generation.stream import sse_response
-from api.models.models import ServedModel
+from api.images.loading import Known
+from api.models.served import ServedModel
 from api.observability.request_log import RequestLog
 from api.process import Process
 from api.schemas.client_warnings import Warnings
@@ -93,6 +94,7 @@ def caller_of(request: Http) -> Caller:
     return Caller(
         request_log=request_log,
         identity=identity,
+        images=Known(identity.tenant),
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,

@@ -1,16 +1,22 @@
-"""/health and /ping (this process), /ready (the farm behind it), /metrics, and /version and /load."""
+"""/health and /ping (this process), /health/stream (the way to it), /ready (the farm), /metrics, /version and /load."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 from litestar import Response, get
+from litestar.openapi import ResponseSpec
+from litestar.response import Stream
 
+from api.generation.stream import STREAM_HEADERS
 from api.process import Process
 from api.routes.generation import Http, process_of
 from api.schemas.state import Load, Version
+from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
+from control.process import VERSION
 
 
 @get(["/health", "/ping"])
@@ -19,10 +25,27 @@ async def health(request: Http) -> dict[str, str]:
     return {"status": "draining" if process_of(request).draining else "ok"}
 
 
+PROBE_EVENTS, PROBE_PAUSE_S = 5, 0.2
+
+
+@get("/health/stream", responses={200: ResponseSpec(str, media_type="text/event-stream", generate_examples=False)})
+async def stream_probe() -> Stream:
+    """Five server-sent events within a second, as an answer is streamed; no model works for it. Where they come all at
+    once, something between client and server holds streams back."""
+    return Stream(_probe_events(), headers=STREAM_HEADERS)
+
+
+async def _probe_events() -> AsyncIterator[bytes]:
+    for number in range(1, PROBE_EVENTS + 1):
+        yield b'event: probe\ndata: {"number":%d,"of":%d,"at_ms":%d}\n\n' % (number, PROBE_EVENTS, now_ms())
+        if number < PROBE_EVENTS:
+            await asyncio.sleep(PROBE_PAUSE_S)
+
+
 @get("/version")
 async def version() -> Version:
     """The version of this server."""
-    return Version(version=importlib.metadata.version("furrow"))
+    return Version(version=VERSION)
 
 
 @get("/load")

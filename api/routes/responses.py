@@ -17,7 +17,7 @@ from api.generation.caller import Caller
 from api.generation.context.prompts import count_tokens
 from api.generation.context.truncation import fitted
 from api.generation.session import Session
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (

@@ -11,7 +11,8 @@ from litestar.params import FromQuery
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
 from api.generation.context.prompts import prompts_of
-from api.models.models import ServedModel
+from api.images.loading import Known
+from api.models.served import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
 from api.schemas.decoding import decode_request
@@ -27,7 +28,7 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
     async with text_of(request) as body:
         asked = await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings)
         served = await model_for(request, asked.model)
-        tokens = await _tokens_of(asked, served, len(body))
+        tokens = await _tokens_of(asked, served, len(body), caller.images)
         names = served.vocabulary.tokenizer.id_to_token
         answer = TokenizeAnswer(
             count=len(tokens),
@@ -40,10 +41,10 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
         return response
 
 
-async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int) -> list[int]:
+async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int, known: Known) -> list[int]:
     if asked.prompt == "":  # no prompt for a completion, but a text with a length
         return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
-    [tokens] = await prompts_of(generating(asked), served, size, {})
+    [tokens] = await prompts_of(generating(asked), served, size, known)
     return tokens
 
 
@@ -72,7 +73,8 @@ async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
 
 @get("/tokenizer_info")
 async def tokenizer_info(request: Http, model: FromQuery[str | None] = None) -> dict[str, Any]:
-    """The tokenizer's configuration as the model's author wrote it, and the chat template in use."""
+    """The tokenizer's configuration and the generation defaults as the model's author wrote them, and the chat template
+    in use."""
     authenticate(request)
     served = await model_for(request, model)
     config = served.assets.tokenizer_config
@@ -81,6 +83,7 @@ async def tokenizer_info(request: Http, model: FromQuery[str | None] = None) -> 
         **config,
         **special_tokens(config),
         "chat_template": served.assets.chat_template,
+        "generation_config": served.assets.generation_config,
         "max_model_len": served.assets.context_length,
         "vocab_size": served.assets.vocab_size,
     }

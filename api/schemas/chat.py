@@ -18,13 +18,30 @@ from control.errors import RequestError
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
+_TOLD_BACK = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "response_format")
+
+
 class ThinkingSwitch(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "auto", "adaptive"]
+
+
+class PredictedPart(msgspec.Struct, kw_only=True):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """Content that the answer may repeat, such as a file that is to be edited."""
+
+    type: Literal["content"]
+    content: str | list[PredictedPart]
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     messages: list[Message]
     max_completion_tokens: int | None = None
+    prediction: Prediction | None = None
+    store: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -75,6 +92,23 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
         """The assistant's message that the answer follows, where `echo` asks for it."""
         last = self.messages[-1]
         return text_of(last, "") if self.echo and last.role == "assistant" else ""
+
+    def told_when_stored(self, rid: str) -> dict[str, Any]:
+        """The fields of the request that a stored completion shows."""
+        shown: dict[str, Any] = msgspec.to_builtins(
+            {
+                **{name: getattr(self, name) for name in _TOLD_BACK},
+                "tools": self.tools or None,
+                "tool_choice": self.tool_choice,
+            }
+        )
+        return {**shown, "request_id": rid, "input_user": self.user}
+
+    @property
+    def predicted(self) -> str:
+        """The text of the prediction; empty where there is none."""
+        content = self.prediction.content if self.prediction is not None else ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
     @property
     def logprobs_count(self) -> int | None:

@@ -7,9 +7,10 @@ import msgspec
 from control.access import ApiKey
 from control.access.usage import Usage
 from control.messages import LOOKUP_TOKENS, GenerationRequest
+from control.operations.history import EpochEvent
 from control.placement.farm import HostCard
 from control.replicas.health import Overview
-from control.requests import OpenRequest
+from control.requests import DeadLetter, OpenRequest
 
 
 class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +123,7 @@ def key_card(key: ApiKey, now: float, last_used: int | None = None, secret: str 
 
 
 class Letter(msgspec.Struct, kw_only=True):
-    """A request that crashed its group when it ran alone; `params` only in the answer for one letter."""
+    """A request that crashed its group when it ran alone."""
 
     id: str
     model: str
@@ -135,7 +136,50 @@ class Letter(msgspec.Struct, kw_only=True):
     entries: int
     """Entries of its token log."""
     at_ms: int
-    params: GenerationRequest | None = None
+
+
+class LetterText(msgspec.Struct, kw_only=True):
+    """A dead letter with what reproduces its crash."""
+
+    letter: Letter
+    params: GenerationRequest
+    prompt: str | None
+    """Null where the model's tokenizer is not known any more."""
+
+
+class AnswerText(msgspec.Struct, kw_only=True):
+    """One choice of an answer, special tokens written out; `finish_reason` is null while it is written."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    cause: str | None
+
+
+class RequestText(msgspec.Struct, kw_only=True):
+    """The prompt and answers of a request. `prompt` is null once it is not kept any more: after the end, without
+    --keep-requests."""
+
+    id: str
+    model: str
+    prompt: str | None
+    answers: list[AnswerText]
+
+
+def letter_card(model: str, letter: DeadLetter) -> Letter:
+    """A dead letter without what its client sent."""
+    return Letter(
+        id=letter.rid,
+        model=model,
+        tenant=letter.tenant,
+        priority=letter.priority,
+        cause=letter.cause,
+        replica=letter.replica,
+        attempts=letter.attempts,
+        prompt_tokens=letter.prompt_tokens,
+        entries=letter.seq,
+        at_ms=letter.at_ms,
+    )
 
 
 class FarmCard(msgspec.Struct, kw_only=True):
@@ -173,6 +217,11 @@ class Requests(msgspec.Struct, kw_only=True):
 
 class Letters(msgspec.Struct, kw_only=True):
     data: list[Letter]
+    object: str = "list"
+
+
+class History(msgspec.Struct, kw_only=True):
+    data: list[EpochEvent]
     object: str = "list"
 
 

@@ -147,7 +147,14 @@ def check_ranges(request: GenerationFields) -> None:
 
 def _check_labels(request: GenerationFields) -> None:
     """OpenAI's bounds on labels."""
-    metadata = request.metadata or {}
+    check_labels(request.metadata or {})
+    for name in ("user", "cache_salt"):
+        if len(getattr(request, name) or "") > MAX_LABEL:
+            raise RequestError(f"'{name}' takes at most {MAX_LABEL} characters.", param=name)
+
+
+def check_labels(metadata: dict[str, str]) -> None:
+    """Raise RequestError for metadata beyond OpenAI's bounds."""
     long = any(len(key) > MAX_PAIR_NAME or len(value) > MAX_LABEL for key, value in metadata.items())
     if len(metadata) > MAX_PAIRS or long:
         raise RequestError(
@@ -155,9 +162,6 @@ def _check_labels(request: GenerationFields) -> None:
             f"{MAX_LABEL} characters.",
             param="metadata",
         )
-    for name in ("user", "cache_salt"):
-        if len(getattr(request, name) or "") > MAX_LABEL:
-            raise RequestError(f"'{name}' takes at most {MAX_LABEL} characters.", param=name)
 
 
 def _check_shown(request: GenerationFields) -> None:

@@ -107,6 +107,26 @@ class Deleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
+class ChatList(msgspec.Struct, kw_only=True):
+    """A page of stored chat completions, each as POST /v1/chat/completions answered it, with fields of its request."""
+
+    object: str = "list"
+    data: list[msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ChatMessages(msgspec.Struct, kw_only=True):
+    """A page of the messages of a stored chat completion's request."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class Version(msgspec.Struct, kw_only=True):
     version: str
 

@@ -49,9 +49,8 @@ _LIMITS = ("max_tokens", "max_output_tokens")
 
 TABLE: dict[str, Row] = {
     # OpenAI's, OpenRouter's and others' names of what only their service has.
-    **dict.fromkeys(
-        ("client_metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), Hint()
-    ),
+    "prediction": Hint(),  # of chat completions: elsewhere nothing is predicted
+    **dict.fromkeys(("client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), Hint()),
     **dict.fromkeys(("provider", "safety_identifier", "service_tier", "transforms", "usage", "verbosity"), Hint()),
     # vLLM's and SGLang's names of one request, and of its way through their server.
     **dict.fromkeys(("custom_labels", "extra_key", "kv_transfer_params", "request_id", "rid", "session_id"), Hint()),
@@ -78,7 +77,9 @@ TABLE: dict[str, Row] = {
     "ebnf": Mapped(("guided_grammar",)),
     "no_stop_trim": Mapped(("include_stop_str_in_output",)),
     # Ignored, and the client should know.
-    "store": Warned("'store' has no effect: only /v1/responses stores its answers.", (False,)),
+    "store": Warned(
+        "'store' has no effect here: /v1/responses and /v1/chat/completions store their answers.", (False,)
+    ),
     "samplers": Warned("'samplers' has no effect: the order of the samplers is fixed.", _EMPTY),  # of llama.vim
     # llama.cpp's and others' samplers.
     "mirostat": Refused(_OFF),

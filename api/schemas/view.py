@@ -47,6 +47,8 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     """True if the ids of prompt and answer are shown beside the text."""
     prompt_ids: list[list[int]] = []
     """The prompt's ids by member, where they are shown; only in the first member's view."""
+    predicted: int = 0
+    """Tokens of the request's prediction."""
     reading: Reading | None = None
     """The parts of the answer besides text; None for a plain completion."""
     user: str | None = None

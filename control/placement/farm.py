@@ -13,6 +13,7 @@ from control import constants, keys
 from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
+from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
@@ -21,12 +22,12 @@ _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
 
 def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> list[Call[int]]:
-    """The calls of an agent's heartbeat: its devices, the free memory, and the state of its standby."""
+    """The calls of an agent's heartbeat: its version, its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
-    words = ("devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes, "standby", standby)
+    words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
-        write("HSET", key, *words, parse=int),
+        write("HSET", key, *words, "standby", standby, parse=int),
         read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
     ]
 
@@ -72,6 +73,8 @@ class HostCard(msgspec.Struct, kw_only=True):
     id: str
     alive: bool
     drained: bool
+    version: str | None
+    """Of its agent; None while that is away, and of one that does not tell it."""
     devices: list[str]
     replicas: list[str]
 
@@ -79,16 +82,18 @@ class HostCard(msgspec.Struct, kw_only=True):
 def host_cards(client: SyncRedis) -> list[HostCard]:
     """Every known host with its assignments."""
     living = {host.id: host for host in living_hosts(client)}
-    drained = drained_hosts(client)
+    drained, given = drained_hosts(client), all_assignments(client)
+    versions = run_every(client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in given])
     return [
         HostCard(
             id=name,
             alive=name in living,
             drained=name in drained,
+            version=version,
             devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assignments(client, name)),
+            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assigned),
         )
-        for name in known_hosts(client)
+        for (name, assigned), version in zip(given.items(), versions, strict=True)
     ]
 
 
@@ -98,12 +103,12 @@ def drained_hosts(client: SyncRedis) -> set[str]:
 
 
 def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
-    """The calls with which an API process says that it lives."""
+    """The calls of an API process's heartbeat: its version, address and start."""
     key = keys.api(api_id)
     return [
         write("SADD", keys.APIS, api_id, parse=int),
         # Of one key and in this order, so that the heartbeat never stays without its end.
-        write("HSET", key, "url", url, "started", started, parse=int),
+        write("HSET", key, "url", url, "version", VERSION, "started", started, parse=int),
         read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
     ]
 
@@ -113,6 +118,14 @@ def living_apis(client: SyncRedis) -> list[str]:
     known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
     beats = run_every(client, [read("EXISTS", keys.api(name), parse=bool) for name in known])
     return [name for name, beat in zip(known, beats, strict=True) if beat]
+
+
+def api_versions(client: SyncRedis) -> dict[str, str]:
+    """The version of each API process that beats now, by its id; empty for one that does not tell it."""
+    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
+    calls = [read("HMGET", keys.api(name), "started", "version", parse=list) for name in known]
+    told = dict(zip(known, run_every(client, calls), strict=True))
+    return {name: version or "" for name, (started, version) in told.items() if started is not None}
 
 
 def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:

@@ -1,4 +1,4 @@
-"""Stored responses: what /v1/responses keeps beyond the request itself, so that it can be read and built upon later.
+"""Stored responses and chat completions: what is kept beyond the request itself, to be read and built upon later.
 
 A record is written when its request is accepted, and completed by the process that sees its end first. Until then it
 stands in the set of open responses, which every API process looks through in turn: a response is completed though its
@@ -11,7 +11,7 @@ and in number. The least lately used records of the same owner make room for a n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,9 +20,11 @@ from control.keys import ResponseKeys
 from control.redis.connection import Call, read
 
 Item = dict[str, Any]
+Kind = Literal["response", "chat"]
 
 KEYLESS = "~keyless"
 """The owner of what is stored for callers without a key; a tenant's name can't begin so."""
+_FIELDS = ("tenant", "model", "view", "previous", "input", "response", "kind", "metadata", "named")
 PAGE = 64
 """Ids that one call takes or returns at most."""
 
@@ -31,7 +33,8 @@ _items = msgspec.json.Decoder(list[Item]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """`previous`: the rid of the response that it continues, or "". `response` is None until it has ended."""
+    """`previous`: the rid of the response that it continues, or "". `response` is None until it has ended. `metadata`
+    is JSON, of a chat completion only: it may change."""
 
     rid: str
     owner: str
@@ -42,6 +45,10 @@ class StoredResponse:
     previous: str = ""
     input: list[Item]
     response: bytes | None = None
+    kind: Kind = "response"
+    metadata: str = ""
+    named: str = ""
+    """Of a chat completion: the model's name as the client sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +86,16 @@ def keep_response(stored: StoredResponse, ttl_ms: int, quota: Quota) -> Call[boo
         "view": stored.view,
         "previous": stored.previous,
         "input": msgspec.json.encode(stored.input).decode(),
-    }
+    } | ({"kind": "chat", "metadata": stored.metadata, "named": stored.named} if stored.kind == "chat" else {})
     words = [word for pair in fields.items() for word in pair]
     return _owned("keep_response", stored.owner, stored.rid, ttl_ms, quota.bytes, quota.number, *words, parse=bool)
 
 
-def watch_response(rid: str, owner: str) -> list[Call[None]]:
-    """Have an open response, and what its owner stores, looked after from now on."""
+def watch_response(rid: str, owner: str, kind: Kind = "response") -> list[Call[None]]:
+    """Have an open response or chat, and what its owner stores, looked after from now on."""
+    opened = keys.OPEN_CHATS if kind == "chat" else keys.OPEN_RESPONSES
     return [
-        Call("watch_response", (keys.OPEN_RESPONSES,), (_member(rid, owner),), _nothing),
+        Call("watch_response", (opened,), (_member(rid, owner),), _nothing),
         Call("watch_response", (keys.RESPONSE_OWNERS,), (owner,), _nothing),
     ]
 
@@ -101,21 +109,21 @@ def end_response(rid: str, owner: str, response: bytes, ttl_ms: int, quota: Quot
     return _owned("end_response", owner, rid, ttl_ms, quota.bytes, quota.number, response, parse=parse)
 
 
-def close_response(rid: str, owner: str) -> Call[None]:
-    """An open response needs no looking after any more."""
-    return read("ZREM", keys.OPEN_RESPONSES, _member(rid, owner), parse=_nothing)
+def close_response(rid: str, owner: str) -> list[Call[None]]:
+    """An open response or chat needs no looking after any more."""
+    return [read("ZREM", key, _member(rid, owner), parse=_nothing) for key in (keys.OPEN_RESPONSES, keys.OPEN_CHATS)]
 
 
 def drop_response(rid: str, owner: str) -> list[Call[Any]]:
     """Forget it."""
-    return [_owned("drop_response", owner, rid, parse=_nothing), close_response(rid, owner)]
+    return [_owned("drop_response", owner, rid, parse=_nothing), *close_response(rid, owner)]
 
 
-def read_response(rid: str, owner: str) -> Call[StoredResponse | None]:
-    """The record, or None where there is none (any more)."""
+def read_response(rid: str, owner: str, *, with_input: bool = True) -> Call[StoredResponse | None]:
+    """The record, without its input if so wanted, or None where there is none (any more)."""
 
     def parse(reply: list[str | None]) -> StoredResponse | None:
-        tenant, model, view, previous, items, response = reply
+        tenant, model, view, previous, items, response, kind, metadata, named = reply
         if tenant is None or model is None or view is None:
             return None
         return StoredResponse(
@@ -127,10 +135,13 @@ def read_response(rid: str, owner: str) -> Call[StoredResponse | None]:
             previous=previous or "",
             input=_items(items or "[]"),
             response=response.encode() if response else None,
+            kind="chat" if kind == "chat" else "response",
+            metadata=metadata or "",
+            named=named or "",
         )
 
-    record = ResponseKeys(owner).record(rid)
-    return read("HMGET", record, "tenant", "model", "view", "previous", "input", "response", parse=parse)
+    fields = [name if with_input or name != "input" else "" for name in _FIELDS]
+    return read("HMGET", ResponseKeys(owner).record(rid), *fields, parse=parse)
 
 
 def use_responses(rids: list[str], owner: str, ttl_ms: int) -> list[Call[None]]:
@@ -177,12 +188,12 @@ def due_owners() -> Call[list[str]]:
 
 def due_responses(most: int = PAGE) -> Call[list[tuple[str, str]]]:
     """Open responses that were not looked after for a while, as (rid, owner); the caller does it now."""
+    return Call("due_responses", (keys.OPEN_RESPONSES,), (most,), _members)
 
-    def parse(reply: list[str]) -> list[tuple[str, str]]:
-        found = (member.partition(" ") for member in reply)
-        return [(rid, owner) for rid, _, owner in found]
 
-    return Call("due_responses", (keys.OPEN_RESPONSES,), (most,), parse)
+def due_chats(most: int = PAGE) -> Call[list[tuple[str, str]]]:
+    """As `due_responses`, of chats. They have a set of their own: a process of an older version can't complete them."""
+    return Call("due_responses", (keys.OPEN_CHATS,), (most,), _members)
 
 
 def _owned(script: str, owner: str, *words: Any, parse: Any) -> Call[Any]:
@@ -193,6 +204,11 @@ def _owned(script: str, owner: str, *words: Any, parse: Any) -> Call[Any]:
 
 def _member(rid: str, owner: str) -> str:
     return f"{rid} {owner}"
+
+
+def _members(reply: list[str]) -> list[tuple[str, str]]:
+    found = (member.partition(" ") for member in reply)
+    return [(rid, owner) for rid, _, owner in found]
 
 
 def _nothing(_: Any) -> None:

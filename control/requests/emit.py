@@ -54,10 +54,10 @@ class EmitResult:
 def encode_entry(entry: LogEntry) -> str:
     """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
     rest = entry.finish, entry.cause, entry.logprobs, entry.cached, entry.prompt, entry.vector, entry.fingerprint
-    if rest == (None,) * 7 and entry.token is not None:
+    if rest == (None,) * 7 and entry.predicted is None and entry.token is not None:
         return f"[{entry.seq},{entry.choice},{entry.token}]"
     text = encode(entry).decode()
-    for _ in rest:
+    for _ in (*rest, entry.predicted):
         text = text.removesuffix(",null]") + "]" if text.endswith(",null]") else text
     return text
 

@@ -19,7 +19,7 @@ _decode = msgspec.msgpack.Decoder(list[LogEntry]).decode
 def _short(entry: LogEntry) -> LogEntry | tuple[int, int, int | None]:
     """An entry without what most have not; decoded it is the same."""
     plain = entry.finish is entry.cause is entry.logprobs is entry.cached is entry.prompt is entry.vector is None
-    plain = plain and entry.fingerprint is None
+    plain = plain and entry.fingerprint is entry.predicted is None
     return (entry.seq, entry.choice, entry.token) if plain else entry
 
 

@@ -4,7 +4,7 @@
 local function adopt(base, held, from, to, token, weights, now)
   local rid, class, id, tenant, place = unpack(held)
   local req = base .. 'req:' .. rid
-  local f = redis.call('HMGET', req, 'state', 'owner', 'cancel', 'deadline', 'entry')
+  local f = redis.call('HMGET', req, 'state', 'owner', 'cancel', 'deadline', 'entry', 'epochs')
   if f[1] ~= 'running' or f[5] ~= id then
     redis.call('ZREM', running_on(base, from), place)
     if f[5] ~= id then -- its hash has outlived its deadline and retention
@@ -39,7 +39,7 @@ local function adopt(base, held, from, to, token, weights, now)
   end
   -- Adopting twice in one epoch (a lost reply) is one attempt.
   if f[2] ~= token then
-    redis.call('HSET', req, 'owner', token, 'replica', to)
+    redis.call('HSET', req, 'owner', token, 'replica', to, 'epochs', with_epoch(f[6], to, token, now))
     redis.call('HINCRBY', req, 'attempts', 1)
   end
   return true

@@ -44,3 +44,15 @@ local function last_bell(bell)
   local rung = redis.call('XREVRANGE', bell, '+', '-', 'COUNT', 1)
   return rung[1] and rung[1][1] or '0'
 end
+
+-- The field `epochs` of a request with one more: `replica:epoch:ms` of each hand-over, the oldest first. Only the newest
+-- are kept, in MOST_EPOCHS bytes.
+local MOST_EPOCHS = 1024
+
+local function with_epoch(was, replica, token, now)
+  local text = (was or '') .. (was and ' ' or '') .. replica .. ':' .. string.match(token, '%d+$') .. ':' .. whole(now)
+  while #text > MOST_EPOCHS do
+    text = string.match(text, '^%S+ (.*)$') or ''
+  end
+  return text
+end

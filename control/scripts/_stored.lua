@@ -1,18 +1,19 @@
 -- The stored responses of one owner. `index`: zset rid -> ms at which it lapses, so the least lately used comes first;
 -- `sizes`: hash rid -> bytes, and under `total` their sum; `records`: the beginning of each record's key.
--- forget(rid): drop one. charge(rid, bytes, life, now): count it, and let it live on from now.
+-- forget(rid): drop one, from the list of chats too. charge(rid, bytes, life, now): count it, and let it live on from now.
 -- make_room(bytes, number, now): drop what has lapsed and then the oldest, BATCH at most, until the rest is within both
 -- bounds; false where more must go. counted(): total bytes and number.
 local BATCH = 64
 
 local function stored(index, sizes, records)
-  local here = {}
+  local here, chats = {}, string.gsub(records, 'record:$', 'chats')
 
   function here.counted()
     return tonumber(redis.call('HGET', sizes, 'total') or 0), redis.call('ZCARD', index)
   end
 
   function here.forget(rid)
+    redis.call('ZREM', chats, rid)
     redis.call('UNLINK', records .. rid)
     redis.call('ZREM', index, rid)
     local size = tonumber(redis.call('HGET', sizes, rid))

@@ -66,7 +66,7 @@ end
 local function take_head(class, tenant, entry)
   local queue, id, rid = base .. 'queue:' .. class .. ':' .. tenant, entry[1], entry[2][2]
   local tokens, n, req = tonumber(entry[2][4]), tonumber(entry[2][6] or '1'), base .. 'req:' .. rid
-  local f = redis.call('HMGET', req, 'state', 'deadline')
+  local f = redis.call('HMGET', req, 'state', 'deadline', 'epochs')
   if f[1] == 'queued' and now < tonumber(f[2]) and not fits(tokens) then
     return false
   end
@@ -89,7 +89,8 @@ local function take_head(class, tenant, entry)
   elseif now >= tonumber(f[2]) then
     end_request(base, rid, 'expired', 'expired', 'deadline passed', now)
   else
-    redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now))
+    redis.call('HSET', req, 'state', 'running', 'owner', token, 'replica', replica, 't_claimed', whole(now),
+      'epochs', with_epoch(f[3], replica, token, now))
     note_weights(base, rid, weights)
     redis.call('HINCRBY', req, 'attempts', 1)
     count_out(base, rid, class, tenant, tokens, n)

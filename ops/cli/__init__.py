@@ -11,11 +11,15 @@ from control.errors import FurrowError
 from ops.common.groups import LazyGroup
 
 VERBS = {
+    "run": ("ops.cli.run.command", "Talk to a model: of an API, of a farm, or of a private farm that ends with it."),
     "serve": ("ops.cli.serve", "Serve one model on this machine: server, agent, ranks and API together."),
     "worker": ("ops.cli.parts", "Run this host's agent, which runs the ranks that the farm assigns to the host."),
     "api": ("ops.cli.parts", "Run one HTTP API process."),
     "models": ("ops.cli.models", "Load, pause, unload and list the models of the farm."),
+    "doctor": ("ops.cli.doctor.doctor", "Check Redis, hosts, models and the API, with a remedy for each finding."),
     "top": ("ops.cli.state.top", "Show models, replicas and ranks with their rates, once a second."),
+    "ps": ("ops.cli.state.ps", "List what runs: replicas with memory, requests and time since they serve."),
+    "show": ("ops.cli.state.model", "Show a model: its architecture, files and settings."),
     "hosts": ("ops.cli.state.hosts", "List the hosts of the farm."),
     "history": ("ops.cli.state.history", "List the epochs and faults of a model's replicas."),
     "requests": ("ops.cli.requests.running", "List, show and cancel requests of all tenants."),
@@ -42,5 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=list(arguments) if arguments is not None else None, prog_name="furrow", standalone_mode=True)
     except FurrowError as error:
-        click.echo(f"furrow: {error}", err=True)
+        from ops.cli.tables import fit
+
+        click.echo(fit(f"furrow: {error}", sys.stderr), err=True)
         sys.exit(1)

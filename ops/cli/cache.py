@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import click
-import msgspec
 
 from control.cache import files
 from control.cache.files import KINDS, Entry
-from ops.cli.tables import echo_table
+from ops.cli.tables import echo_json, echo_table, json_option
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -26,7 +25,7 @@ def cache() -> None:
 
 
 @cache.command(name="list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@json_option
 def list_entries(as_json: bool) -> None:
     """List the files of the cache with size and last use, the newest first."""
     found = _all()
@@ -35,7 +34,7 @@ def list_entries(as_json: bool) -> None:
             {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
             for one in found
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(described), indent=2).decode())
+        echo_json(described)
         return
     if not found:
         click.echo(f"The cache {files.folder('weights').parent} is empty.")

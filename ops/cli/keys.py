@@ -11,13 +11,14 @@ from typing import Any
 import click
 import msgspec
 
+from api.schemas.farm import key_card
 from control import access
 from control.access import ApiKey
 from control.access.usage import usage as read_usage
 from control.errors import SettingsError
 from control.keys import CLASSES
 from control.operations.options import connect_to_farm, redis_option
-from ops.cli.tables import echo_table
+from ops.cli.tables import echo_json, echo_table, json_option
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 
@@ -64,20 +65,23 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
 
 @keys.command(name="list")
 @click.option("--all", "everything", is_flag=True, help="Show revoked and expired keys too.")
+@json_option
 @redis_option
-def list_all(redis_url: str | None, everything: bool) -> None:
+def list_all(redis_url: str | None, as_json: bool, everything: bool) -> None:
     """List the API keys: state, limits, last use."""
     now = time.time()
+    found = access.list_keys(connect_to_farm(redis_url))
+    shown = [(key, used) for key, used in found if everything or key.state(now) == "active"]
+    if as_json:
+        echo_json([key_card(key, now, used) for key, used in shown])
+        return
     rows: list[tuple[str, ...]] = [
         ("ID", "NAME", "TENANT", "STATE", "ADMIN", "RPM", "TPM", "AT ONCE", "CAP", "MODELS", "CREATED", "USED")
     ]
-    for key, used in access.list_keys(connect_to_farm(redis_url)):
-        state = key.state(now)
-        if everything or state == "active":
-            limits = [str(limit or "-") for limit in (key.rpm, key.tpm, key.max_concurrent)]
-            about = (key.id, key.name, key.tenant, state, "yes" if key.admin else "-", *limits)
-            times = (day(key.created), day(used))
-            rows.append((*about, key.priority_cap, ",".join(key.models) or "all", *times))
+    for key, used in shown:
+        limits = [str(limit or "-") for limit in (key.rpm, key.tpm, key.max_concurrent)]
+        about = (key.id, key.name, key.tenant, key.state(now), "yes" if key.admin else "-", *limits)
+        rows.append((*about, key.priority_cap, ",".join(key.models) or "all", day(key.created), day(used)))
     if len(rows) == 1:
         click.echo("No API keys. Make one with `furrow keys create`.")
         return
@@ -86,11 +90,16 @@ def list_all(redis_url: str | None, everything: bool) -> None:
 
 @keys.command()
 @click.argument("key")
+@json_option
 @redis_option
-def show(redis_url: str | None, key: str) -> None:
-    """Show the record of KEY (an id or a name), as JSON."""
+def show(redis_url: str | None, as_json: bool, key: str) -> None:
+    """Show the record of KEY (an id or a name)."""
     found = access.find(connect_to_farm(redis_url), key)
-    click.echo(msgspec.json.format(msgspec.json.encode(described(found)), indent=2))
+    if as_json:
+        echo_json(key_card(found, time.time()))
+        return
+    for name, value in described(found).items():
+        click.echo(f"{name:<15} {', '.join(value) if isinstance(value, list) else value}".rstrip())
 
 
 @keys.command()
@@ -121,14 +130,18 @@ def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> 
 @keys.command()
 @click.argument("key", required=False)
 @click.option("--days", type=click.IntRange(1, 400), default=30, show_default=True, help="Number of days, with today.")
+@json_option
 @redis_option
-def usage(redis_url: str | None, key: str | None, days: int) -> None:
+def usage(redis_url: str | None, as_json: bool, key: str | None, days: int) -> None:
     """Show the usage of KEY, or of all keys.
 
     KEY is an id or a name. A row is the usage of a day (UTC) and model.
     """
     client = connect_to_farm(redis_url)
     found = read_usage(client, days, access.find(client, key).id if key is not None else None)
+    if as_json:
+        echo_json(found)
+        return
     if not found:
         click.echo("Nothing was used.")
         return

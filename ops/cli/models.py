@@ -16,7 +16,8 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
 from ops.cli.options import model_options
-from ops.cli.tables import echo_table
+from ops.cli.progress import Waiting, stage_of
+from ops.cli.tables import echo_json, echo_table, json_option
 from ops.demo import MODEL_DIR
 
 TICK_S = 0.1
@@ -100,20 +101,22 @@ def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
 def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
     """Print the progress until all is as desired. Raises ModelUnavailable if the new revision can't be served."""
     last = ""
-    while True:
-        overview = health.overview(client, name)
-        line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
-        leaving = len(overview.replicas) - overview.wanted
-        line += f", {leaving} to go" if leaving > 0 else ""
-        if line != last:
-            click.echo(line)
-            last = line
-        if overview.is_rolled_out:
-            return
-        for replica in overview.replicas:
-            if replica.state == "failed" and replica.revision == overview.revision:
-                raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
-        time.sleep(TICK_S)
+    with Waiting() as waiting:
+        while True:
+            overview = health.overview(client, name)
+            line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
+            leaving = len(overview.replicas) - overview.wanted
+            line += f", {leaving} to go" if leaving > 0 else ""
+            if line != last:
+                waiting.print(line)
+                last = line
+            if overview.is_rolled_out:
+                return
+            for replica in overview.replicas:
+                if replica.state == "failed" and replica.revision == overview.revision:
+                    raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
+            waiting.show(stage_of(overview))
+            time.sleep(TICK_S)
 
 
 @models.command()
@@ -154,20 +157,37 @@ def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
 
 
 @models.command(name="list")
+@json_option
 @redis_option
-def list_models(redis_url: str | None) -> None:
+def list_models(as_json: bool, redis_url: str | None) -> None:
     """List the replicas of every model.
 
-    A row has state, revision, weights, host, devices, epoch, last step and errors. A last line shows the progress of a
-    change. The memory of Redis is printed on standard error.
+    A row has state, kind (generate, embed or score), revision, weights, host, devices, epoch, last step and errors. A
+    last line shows the progress of a change. The memory of Redis is printed on standard error.
     """
     client = connect_to_farm(redis_url)
+    overviews = health.overviews(client)
+    if as_json:
+        echo_json(overviews)
+        return
     for server in server_memory(client):
         click.echo(str(server), err=True)
-    overviews = health.overviews(client)
     weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
     rows = [
-        ("MODEL", "REPLICA", "STATE", "REVISION", "WEIGHTS", "HOST", "DEVICES", "EPOCH", "STEP", "QUEUED", "DETAIL")
+        (
+            "MODEL",
+            "REPLICA",
+            "STATE",
+            "KIND",
+            "REVISION",
+            "WEIGHTS",
+            "HOST",
+            "DEVICES",
+            "EPOCH",
+            "STEP",
+            "QUEUED",
+            "DETAIL",
+        )
     ]
     for overview in overviews:
         for replica in overview.replicas:
@@ -176,6 +196,7 @@ def list_models(redis_url: str | None) -> None:
                     overview.model,
                     replica.replica,
                     replica.state,
+                    overview.kind or "-",
                     str(replica.revision),
                     weights.get(overview.model, "-"),
                     replica.host or "-",

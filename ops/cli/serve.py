@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -33,16 +31,17 @@ from control.replicas import health
 from control.requests.upkeep.abandon import abandon
 from control.settings import redis_reference
 from ops.cli.options import demo_environment, model_options
+from ops.cli.progress import Stage, Waiting, stage_of
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
 from ops.local.ready import is_ready
+from ops.local.state import state_folder
 from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 TICK_S = 0.1
 SERVING_TICK_S = 0.25
 """While the model is served, when each look takes processor time from it."""
-_PERCENT = re.compile(r"(\d+) %")
 GRACE_S = 5.0
 """Seconds for open streams when the parent stops. A cut stream can be resumed after the next start."""
 
@@ -103,7 +102,8 @@ def serve(
         wait_until_served(client, specs, (host, port), supervisor, stopping)
         if not stopping:
             names = " and ".join(spec.name for spec in specs)
-            click.echo(f"{names} {'is' if len(specs) == 1 else 'are'} served at http://{host}:{port}/v1 (Ctrl-C stops)")
+            verb, url = "is" if len(specs) == 1 else "are", f"http://{host}:{port}"
+            click.echo(f"{names} {verb} served at {url}/v1, the console at {url}/console/ (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
             time.sleep(SERVING_TICK_S)
@@ -167,36 +167,11 @@ def say(line: str) -> None:
     click.echo(f"furrow: {line}", err=True)
 
 
-class News:
-    """Prints changes. On a terminal percentages count up in place; a log gets a line for every quarter."""
-
-    def __init__(self) -> None:
-        self._last = ""
-
-    def tell(self, line: str) -> None:
-        before, self._last = self._last, line
-        if line == before:
-            return
-        counts = _PERCENT.sub("", line) == _PERCENT.sub("", before) != line
-        if sys.stderr.isatty():
-            # Overwrite the line above if only its number changed.
-            click.echo("\033[A\033[2K" if counts else "", nl=False, err=True)
-        elif counts and _quarter(line) == _quarter(before):
-            return
-        say(line)
-
-
-def _quarter(line: str) -> int:
-    found = _PERCENT.search(line)
-    return int(found[1]) // 25 if found else -1
-
-
 def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     """The data folder of the private server: requests survive a restart on the same port."""
     if data is not None:
         return Path(data)
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = state / "furrow" / f"serve-{port}"
+    folder = state_folder() / f"serve-{port}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -233,14 +208,15 @@ def wait_until_served(
     stopping: Stopping,
 ) -> None:
     """Print the progress until every model is loaded and /ready is true. Raises ModelUnavailable if one failed."""
-    news = {spec.name: News() for spec in specs}
-    while not stopping:
-        supervisor.tend()
-        found = [health.overview(client, name) for name in news]
-        for one in found:
-            news[one.model].tell(f"{one.model}: {one.state}" + (f" ({one.detail})" if one.detail else ""))
-            if one.state == "failed":
-                raise ModelUnavailable(one.model, "failed", one.detail)
-        if all(one.state == "loaded" for one in found) and is_ready(address):
-            return
-        time.sleep(TICK_S)
+    with Waiting(logs=True) as waiting:
+        while not stopping:
+            supervisor.tend()
+            found = [health.overview(client, spec.name) for spec in specs]
+            for one in found:
+                if one.state == "failed":
+                    raise ModelUnavailable(one.model, "failed", one.detail)
+            missing = [one for one in found if one.state != "loaded"]
+            if not missing and is_ready(address):
+                return
+            waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))
+            time.sleep(TICK_S)

@@ -84,6 +84,7 @@ class Crowd(Scene):
             client.xadd(KEYS.settlements, {"key": "k"})
             client.xadd(KEYS.dead, {"rid": "x"})
         client.hset(OWNER.sizes, mapping={f"s{index + 1}": 600 for index in numbers} | {"total": 600 * self.size})
+        client.zadd(OWNER.chats, {f"s{index + 1}": index for index in numbers})
         client.zadd(OWNER.index, {f"s{index + 1}": 10**15 + index for index in numbers})
 
     def began_elsewhere(self) -> None:

@@ -17,7 +17,9 @@ def cancel(farm: Farm, rid: str) -> str:
 def test_a_queued_request_is_cancelled_at_once(farm: Farm) -> None:
     """It leaves the queue with a final entry for every choice, and no leader gets it."""
     farm.put("a", n=2)
-    assert cancel(farm, "a") == "cancelled"
+    with pytest.raises(RequestNotFound, match="No request 'b' in any model"):
+        requests.cancel_any(farm.client, [MODEL], "chatcmpl-b")
+    assert requests.cancel_any(farm.client, ["another", MODEL], "chatcmpl-a") == "cancelled"
     assert [(entry.seq, entry.choice, entry.finish) for entry in farm.look("a").entries] == [
         (1, 0, "cancelled"),
         (2, 1, "cancelled"),

@@ -242,6 +242,8 @@ ALLOWED = {
     ("stage_image", "HGETALL', KEYS[2])"): "the requests with images that have not ended: as many as queue and run",
     ("_stored", "ZRANGE', index, 0, BATCH - 1"): "a batch",
     ("_turns", "ZRANGE', turns, 0, 0"): "one",
+    ("chats_page", "ZREVRANGE', KEYS[1], ARGV[1], last"): "a page",
+    ("chats_page", "ZRANGE', KEYS[1], ARGV[1], last"): "a page",
     ("trim_responses", "ZRANGE', KEYS[1], 0, 0"): "one",
     ("reap", "ZRANGE', base .. 'followed:' .. ARGV[i], 0, looks - 1"): "HAND_OUT in all",
     ("claim", "ZRANGE', turns, skip, last"): "queues that the call has passed, and flows that the leader runs",

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from control.constants import RANK_BEAT_MS
 from control.errors import Fenced
-from control.messages import ModelAssets, ModelSpec
+from control.keys import ModelKeys
+from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.records import catalog
 from control.replicas import health
 from control.replicas.lease import Lease
@@ -100,8 +101,9 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     beat(farm, lease, 0, word(lease, phase="loading"))
     overview = health.overview(farm.client, MODEL)
     assert (overview.state, overview.detail) == ("loading", "rank 0 is loading")
-    beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), loaded_percent=43))
+    beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), read_bytes=430, weight_bytes=1000))
     assert health.overview(farm.client, MODEL).detail == "rank 0 is loading: 43 %"
+    assert overview.kind is None
     for rank in (0, 1):
         beat(farm, lease, rank, word(lease))
     assets = ModelAssets(
@@ -118,7 +120,13 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     farm.run(catalog.put_assets(MODEL, assets))
     farm.put("a")
     overview = health.overviews(farm.client)[0]
-    assert (overview.state, overview.queued) == ("loaded", 1)
+    assert (overview.state, overview.queued, overview.kind) == ("loaded", 1, "generate")
+    ranker = structs.replace(assets, pooling=PoolingAssets(kind="score", dimensions=1))
+    farm.run(catalog.put_assets(MODEL, ranker))
+    assert health.overview(farm.client, MODEL).kind == "score"
+    farm.client.hset(ModelKeys(MODEL).assets, "pooling", '{"kind": "of a later version"}')
+    later = health.overview(farm.client, MODEL)
+    assert later.kind is None and later.assets is not None and len(later.assets) == 4
     replica = overview.replicas[0]
     assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h", ["cpu", "cpu"], lease.epoch, 4)
     health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "desync", "differs")

@@ -11,6 +11,7 @@ from control import keys
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import ArgumentsRefused
 from control.keys import ResponseKeys
+from control.records.chats import list_chat
 from control.records.responses import (
     Quota,
     StoredResponse,
@@ -18,6 +19,7 @@ from control.records.responses import (
     ancestors,
     close_response,
     drop_response,
+    due_chats,
     due_owners,
     due_responses,
     end_response,
@@ -102,6 +104,33 @@ def test_what_was_deleted_stays_deleted(farm: Farm) -> None:
     assert kept(farm) == []
 
 
+def test_a_chat_leaves_the_list_with_its_record(farm: Farm) -> None:
+    """Deleted, trimmed or removed to make room: the bound on the list counts records that are there alone."""
+    for at in range(6):
+        rid = f"c{at}"
+        put(farm, rid, quota=Quota(1_000_000, 4), kind="chat")
+        for call in list_chat(rid, "o", at, 60_000, 4):
+            farm.run(call)
+    assert farm.client.zrange(KEYS.chats, 0, -1) == ["c2", "c3", "c4", "c5"]
+    for call in drop_response("c4", "o"):
+        farm.run(call)
+    assert farm.client.zrange(KEYS.chats, 0, -1) == ["c2", "c3", "c5"]
+    farm.run(trim_responses("o", Quota(1_000_000, 1)))
+    assert farm.client.zrange(KEYS.chats, 0, -1) == ["c5"]
+
+
+def test_open_chats_are_not_among_open_responses(farm: Farm) -> None:
+    """A process of a version that knows no chats is handed none."""
+    for call in watch_response("c1", "o", "chat"):
+        farm.run(call)
+    assert farm.client.zrange(keys.OPEN_CHATS, 0, -1) == ["c1 o"]
+    farm.client.zadd(keys.OPEN_CHATS, {"c1 o": 1})
+    assert (farm.run(due_responses()), farm.run(due_chats())) == ([], [("c1", "o")])
+    for call in close_response("c1", "o"):
+        farm.run(call)
+    assert not farm.client.exists(keys.OPEN_CHATS)
+
+
 def test_what_is_due_goes_to_one(farm: Farm) -> None:
     """A fresh response is not due. A due one is handed out once, and again only after the next wait."""
     keep(farm)
@@ -112,7 +141,8 @@ def test_what_is_due_goes_to_one(farm: Farm) -> None:
     assert farm.run(due_responses()) == []
     make_due(farm, "r1 o")
     keep(farm)  # a repeat does not put it off
-    farm.run(close_response("r3", "p"))
+    for call in close_response("r3", "p"):
+        farm.run(call)
     assert farm.run(due_responses()) == [("r1", "o")]
 
 

@@ -64,7 +64,9 @@ def test_requests_of_a_model_without_a_replica_end_with_the_cause(farm: Farm, ho
     for rid in ("running", "queued", "late"):
         [entry] = farm.look(rid).entries
         assert (
-            entry.finish == "unavailable" and WHY in (entry.cause or "") and "furrow models load" in (entry.cause or "")
+            entry.finish == "unavailable"
+            and WHY in (entry.cause or "")
+            and "furrow models reload" in (entry.cause or "")
         )
         assert farm.field(rid, "state") == "finished"
     assert farm.load("queued") == 0

@@ -113,6 +113,6 @@ def test_open_requests_are_the_oldest_of_all_queues(farm: Farm) -> None:
     for index in range(60):
         farm.put(f"r{index}", tenant=("often", "often", "seldom")[index % 3], priority=("high", "low")[index % 2])
     farm.claim(farm.lead(), requests_=5)
-    listed = {one.id for one in requests.open_requests(farm.client, MODEL, 45)}
+    listed = {one.id for one in requests.open_requests(farm.client, [MODEL], 45)}
     assert listed == {f"r{index}" for index in range(45)}
-    assert len(requests.open_requests(farm.client, MODEL, 100)) == 60
+    assert len(requests.open_requests(farm.client, [MODEL], 100)) == 60

@@ -14,8 +14,8 @@ from tests.farm import serving_farm
 from tests.gpu.conftest import DEVICE
 from tests.models import make
 from worker.selftest import choice, report
-from worker.selftest.shapes import DEFAULT
 from worker.verdicts import switches
+from worker.verdicts.shapes import DEFAULT
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -106,14 +106,14 @@ class Agent:
         if self.stopping:
             self.replicas.stop()
             self.replicas.tend({})
+            self._tend_standby()
         else:
             self._beat_and_plan()
             view = read_host(self._client, self._host.id, self._reconciler.worlds)
             self._reconciler.reconcile(view)
+            self._tend_standby()  # before the first ranks of a host, which are to be forked from it
             self.replicas.tend(view.looks)
         self.replicas.record()
-        if self._standby is not None:
-            self._tend_standby(self._standby)
 
     @property
     def tick_s(self) -> float:
@@ -151,8 +151,10 @@ class Agent:
         }
         return {"ok": silent_s < SILENT_S, "silent_s": round(silent_s, 1), "plans": self.plans, "replicas": ranks}
 
-    def _tend_standby(self, standby: Standby) -> None:
+    def _tend_standby(self) -> None:
         """Keep one while anything runs, and for a while after the start."""
+        if (standby := self._standby) is None:
+            return
         models, now = {replica.preparation for replica in self.replicas.alive}, time.monotonic()
         if models or self._reconciler.preparing:
             self._used = now

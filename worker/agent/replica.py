@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from control.messages import Assignment, encode
-from control.process import python_command
+from control.process import VERSION, python_command
 from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.native.compiled import was_compiled
 from worker.supervision.client import ChildProcess, SupervisorClient
-from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
@@ -105,7 +104,8 @@ class ReplicaProcesses:
     @property
     def preparation(self) -> Preparation:
         """The model that a standby prepares for a rank of this replica."""
-        return Preparation(self.folder, self.assignment.spec.dtype, self.assignment.devices[0])
+        assignment = self.assignment
+        return Preparation(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
 
     @property
     def draining(self) -> bool:

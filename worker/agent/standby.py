@@ -14,9 +14,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import structlog
 
-from control.process import python_command
+from control.process import VERSION, python_command
 from worker.supervision.client import ChildProcess, SupervisorClient
-from worker.supervision.version import VERSION
 from worker.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
@@ -37,13 +36,17 @@ class Preparation(NamedTuple):
     folder: str
     dtype: str
     device: str
+    leads: bool = True
+    """True if the leader is one of them: the standby then makes its vocabulary too."""
 
 
 class Prepare(msgspec.Struct):
-    """The line that asks a standby to prepare a model, in the `background` beside ranks that serve."""
+    """The line that asks a standby to prepare a model, in the `background` beside ranks that serve. It releases what it
+    made for models that are not `in_use`."""
 
     model: Preparation
     background: bool
+    in_use: list[Preparation]
 
 
 StandbyState = Literal["off", "starting", "ready"]
@@ -68,6 +71,7 @@ class Standby:
         self._redis_url, self._supervisor = redis_url, supervisor
         self._process: ChildProcess | None = None
         self._asked: set[Preparation] = set()
+        self._in_use: set[Preparation] = set()
         self._background = self._told = False
         self._due = self._await_by = 0.0
 
@@ -99,6 +103,7 @@ class Standby:
 
         Beside ranks that are `serving` it imports at low priority.
         """
+        self._in_use = set(models)
         if self._process is not None and self._process.poll() is not None:
             log.warning("standby died", pid=self._process.pid, action="standby_exit")
             self._due = time.monotonic() + RETRY_S
@@ -142,15 +147,16 @@ class Standby:
         command = python_command("worker", "standby", *(["background"] if background else []))
         # Its threads would be there before the first fork. Only numpy uses it, which no rank computes with.
         environment = rank_environment(self._redis_url) | {"OPENBLAS_NUM_THREADS": "1"}
-        self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         self._asked, self._told = set(), False
         self._wait(background)
+        self._process = self._supervisor.spawn(command, environment, TAG, AT_ONCE, channel=True)
         log.info("standby started", pid=self._process.pid, action="standby_start")
 
     def _prepare(self, model: Preparation, background: bool) -> None:
         assert self._process is not None
         try:
-            self._process.tell(msgspec.json.encode(Prepare(model, background)).decode())
+            in_use = sorted(self._in_use | {model})
+            self._process.tell(msgspec.json.encode(Prepare(model, background, in_use)).decode())
         except OSError:  # it died this very moment, which `tend` will find
             return
         self._asked.add(model)

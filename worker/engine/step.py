@@ -60,9 +60,8 @@ class Engine:
 
     @property
     def verifies_guesses(self) -> bool:
-        """True if a row may have guesses: its logits have the same bits as those of its tokens one by one, and cached
-        positions that were guessed wrong can be overwritten."""
-        return self.model.batch_invariant and not self.store.state_tokens
+        """True if a row may have guesses: its logits have the same bits as those of its tokens one by one."""
+        return self.model.batch_invariant
 
     # --- an epoch ----------------------------------------------------------------------------------------------------
 
@@ -217,7 +216,9 @@ class Engine:
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         found = Counter(sid for sid, _ in chosen)
-        if guessed := [row.known(max(0, found[row.sid] - 1)) for row in rows if row.guesses]:
+        right = {row.sid: max(0, found[row.sid] - 1) for row in rows if row.guesses}
+        if guessed := [row.known(right[row.sid]) for row in rows if row.guesses]:
+            self.model.accept(right)
             self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
 
     def error(self, kind: RankErrorKind, message: str) -> RankError:

@@ -19,13 +19,17 @@ DEFAULTS = {
 }
 """Those of transformers' classes, which these types share."""
 
+TILED = "linear_value_heads_tiled"
+"""Field of the configuration of a GGUF file, whose value heads are in another order: see `Recurrence`."""
+
 LARGEST = 2**20
 
 
 @dataclass(frozen=True)
 class Recurrence:
     """The heads of recurrent layers (gated delta rule) and the kinds of all layers. `taps`: inputs that the convolution
-    reads, the newest included."""
+    reads, the newest included. `tiled`: value head h belongs to key head h mod `key_heads`, as in GGUF files, so that
+    the value heads of a key head lie apart; else the value heads of each key head lie side by side."""
 
     kinds: tuple[str, ...]
     taps: int
@@ -33,16 +37,19 @@ class Recurrence:
     value_heads: int
     key_dim: int
     value_dim: int
+    tiled: bool = False
 
     @property
     def layers(self) -> int:
         return self.kinds.count(LINEAR)
 
     @property
-    def regions(self) -> tuple[int, int, int]:
-        """Widths of all queries, all keys and all values."""
+    def regions(self) -> tuple[int, ...]:
+        """Widths of all queries, all keys and all values; where those are tiled, of each tile of values, which has one
+        for each key head. The ranks share each region evenly."""
         keys = self.key_heads * self.key_dim
-        return keys, keys, self.value_heads * self.value_dim
+        tiles = self.value_heads // self.key_heads if self.tiled else 1
+        return keys, keys, *([self.value_heads * self.value_dim // tiles] * tiles)
 
 
 def recurrence_of(config: dict[str, Any]) -> Recurrence:
@@ -60,7 +67,8 @@ def recurrence_of(config: dict[str, Any]) -> Recurrence:
             f"{value_heads} value heads of recurrent layers can't share {key_heads} key heads evenly "
             "(linear_num_value_heads, linear_num_key_heads)."
         )
-    return Recurrence(_kinds(config, interval), taps, key_heads, value_heads, key_dim, value_dim)
+    tiled = config.get(TILED) is True and value_heads != key_heads
+    return Recurrence(_kinds(config, interval), taps, key_heads, value_heads, key_dim, value_dim, tiled)
 
 
 def _kinds(config: dict[str, Any], interval: int) -> tuple[str, ...]:

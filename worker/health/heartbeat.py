@@ -131,6 +131,7 @@ class Heartbeat:
             self._poison_for_hang()
         used, kept = self._progress.kv()
         served = self._progress.served()
+        read_bytes, weight_bytes = self._progress.weights()
         beat = health.Beat(
             epoch=self._epoch,
             seq=self._progress.seq,
@@ -146,7 +147,8 @@ class Heartbeat:
             tokens=served.tokens,
             first_tokens=served.first_tokens,
             first_tokens_ms=served.first_tokens_ms,
-            loaded_percent=int(100 * self._progress.read_share()),
+            read_bytes=read_bytes,
+            weight_bytes=weight_bytes,
             progress=self._progress.count(),
             stalled_ms=int(1000 * self._progress.stalled_s),
         )

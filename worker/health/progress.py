@@ -75,8 +75,8 @@ class Progress:
         """Returns the tokens of KV memory in use and kept; only a leader knows them."""
         self.served: Callable[[], Served] = Served
         """Returns the counts of requests; only a leader has any."""
-        self.read_share: Callable[[], float] = lambda: 0.0
-        """Returns the part of the checkpoint that was read, 0 to 1."""
+        self.weights: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Returns the bytes of the checkpoint that were read, and all of them."""
         self.count: Callable[[], int] = lambda: 0
         """Returns a number that changes as the main thread makes progress in a command."""
         self._pending: _Command | None = None

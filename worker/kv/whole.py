@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from worker.kernels.variant import Variant
 from worker.kv.base import Extent, Stateless
+
+Bias = Callable[[int], Tensor]
+"""(1, heads, n, n) for a sequence of n tokens."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,17 @@ class WholeStep:
         self._layout, self.extents = layout, extents
         self._masks: dict[tuple[int, int], Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+    def part(self, rows: slice) -> tuple[slice, WholeStep]:
+        """The tokens of neighbouring rows in the batch, and a step of these rows alone, for a thread of its own."""
+        before = sum(extent.count for extent in self.extents[: rows.start])
+        chosen = self.extents[rows]
+        return slice(before, before + sum(extent.count for extent in chosen)), WholeStep(self._layout, chosen)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant, bias: Bias | None = None
+    ) -> Tensor:
         """query (heads, T, dim), key and value (kv heads, T, dim) → (T, heads, dim). A window w lets a position see
-        those less than w away."""
+        those less than w away. `bias` is added to the scores of a sequence, by its length; not beside a window."""
         if variant.softcap is not None or variant.sinks is not None:
             raise NotImplementedError("attention of whole sequences has no soft caps and no sinks")
         heads, tokens, dim = query.shape
@@ -40,11 +51,12 @@ class WholeStep:
         for extent in self.extents:
             rows = slice(start, start := start + extent.count)
             windowed = variant.window is not None and variant.window < extent.count
+            mask = self._mask(extent.count, variant.window or 0) if windowed else bias and bias(extent.count)
             attended = scaled_dot_product_attention(
                 query[:, rows].unsqueeze(0),
                 key[:, rows].unsqueeze(0),
                 value[:, rows].unsqueeze(0),
-                attn_mask=self._mask(extent.count, variant.window or 0) if windowed else None,
+                attn_mask=mask,
                 is_causal=self._layout.causal and not windowed,
                 scale=variant.scaling,
                 enable_gqa=key.shape[0] != heads,

@@ -34,7 +34,9 @@ class Blocks:
         return Blocks(self.format, self.data[:, first:last])
 
     def padded(self, outputs: int) -> Blocks:
-        """The matrix with blocks of zeros below, up to `outputs` rows."""
+        """The matrix with blocks of zeros below, up to `outputs` rows: itself where it has as many."""
+        if outputs == self.data.shape[0]:  # `pad` copies all the same
+            return self
         return Blocks(self.format, torch.nn.functional.pad(self.data, (0, 0, 0, outputs - self.data.shape[0])))
 
 

@@ -16,6 +16,7 @@ from worker.native import library
 from worker.native.grouped_matrix import GroupedMatrix
 from worker.native.library import MOST_MATRICES, Groups, Kept, Linear, Matrix, Threads
 from worker.native.matrix import PackedMatrix
+from worker.verdicts.shapes import Shapes
 
 
 class NativeLinear(nn.Module):
@@ -116,8 +117,8 @@ class PackedEmbedding(nn.Module):
         return rows if self._scale is None else rows * self._scale
 
 
-def threads_here(kinds: Iterable[str] | None = None) -> Threads | None:
-    """Threads for a model's products with weights of `kinds` (formats/kinds.py), or of all; None where they can't be
-    compiled or aren't wanted."""
-    loaded = library.library(kinds)
+def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
+    """Threads for products of a model's `shapes` with weights of `kinds` (formats/kinds.py), or of all; None where they
+    can't be compiled or aren't wanted."""
+    loaded = library.library(kinds, shapes)
     return None if loaded is None else Threads(loaded)

@@ -21,6 +21,7 @@ from worker.layers.quantized.grouped import INT8, Grouped, GroupedLinear
 from worker.native.build import reason_missing
 from worker.native.host import INSTEAD, check_host
 from worker.native.library import Groups, Kept, Threads
+from worker.verdicts.shapes import Shapes
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -55,10 +56,18 @@ class Packing:
         return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
 
 
-def packing(quant: str | None, dtype: torch.dtype, device: torch.device, kinds: Iterable[str] | None = None) -> Packing:
+def packing(
+    quant: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    kinds: Iterable[str] | None = None,
+    shapes: Shapes | None = None,
+) -> Packing:
     """How linear layers are kept; those with a `Grouped` part at its stored width. `kinds`: those that the C++ products
-    must have, by formats/kinds.py; None: all. Raises SettingsError where this torch has no kernels for `quant`."""
-    plain = _plain_packing(quant, dtype, device, kinds)
+    must have, by formats/kinds.py; None: all. `shapes`: those that they are checked with. Raises SettingsError where
+    this torch has no kernels for `quant`."""
+    native = dtype == torch.float32 and device.type == "cpu"
+    plain = _plain_packing(quant, dtype, device, threads_here(kinds, shapes) if native else None)
 
     def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
         grouped = [part.kind for part in parts if isinstance(part, Grouped)]
@@ -70,8 +79,7 @@ def packing(quant: str | None, dtype: torch.dtype, device: torch.device, kinds: 
     return replace(plain, pack=pack)
 
 
-def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, kinds: Iterable[str] | None) -> Packing:
-    threads = threads_here(kinds) if dtype == torch.float32 and device.type == "cpu" else None
+def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, threads: Threads | None) -> Packing:
     if threads is not None:
 
         def native(parts: Sequence[Weights | Grouped], bias: Tensor | None) -> nn.Module:

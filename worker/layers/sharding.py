@@ -35,7 +35,7 @@ class ShardPlan:
     """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
     layer_kv_heads: Sequence[int] = ()
     regions: tuple[int, ...] = ()
-    """Widths of the queries, keys and values of a recurrent layer."""
+    """Widths of the queries, keys and values of a recurrent layer; several of values where those are tiled."""
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -66,6 +66,10 @@ class ShardPlan:
                 width = size // heads
                 first, last = self._kv_share(heads)
                 return [(width * first, width * last)]
+            case _ if ".linear_attn." in module:
+                tiles = max(1, len(self.regions) - 2)
+                start, stop = share(size // tiles, self.rank, self.world_size)
+                return [(at + start, at + stop) for at in range(0, size, size // tiles)]
             case _ if ".mlp." in module:
                 return [self.feed_forward_share(size)]
             case _:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
-from tokenizers import Tokenizer
+import torch
 
 from control import requests
 from control.commands import LoadDenseShard
@@ -21,8 +21,6 @@ from control.redis.connection import run, run_every
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
-from control.text.text import Decode
-from control.text.vocabulary import without_merges
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
 from worker.leader.backoff import Backoff
@@ -39,6 +37,7 @@ from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
+from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.finish import Finisher
 from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
@@ -58,6 +57,10 @@ NOT_DETERMINISTIC = (
     "--deterministic: the order of sums of this replica depends on the batch ({}). Serve a model whose forward is C++, "
     "in float32, on at most 2 ranks or with all on one host; or leave --deterministic out."
 )
+
+
+WHOLE_TOKENS = 256
+"""Tokens of a step for each thread, where threads compute sequences apart: with fewer their products are slower."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,9 @@ class Leader:
         self._spec, self._replica = assignment.spec, assignment.replica
         self._owner, self._files, self._assets = owner, files, assets
         self._rank_worker, self._address, self._limits = rank_worker, address, limits or LeaderLimits()
-        tokenizer = Tokenizer.from_str(without_merges(assets.tokenizer_json))
-        self._decode: Decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
-        self._grammars, self._pooling = Grammars(assets), pooling_of(files.config)
+        vocabulary = vocabulary_of(assets)
+        self._decode, self._grammars = vocabulary.decode, Grammars(vocabulary.for_grammars, assets.eos_ids)
+        self._pooling = pooling_of(files.config)
         self._backoff = Backoff()
         self._chunk_size = ChunkSize()
         self._steps = 0
@@ -182,15 +185,16 @@ class Leader:
     def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
         store, images = self._rank_worker.store, self._rank_worker.images
         shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
+        whole = self._pooling is not None and is_whole(self._files.config, self._pooling)
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
-            token_budget=self._limits.token_budget,
+            token_budget=max(self._limits.token_budget, WHOLE_TOKENS * torch.get_num_threads() if whole else 0),
             max_sequences=self._limits.max_sequences,
             block_tokens=store.block_tokens,
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
             lookup=self._spec.lookup if group.verifies_guesses else 0,
             state_tokens=store.state_tokens,
-            whole_prompts=self._pooling is not None and is_whole(self._files.config, self._pooling),
+            whole_prompts=whole,
             whole_images=images is not None and images.whole,
         )
         progress.kv = scheduler.kv_tokens

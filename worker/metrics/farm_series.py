@@ -11,11 +11,13 @@ from prometheus_client.registry import Collector
 
 from control.errors import RedisUnavailable
 from control.placement import farm
+from control.placement.host_facts import facts_of_all
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
 from control.replicas.health.memory import server_memory
 from control.requests.upkeep.dead import count_letters
+from worker.metrics.host_series import of_hosts, of_ranks
 
 FRESH_S = 0.9
 """Several scrapes within this time share one look at Redis."""
@@ -48,16 +50,13 @@ class FarmCollector(Collector):
         client = self._client
         overviews, hosts = health.overviews(client), farm.living_hosts(client)
         letters = run_every(client, [count_letters(one.model) for one in overviews])
-        known = GaugeMetricFamily("furrow_hosts", "Hosts of the farm, by state.", labels=["state"])
-        known.add_metric(["alive"], sum(not host.drained for host in hosts))
-        known.add_metric(["drained"], sum(host.drained for host in hosts))
-        known.add_metric(["away"], len(farm.known_hosts(client)) - len(hosts))
+        facts, drained = facts_of_all(client, farm.known_hosts(client)), farm.drained_hosts(client)
         used = GaugeMetricFamily("furrow_redis_used_bytes", "Memory that Redis uses.", labels=["server"])
         most = GaugeMetricFamily("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", labels=["server"])
         for server in server_memory(client):
             used.add_metric([server.address], server.used)
             most.add_metric([server.address], server.most)
-        return [*_of_models(overviews, letters), known, used, most]
+        return [*_of_models(overviews, letters), *of_hosts(hosts, drained, facts), *of_ranks(overviews), used, most]
 
 
 def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> list[Metric]:
@@ -91,10 +90,10 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
             "Time until a new request is claimed; absent where too little was seen to tell.",
             lambda one: None if one.load.expected_wait_ms is None else one.load.expected_wait_ms / 1000,
         ),
-        gauge("furrow_replicas_wanted", "Replicas that the operator wants.", lambda one: one.wanted),
+        gauge("furrow_replicas_wanted", "Replicas that the operator wants.", _wanted),
         gauge("furrow_replicas_serving", "Replicas that serve.", lambda one: _in_state(one, "loaded")),
-        gauge("furrow_replicas_failed", "Replicas that were given up.", lambda one: _in_state(one, "failed")),
-        gauge("furrow_replicas_unplaced", "Wanted replicas that no host has.", _unplaced),
+        gauge("furrow_replicas_failed", "Replicas that a host has given up.", _failed),
+        gauge("furrow_replicas_unplaced", "Wanted replicas that no host has, or has room for.", _unplaced),
         gauge("furrow_model_paused", "1 while leaders claim no request of the model.", lambda one: one.paused),
         gauge(
             "furrow_dead_letters", "Requests that crashed their group when they ran alone.", lambda one: dead[one.model]
@@ -110,7 +109,14 @@ def _in_state(one: health.Overview, state: health.ReplicaState) -> int:
     return sum(replica.state == state for replica in one.replicas)
 
 
+def _wanted(one: health.Overview) -> int:
+    """0 for a model that is being unloaded."""
+    return 0 if one.state in ("draining", "unloading") else one.wanted
+
+
+def _failed(one: health.Overview) -> int:
+    return sum(replica.state == "failed" and replica.placed for replica in one.replicas)
+
+
 def _unplaced(one: health.Overview) -> int:
-    """A replica without a host has no heartbeat and no report of an agent."""
-    placed = sum(bool(replica.host) for replica in one.replicas)
-    return max(0, one.wanted - placed)
+    return max(0, _wanted(one) - sum(replica.placed for replica in one.replicas))

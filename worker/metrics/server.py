@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socketserver
 import threading
@@ -9,12 +10,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest
 
 from control.errors import SettingsError
 
 DEFAULT_ADDRESS = "127.0.0.1:9464"
 OFF = "off"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""For every client: prometheus_client 0.26 writes `vllm_` for `vllm:` as OpenMetrics, which Prometheus prefers."""
 READ_LIMIT_S = 5.0
 """A client that does not send its request within this time is disconnected."""
 
@@ -41,7 +44,7 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
         """`health`: the body of /health; without `ok` its status is 503. Raises OSError for a port in use."""
-        self._health, self._metrics = health, make_wsgi_app(registry)
+        self._health, self._registry = health, registry
         self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
 
     @property
@@ -68,6 +71,13 @@ class MetricsServer:
             start(status, [("content-type", "application/json")])
             return [json.dumps(body).encode()]
         return _text(start, "404 Not Found", "This agent serves /metrics and /health.")
+
+    def _metrics(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        body, headers = generate_latest(self._registry), [("content-type", CONTENT_TYPE)]
+        if "gzip" in environment.get("HTTP_ACCEPT_ENCODING", ""):
+            body, headers = gzip.compress(body, compresslevel=1), [*headers, ("content-encoding", "gzip")]
+        start("200 OK", [*headers, ("content-length", str(len(body)))])
+        return [body]
 
 
 def _text(start: Callable[..., Any], status: str, words: str) -> list[bytes]:

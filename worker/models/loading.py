@@ -51,6 +51,7 @@ from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.repository.quantization import tensors
 from worker.repository.quantization.kinds import kinds_of
 from worker.repository.quantization.scheme import INT8, scheme_of
+from worker.verdicts.shapes import of_config
 
 if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports transformers
@@ -107,7 +108,8 @@ def _load(
     pooling = pooling_of(files.config)
     if pooling is not None and is_encoder(files.config):
         return load_encoder(files, pooling, collective, chosen, where, tell)
-    kept = packing(quant, chosen, where, None if every_kind else kinds_of(files, quant, dequantize))
+    kinds = None if every_kind else kinds_of(files, quant, dequantize)
+    kept = packing(quant, chosen, where, kinds, of_config(files.config, dtype, collective.world_size))
     one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
     scheme = scheme_of(files.config)
     # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.

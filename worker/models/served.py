@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,12 @@ class ServedModel:
     def batch_invariant(self) -> bool:
         """True if a token's logits have the same bits in any batch and chunk, and with any number of threads."""
         return self.is_native and self._link.collective.batch_invariant
+
+    def accept(self, accepted: Mapping[int, int]) -> None:
+        """Of the last forward's guesses the first ones were right, so many by sequence: recurrent states advance over
+        them."""
+        if self._native is not None:
+            self._native.accept(accepted)
 
     def parts(self) -> Iterator[nn.Module]:
         return self._module.modules()

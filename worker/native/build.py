@@ -11,16 +11,21 @@ from worker.formats.kinds import ALL, bits_of
 from worker.native import compiled
 from worker.native.host import SWITCH
 from worker.verdicts import switches
+from worker.verdicts.shapes import Shapes
 
 SOURCE = Path(__file__).parent / "source" / "native.cpp"
 
 
-def build(kinds: Iterable[str] | None = None) -> ctypes.CDLL | None:
-    """The loaded library, which has at least `kinds`, or all; None where it can't be compiled, or isn't wanted. May
-    take seconds the first time, and as many more the fewer kinds were asked for before."""
+def build(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:
+    """The loaded library, which has at least `kinds`, or all, and passed its check with `shapes`; None where it can't
+    be compiled, or isn't wanted. May take seconds the first time, and as many more the fewer kinds were asked for
+    before."""
     if os.environ.get(SWITCH) == "0" or switches.reason_off("cpp"):
         return None
-    return compiled.library(SOURCE, for_this_processor=True, parts=ALL if kinds is None else bits_of(kinds))
+    parts = ALL if kinds is None else bits_of(kinds)
+    return compiled.library(
+        SOURCE, for_this_processor=True, parts=parts, shapes=() if shapes is None else shapes.on_cpu
+    )
 
 
 def reason_missing() -> str:

@@ -4,7 +4,8 @@ A source may have parts, of which a library has those that were asked for: less 
 takes the place of one with fewer.
 
 A library for this processor is kept once it has passed its own check in a child process, because on some virtual
-machines a processor's flags promise instructions that fault. If it fails, it is compiled with fewer instructions.
+machines a processor's flags promise instructions that fault. If it fails, it is compiled with fewer instructions. The
+check is repeated once for the shapes of each model.
 Without a compiler, or if all fails, callers use another implementation.
 """
 
@@ -48,11 +49,12 @@ COMPILE_WITHIN_S = 110.0
 """Some five times what all kinds of weights take on an idle core: a compiler on a busy host is slow, and no failure.
 Less than what the leader grants a load that stands still."""
 CHECK_WITHIN_S = 20.0
+_TOO_LONG = "its check did not end"
 _CHECK = """
 import ctypes, sys
-check = ctypes.CDLL(sys.argv[1]).furrow_check
+check, shapes = ctypes.CDLL(sys.argv[1]).furrow_check, [int(one) for one in sys.argv[2:]]
 check.restype = ctypes.c_char_p
-wrong = check()
+wrong = check((ctypes.c_int64 * len(shapes))(*shapes), ctypes.c_int64(len(shapes)))
 sys.exit(wrong.decode() if wrong else 0)
 """
 
@@ -68,18 +70,20 @@ _reasons: dict[Path, str] = {}
 _lock = threading.Lock()
 
 
-def library(source: Path, *, for_this_processor: bool = False, parts: int | None = None) -> ctypes.CDLL | None:
+def library(
+    source: Path, *, for_this_processor: bool = False, parts: int | None = None, shapes: tuple[int, ...] = ()
+) -> ctypes.CDLL | None:
     """The loaded library of `source` and the headers below its folder; None if it can't be compiled, or fails its check
     with any set of instructions. May take some seconds the first time. A library for this processor does not run on a
-    lesser one; it exports `furrow_check`, which returns null or the first wrong result. `parts` is a set of bits, at
-    least which the library has: the source finds them in FURROW_KINDS."""
+    lesser one; it exports `furrow_check`, which takes `shapes` with their count and returns null or the first wrong
+    result. `parts` is a set of bits, at least which the library has: the source finds them in FURROW_KINDS."""
     wanted = parts or 0
     with _lock:
         here = _libraries.setdefault(source, [])
         for had, loaded in here:
             if (had & wanted == wanted) if loaded is not None else (had & wanted == had):
                 return loaded
-        had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts)
+        had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
         here.append((had, loaded))
         return loaded
 
@@ -108,12 +112,14 @@ def _sources(source: Path) -> list[bytes]:
     return [source.read_bytes(), *(header.read_bytes() for header in sorted(source.parent.rglob("*.h")))]
 
 
-def _first(source: Path, variants: Mapping[str, tuple[str, ...]], parts: int | None) -> tuple[int, ctypes.CDLL | None]:
+def _first(
+    source: Path, variants: Mapping[str, tuple[str, ...]], parts: int | None, shapes: tuple[int, ...]
+) -> tuple[int, ctypes.CDLL | None]:
     """The first of the variants (instructions → the compiler's flags) that compiles and passes its check, after its
     parts."""
     for instructions, flags in variants.items():
         try:
-            had, loaded = _load(source, flags, parts)
+            had, loaded = _load(source, flags, parts, shapes)
             _reasons[source] = "" if loaded is not None else "there is no C++ compiler (c++, g++ or clang++, or CXX)"
             return had, loaded
         except CheckFailed as error:
@@ -148,7 +154,9 @@ def _described(error: OSError | subprocess.SubprocessError) -> str:
     return f"the C++ compiler could not be run: {error}"
 
 
-def _load(source: Path, more_flags: tuple[str, ...], parts: int | None) -> tuple[int, ctypes.CDLL | None]:
+def _load(
+    source: Path, more_flags: tuple[str, ...], parts: int | None, shapes: tuple[int, ...]
+) -> tuple[int, ctypes.CDLL | None]:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
     words = (
@@ -160,59 +168,94 @@ def _load(source: Path, more_flags: tuple[str, ...], parts: int | None) -> tuple
     wanted, stem = parts or 0, f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}"
     name = f"{stem}.so" if parts is None else f"{stem}-{parts:x}.so"
     refused = (cache_files.folder("compiled") / name).with_suffix(".refused")
-    if (found := _kept(stem, wanted)) is not None:
-        return found
-    if refused.exists():
-        raise CheckFailed(refused.read_text().strip())
-    if compiler is None:
-        return wanted, None
-    try:
-        folder = cache_files.folder("compiled")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a home that can't be written to: compiled anew by each process
-        folder = None
-    with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
-        if (found := _kept(stem, wanted)) is not None:  # another process compiled it meanwhile
-            return found
-        fresh = Path(scratch) / name
-        # Hidden: the loader would give a library the tables of another one in the process, which has other parts.
-        chosen = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
-        for_compiler = _FOR_CLANG if "clang" in Path(compiler).resolve().name else ()
-        command = [compiler, *FLAGS, *more_flags, *for_compiler, *chosen, "-o", str(fresh), str(source)]
-        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
-        if more_flags and (reason := failure(fresh)):
-            if folder is not None:
-                refused.write_text(f"{reason}\n")
-            raise CheckFailed(reason)
-        loaded = ctypes.CDLL(str(fresh))
-        if folder is not None:
-            fresh.replace(folder / name)  # whole or not at all, however many compile it at the same time
-        return wanted, loaded
+    kept = _kept(stem, wanted)
+    if kept is None:
+        if refused.exists():
+            raise CheckFailed(refused.read_text().strip())
+        if compiler is None:
+            return wanted, None
+        try:
+            folder = cache_files.folder("compiled")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:  # a home that can't be written to: compiled anew by each process
+            folder = None
+        with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
+            kept = _kept(stem, wanted)
+            if kept is None:  # else another process compiled it meanwhile
+                fresh = Path(scratch) / name
+                _compile(source, compiler, more_flags, parts, fresh)
+                if more_flags and (reason := failure(fresh, shapes)):
+                    if folder is not None:
+                        refused.write_text(f"{reason}\n")
+                    raise CheckFailed(reason)
+                if folder is None:
+                    return wanted, ctypes.CDLL(str(fresh))
+                kept = wanted, fresh.replace(folder / name)  # whole or not at all
+                if shapes:
+                    _verdict(folder / name, shapes).write_text("")
+    had, built = kept
+    if shapes:
+        _check_kept(built, shapes)
+    cache_files.mark_used(built)
+    return had, ctypes.CDLL(str(built))
 
 
-def _kept(stem: str, wanted: int) -> tuple[int, ctypes.CDLL] | None:
+def _compile(source: Path, compiler: str, more_flags: tuple[str, ...], parts: int | None, built: Path) -> None:
+    """Raises OSError or SubprocessError."""
+    # Hidden: the loader would give a library the tables of another one in the process, which has other parts.
+    chosen = () if parts is None else ("-fvisibility=hidden", f"-DFURROW_KINDS={parts:#x}")
+    for_compiler = _FOR_CLANG if "clang" in Path(compiler).resolve().name else ()
+    command = [compiler, *FLAGS, *more_flags, *for_compiler, *chosen, "-o", str(built), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
+
+
+def _kept(stem: str, wanted: int) -> tuple[int, Path] | None:
     """The smallest library in the cache that has the parts `wanted`, after its parts."""
     found: list[tuple[int, Path]] = []
     for path in cache_files.folder("compiled").glob(f"{stem}*.so"):
         parts = path.stem[len(stem) + 1 :]
         found.append((int(parts, 16) if parts else 0, path))
-    for parts, path in sorted(found, key=lambda one: (one[0].bit_count(), one[0])):
-        if parts & wanted == wanted:
-            cache_files.mark_used(path)
-            return parts, ctypes.CDLL(str(path))
-    return None
+    having = [(parts.bit_count(), parts, path) for parts, path in found if parts & wanted == wanted]
+    return min(having)[1:] if having else None
 
 
-def failure(built: Path, within_s: float = CHECK_WITHIN_S) -> str:
+def _check_kept(built: Path, shapes: tuple[int, ...]) -> None:
+    """Raises CheckFailed if a library of the cache fails with these shapes. Tried once, by one process; the verdict is
+    kept, but for a check that took too long: the host was busy."""
+    verdict = _verdict(built, shapes)
+    if (reason := _read(verdict)) is None:
+        with _alone(built.parent if os.access(built.parent, os.W_OK) else None):
+            if (reason := _read(verdict)) is None:
+                reason = failure(built, shapes)
+                if not reason.startswith(_TOO_LONG):
+                    with contextlib.suppress(OSError):  # a cache that can't be written to: tried anew by each process
+                        verdict.write_text(reason)
+    if reason:
+        raise CheckFailed(reason)
+    cache_files.mark_used(verdict)
+
+
+def _read(verdict: Path) -> str | None:
+    try:
+        return verdict.read_text()
+    except OSError:
+        return None
+
+
+def _verdict(built: Path, shapes: tuple[int, ...]) -> Path:
+    """The file that is empty if the library passed its check with these shapes, else has the reason."""
+    return built.with_suffix(f".{hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]}.checked")
+
+
+def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_WITHIN_S) -> str:
     """Why the library `built` does not work on this processor; "" if it does. Its check runs in a child process, which
     an instruction that faults ends, and imports nothing but ctypes."""
+    # -I and -S: neither the environment nor site-packages are read, so the child is there within milliseconds.
+    command = [sys.executable, "-I", "-S", "-c", _CHECK, str(built), *map(str, shapes)]
     try:
-        # -I and -S: neither the environment nor site-packages are read, so the child is there within milliseconds.
-        child = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHECK, str(built)], capture_output=True, timeout=within_s, check=False
-        )
+        child = subprocess.run(command, capture_output=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired:
-        return f"its check did not end within {within_s:g} s"
+        return f"{_TOO_LONG} within {within_s:g} s"
     if child.returncode < 0:
         return f"its check ended by {signal.Signals(-child.returncode).name}"
     said = child.stderr.decode(errors="replace").strip().splitlines()

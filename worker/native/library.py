@@ -15,6 +15,7 @@ from worker.formats.blocks import BlockFormat
 from worker.formats.kinds import NUMBERS
 from worker.native.build import SOURCE, build
 from worker.native.compiled import source_digest
+from worker.verdicts.shapes import Shapes
 
 log = structlog.get_logger()
 
@@ -106,6 +107,7 @@ class Delta(ctypes.Structure):
         ("decay_bias", c_void_p),
         ("norm", Norm),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "state")),
+        ("tiled", c_int32),
     ]
 
 
@@ -165,6 +167,8 @@ class Span(ctypes.Structure):
         ("count", c_int64),
         ("offset", c_int64),
         ("state", c_void_p),
+        ("guesses", c_int64),
+        ("first_guess", c_int64),
     ]
 
 
@@ -187,6 +191,8 @@ class Batch(ctypes.Structure):
         ("added", c_void_p),
         ("added_layers", c_int64),
         ("ends", c_void_p),
+        ("guessed", c_void_p),
+        ("guess_count", c_int64),
     ]
 
 
@@ -197,9 +203,10 @@ def name_of(kind: Kept) -> str:
     return kind.name if isinstance(kind, BlockFormat) else kind.kind
 
 
-def library(kinds: Iterable[str] | None = None) -> ctypes.CDLL | None:
-    """The compiled library with at least `kinds`, or all; None where it can't be compiled, or isn't wanted."""
-    loaded = build(kinds)
+def library(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:
+    """The compiled library with at least `kinds`, or all, which passed its check with `shapes`; None where it can't be
+    compiled, or isn't wanted."""
+    loaded = build(kinds, shapes)
     if loaded is not None:
         declare_products(loaded)
         address, number = c_void_p, c_int64
@@ -207,7 +214,10 @@ def library(kinds: Iterable[str] | None = None) -> ctypes.CDLL | None:
         loaded.furrow_quantize.restype = number
         loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
         loaded.furrow_step.argtypes = [address] * 4
-        loaded.furrow_check.restype = ctypes.c_char_p
+        loaded.furrow_guessed_floats.argtypes, loaded.furrow_guessed_floats.restype = [address, number], number
+        loaded.furrow_replay_room.argtypes, loaded.furrow_replay_room.restype = [address] * 3, number
+        loaded.furrow_replay.argtypes, loaded.furrow_replay.restype = [address] * 4, None
+        loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
     return loaded
 
 

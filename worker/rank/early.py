@@ -14,6 +14,7 @@ from control.messages import Assignment
 from worker.native.build import build
 from worker.repository.files import inspect
 from worker.repository.quantization.kinds import kinds_of
+from worker.verdicts.shapes import of_config
 
 DTYPES = ("auto", "float32")
 """Those that the library computes in."""
@@ -29,4 +30,5 @@ def compile_now() -> None:
     spec = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment).spec
     if os.environ["FURROW_DEVICE"] == "cpu" and spec.dtype in DTYPES:
         with suppress(FurrowError):  # the load will say what is wrong with the files
-            build(kinds_of(inspect(Path(os.environ["FURROW_FOLDER"]), images=False), spec.quant, spec.dequantize))
+            files = inspect(Path(os.environ["FURROW_FOLDER"]), images=False)
+            build(kinds_of(files, spec.quant, spec.dequantize), of_config(files.config, spec.dtype, spec.tp))

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def await_duty(background: bool) -> dict[str, str] | None:
 
     def prepare(line: str) -> None:
         asked = msgspec.json.decode(line, type=Prepare)
-        in_thread(partial(prepare_model, asked.model), asked.background)
+        in_thread(partial(prepare_model, asked.model, asked.in_use), asked.background)
         channel.sendall(ready_line(asked.model))
 
     line = serve_forks(channel, prepare)
@@ -81,13 +81,20 @@ def import_all() -> None:
     import worker.rank.process  # noqa: F401
 
 
-def prepare_model(model: Preparation) -> None:
-    """Build the model once without weights, for which its code is imported."""
+def prepare_model(model: Preparation, in_use: Collection[Preparation] = ()) -> None:
+    """Build the model once without weights, for which its code is imported, and the vocabulary of one that leads."""
     from worker.models.loading import prepare
     from worker.repository import validation
+    from worker.repository.assets import read_assets
+    from worker.repository.pooling.description import pooling_of
+    from worker.sampling import vocabularies
 
+    vocabularies.keep_prepared({one.folder for one in in_use if one.leads})
     try:
-        prepare(validation.inspect(Path(model.folder), images=False).config, model.dtype, model.device)
+        files = validation.inspect(Path(model.folder), images=False)
+        prepare(files.config, model.dtype, model.device)
+        if model.leads and pooling_of(files.config) is None:
+            vocabularies.prepare(model.folder, read_assets(files, None))
     except Exception as error:  # the rank that loads it will say what is wrong with it
         log.warning(
             "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"

@@ -17,6 +17,7 @@ from typing import Any
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from control.process import child_environment, die_with_parent, name_process, python_command
 from worker.repository import source
+from worker.repository.downloaded import Downloaded, Tell
 
 ERRORS: dict[str, type[ModelFilesError]] = {
     kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable)
@@ -34,7 +35,7 @@ class Download:
         self._process: subprocess.Popen[str] | None = None
         self._cancelled = False
 
-    def run(self, tell: source.Tell) -> Path:
+    def run(self, tell: Tell) -> Path:
         """Wait for its end. Raises ModelFilesError. The calling thread must stay: the process ends with it."""
         with self._lock:
             if self._cancelled:
@@ -48,8 +49,8 @@ class Download:
         with process.stdout as lines:
             for line in lines:
                 end = json.loads(line)
-                if "text" in end:
-                    tell(end["text"])
+                if "file" in end:
+                    tell(Downloaded(**end))
         status = process.wait()
         if "folder" in end:
             return Path(end["folder"])
@@ -75,11 +76,13 @@ def download_here(repository: str, revision: str, cache: str, gguf: str) -> int:
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(1))  # files that are open are removed on the way
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides
 
-    def say(**word: str) -> None:
+    def say(**word: Any) -> None:
         print(json.dumps(word), flush=True)
 
     try:
-        found = source.download(repository, revision, Path(cache), lambda text: say(text=text), gguf or None)
+        found = source.download(
+            repository, revision, Path(cache), lambda progress: say(**progress._asdict()), gguf or None
+        )
         say(folder=str(found))
     except ModelFilesError as error:
         say(error=str(error), kind=type(error).__name__)

@@ -1,4 +1,4 @@
-"""How far a download is, told in words instead of by a bar on a terminal that nobody sees."""
+"""The progress of a download, reported to a callback instead of a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-Tell = Callable[[str], None]
+from worker.repository.downloaded import Downloaded, Tell
 
 EVERY_S = 0.5
-_MB, _GB = 10**6, 10**9
 
 
-def teller(tell: Tell, clock: Callable[[], float] = time.monotonic) -> type[tqdm[Any]]:
-    """A bar for huggingface_hub that prints nothing: `tell` hears `downloading FILE: 40 % of 4.9 GB` now and then."""
+def teller(tell: Tell, file: str, clock: Callable[[], float] = time.monotonic) -> type[tqdm[Any]]:
+    """A bar for huggingface_hub that prints nothing. `tell` is called every half second, and at the end of `file`; the
+    library shortens its name."""
     told_at = -EVERY_S
 
     class ToldBar(tqdm):  # type: ignore[type-arg]
@@ -30,7 +30,7 @@ def teller(tell: Tell, clock: Callable[[], float] = time.monotonic) -> type[tqdm
             shown = super().update(n)
             if self.total and (clock() - told_at >= EVERY_S or self.n >= self.total):
                 told_at = clock()
-                tell(f"downloading {self.desc or 'a file'}: {100 * self.n / self.total:.0f} % of {size(self.total)}")
+                tell(Downloaded(file, int(self.n), int(self.total)))
             return shown
 
         def close(self) -> None:
@@ -38,7 +38,3 @@ def teller(tell: Tell, clock: Callable[[], float] = time.monotonic) -> type[tqdm
             self._sink.close()
 
     return ToldBar
-
-
-def size(count: float) -> str:
-    return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / _MB:.1f} MB"

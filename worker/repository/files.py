@@ -41,6 +41,11 @@ class ModelFiles:
         return cls(config=json.loads(config_json), weights=[Path(path) for path in safetensors_paths])
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the files with weights. Raises OSError."""
+        return sum(path.stat().st_size for path in self.weights)
+
+    @property
     def where(self) -> str:
         return str(self.folder or (self.weights[0].parent if self.weights else "?"))
 

@@ -22,22 +22,21 @@ from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
 from worker.repository import source, validation
 from worker.repository.download import Download
+from worker.repository.downloaded import Downloaded, Tell
 from worker.repository.gguf import gate
 from worker.repository.multimodal import tower_tensors
 from worker.repository.quantization import tensors
 
 log = structlog.get_logger()
 
-Report = Callable[[str, str, AgentState, str, Assignment], None]
-"""Reports a replica's state: (model, replica, state, detail, assignment)."""
+Report = Callable[[str, str, AgentState, str, Assignment, Downloaded | None], None]
+"""Reports a replica's state: (model, replica, state, detail, assignment, download)."""
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each further try, where another one may help; as long as those of ranks that fail to start."""
 
 
-def check(
-    assignment: Assignment, tell: Callable[[str], None] = lambda text: None, fetch: source.Fetch | None = None
-) -> Path:
+def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: source.Fetch | None = None) -> Path:
     """Resolve and validate the model's files, before any process is spawned. Returns the folder, or the GGUF file.
     `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
@@ -63,6 +62,7 @@ class Preparation:
         self.outcome: Path | Exception | None = None
         self.text = f"resolving {assignment.spec.source}"
         """The progress of the preparation, as text."""
+        self.downloaded: Downloaded | None = None
         self.told = ""
         """The text that was reported last."""
         self.attempts = 0
@@ -101,10 +101,10 @@ class Preparation:
         except Exception as error:
             self.outcome = error
 
-    def _tell(self, text: str) -> None:
-        self.text = text
+    def _tell(self, progress: Downloaded) -> None:
+        self.downloaded, self.text = progress, str(progress)
 
-    def _fetch(self, repository: str, revision: str, cache: Path, tell: source.Tell, gguf: str | None) -> Path:
+    def _fetch(self, repository: str, revision: str, cache: Path, tell: Tell, gguf: str | None) -> Path:
         self._download = Download(repository, revision, cache, gguf)
         if self._cancelled:
             self._download.cancel()
@@ -134,7 +134,7 @@ class Preparations:
         outcome = one.outcome
         if outcome is None:
             if one.text != one.told:
-                self._report(*place, "starting", one.text, assignment)
+                self._report(*place, "starting", one.text, assignment, one.downloaded)
                 one.told = one.text
         elif not isinstance(outcome, Exception):
             del self._by_place[place]
@@ -175,7 +175,6 @@ class Preparations:
         if pause is None:
             return False
         log.warning("model files unavailable", model=model, error=str(error), next_try_s=pause, action="prepare_model")
-        self._report(
-            model, one.assignment.replica, "backoff", f"{error} The next try is in {pause:g} s.", one.assignment
-        )
+        detail = f"{error} The next try is in {pause:g} s."
+        self._report(model, one.assignment.replica, "backoff", detail, one.assignment, None)
         return True

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
+from worker.repository.downloaded import Tell
 from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.model import read_model
@@ -28,8 +29,6 @@ from worker.repository.pooling.sentence_transformers import MODULES, module_file
 
 log = structlog.get_logger()
 
-Tell = Callable[[str], None]
-"""Gets the progress of a download as text."""
 Fetch = Callable[[str, str, Path, Tell, str | None], Path]
 """Downloads: (repository, revision, cache, tell, gguf) → as `resolve`."""
 
@@ -50,7 +49,7 @@ def resolve(
     source: str,
     revision: str = "main",
     cache: Path | None = None,
-    tell: Tell = lambda text: None,
+    tell: Tell = lambda progress: None,
     fetch: Fetch | None = None,
     gguf: str | None = None,
 ) -> Path:
@@ -58,6 +57,33 @@ def resolve(
     model, or a repository in the cache or of the hub. `gguf` names the file of several. `cache` overrides
     `cache_folder`. `tell` is called with the progress of a download, which `fetch` does, in this process by default.
     Raises ModelFilesError naming the file and the repository."""
+    named = _named_path(source, gguf)
+    if named is not None:
+        return named
+    place, reason = cache_folder(cache, os.environ)
+    log.info("model cache", folder=str(place), reason=reason, action="find_model")
+    try:
+        snapshot = _cached(source, revision, place, gguf)
+    except ModelFilesError as error:
+        log.info("model incomplete in the cache", source=source, error=str(error), action="find_model")
+        return (fetch or download)(source, revision, place, tell, gguf)
+    log.info("model in the cache", source=source, folder=str(snapshot), action="find_model")
+    return snapshot
+
+
+def on_this_host(source: str, gguf: str | None = None) -> Path | None:
+    """As `resolve`, without a download: None for a repository that is not complete in the cache."""
+    named = _named_path(source, gguf)
+    if named is not None:
+        return named
+    try:
+        return _cached(source, "main", cache_folder(None, os.environ)[0], gguf)
+    except ModelFilesError:
+        return None
+
+
+def _named_path(source: str, gguf: str | None) -> Path | None:
+    """The path of a folder, a GGUF file or a packaged model; None for a repository. Raises ModelFilesAway."""
     local = Path(source).expanduser()
     if local.is_dir():
         return _in_folder(local.resolve(), gguf)
@@ -71,13 +97,7 @@ def resolve(
         raise ModelFilesAway(
             f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
         )
-    place, reason = cache_folder(cache, os.environ)
-    log.info("model cache", folder=str(place), reason=reason, action="find_model")
-    snapshot = _cached(source, revision, place, gguf)
-    if snapshot is not None:
-        log.info("model in the cache", source=source, folder=str(snapshot), action="find_model")
-        return snapshot
-    return (fetch or download)(source, revision, place, tell, gguf)
+    return None
 
 
 def _in_folder(folder: Path, gguf: str | None) -> Path:
@@ -122,20 +142,16 @@ def _sweep(blobs: Path) -> None:
                 path.unlink()
 
 
-def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Path | None:
-    """The snapshot of `revision`, or the GGUF file in it, if every file that is needed is there."""
+def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Path:
+    """The snapshot of `revision`, or the GGUF file in it. Raises ModelFilesError where a file that is needed is not
+    there."""
     root = _folder(repository, cache)
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    snapshot = root / "snapshots" / commit
-    try:
-        found = _in_folder(snapshot, gguf)
-        files = inspect(found, images=False)
-        if files.gguf is not None:
-            check_described(files.gguf)
-    except ModelFilesError as error:
-        log.info("model incomplete in the cache", source=repository, error=str(error), action="find_model")
-        return None
+    found = _in_folder(root / "snapshots" / commit, gguf)
+    files = inspect(found, images=False)
+    if files.gguf is not None:
+        check_described(files.gguf)
     return found
 
 
@@ -158,7 +174,7 @@ class _Hub:
 
         # It prints what it logs as well: once, in this process's form, is enough.
         logging.getLogger("huggingface_hub").handlers.clear()
-        bar = teller(self.tell)
+        bar = teller(self.tell, name)
         try:
             path = hf_hub_download(self.repository, name, revision=self.revision, cache_dir=self.cache, tqdm_class=bar)
             return Path(path)

@@ -123,7 +123,7 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
             f"--quant {quant} packs plain weights, and the checkpoint is quantized already ({scheme.method}). Leave "
             "--quant out: it is served at its stored width."
         )
-    untried = family.gate_above_up and family.has_experts(config)
+    untried = family.experts_switch is not None and family.has_experts(config)  # gemma4_text
     if scheme is not None and (untried or (scheme.method == "mxfp4") != family.together):
         raise UnsupportedArchitecture(
             f"Model type '{config['model_type']}' quantized as {scheme.method} is not supported. Use the unquantized "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
@@ -10,10 +9,8 @@ import structlog
 from llguidance import LLMatcher, LLTokenizer
 
 from control.errors import GrammarRefused
-from control.messages import Grammar, ModelAssets
-from control.process import give_back_memory
-from control.text.grammar import compile_grammar, tokenizer_of
-from control.text.vocabulary import read_token_bytes
+from control.messages import Grammar
+from control.text.grammar import compile_grammar
 from worker.scheduling.constraint import Constraint
 from worker.scheduling.sequence import Sequence
 
@@ -27,16 +24,13 @@ Compiled = LLMatcher | str
 
 
 class Grammars:
-    """Compiles each grammar once. `ready` is for the step loop and never waits. The library's form of the vocabulary is
-    made at the start: a large one takes half a second, in which no other Python thread runs. Made later, it would cost
-    a leader on a busy host its lock."""
+    """Compiles each grammar once. `ready` is for the step loop and never waits. The library's form of the vocabulary,
+    `tokenizer`, is made at the start at the latest: made later, it would cost a leader on a busy host its lock."""
 
-    def __init__(self, assets: ModelAssets) -> None:
-        self._tokenizer: Future[LLTokenizer] = Future()
-        self._eos = assets.eos_ids
+    def __init__(self, tokenizer: Future[LLTokenizer], eos_ids: list[int]) -> None:
+        self._tokenizer, self._eos = tokenizer, eos_ids
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
-        threading.Thread(target=_fulfil, args=(self._tokenizer, assets), name="vocabulary", daemon=True).start()
 
     def ready(self, grammar: Grammar | None) -> bool:
         """True if its matcher is there; begins to make it where it is not."""
@@ -75,12 +69,3 @@ class Grammars:
         surplus = max(0, len(self._compiled) - _KEPT)
         for grammar in [grammar for grammar, future in self._compiled.items() if future.done()][:surplus]:
             del self._compiled[grammar]
-
-
-def _fulfil(future: Future[LLTokenizer], assets: ModelAssets) -> None:
-    try:
-        tokens = read_token_bytes(assets.tokenizer_json, assets.vocab_size)
-        future.set_result(tokenizer_of(tokens, assets.eos_ids))
-    except BaseException as error:
-        future.set_exception(error)
-    give_back_memory()  # the file and its entries took several times what is kept

@@ -139,8 +139,9 @@ class Scheduler:
         if sequence is None:
             return
         self._continuing.discard(sid)
-        sequence.end_known = self._outstanding is None or sid not in self._outstanding.sequences
-        sequence.cached = min(sequence.cached, sequence.length)  # guesses were right beyond its end
+        beyond = sequence.cached > sequence.length  # guesses were right beyond its end
+        sequence.end_known = not beyond and (self._outstanding is None or sid not in self._outstanding.sequences)
+        sequence.cached = min(sequence.cached, sequence.length)
         if failed:
             self._memory.forget(sid)
         else:

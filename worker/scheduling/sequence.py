@@ -10,6 +10,7 @@ from control.messages import PromptImage, Sampling
 from control.text.text import TextStream
 from worker.scheduling.constraint import Constraint
 from worker.scheduling.lookup.context_lookup import ContextLookup
+from worker.scheduling.lookup.prediction import Prediction
 
 
 class Flow(NamedTuple):
@@ -76,7 +77,8 @@ class Sequence:
     planned_snapshots: list[int] = field(default_factory=list[int])
     """Positions at which they are to keep one, in ascending order."""
     end_known: bool = True
-    """False if it was dropped while a step ran with it: the ranks' recurrent state is not the one at `cached`."""
+    """False if it was dropped while a step ran with it, or ended before the last guess that was right: the ranks'
+    recurrent state is not the one at `cached`."""
     preempted: bool = False
     """True if it was preempted in this epoch."""
     admitted: int = 0
@@ -91,6 +93,8 @@ class Sequence:
     """The state of its grammar, if it has one."""
     lookup: ContextLookup | None = None
     """Finds guesses in its context, once it decodes."""
+    prediction: Prediction | None = None
+    """The tokens that its output may have; the choices of a request share it."""
     second: int = 0
     """The place in the prompt where the second text of a pair begins, 0 for a single text."""
     guessed: tuple[int, ...] = ()

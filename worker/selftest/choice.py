@@ -18,10 +18,10 @@ import torch
 from control.cache import files as cache_files
 from worker.models.loading import resolve_dtype
 from worker.selftest import runner
-from worker.selftest.shapes import DEFAULT, Shapes, of_config
 from worker.selftest.task import TRIALS, Task
 from worker.verdicts import records, switches
 from worker.verdicts.records import Record, Result, Subject
+from worker.verdicts.shapes import DEFAULT, Shapes, of_config
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ _SOURCES = ("kernels", "attention", "collective", "native", "selftest", "engine/
 def choose(config: dict[str, Any], dtype: str, device: str, tp: int, tell: Callable[[], None] = lambda: None) -> None:
     """Switch off the kernels that fail on this device with a rank's shapes of this model. A GPU tries them where no
     record says how they did; that may take a minute, and `tell` is called with each result. On a CPU the C++ library is
-    checked when it is compiled, so only a record of `furrow selftest` is asked."""
+    checked with the model's shapes when it is loaded, so only a record of `furrow selftest` is asked."""
     for name in switches.unknown_names():
         log.warning("unknown kernel", name=name, known=", ".join(switches.PLAIN), action="choose_kernels")
     where = torch.device(device)

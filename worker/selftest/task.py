@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.selftest.shapes import Shapes
 from worker.verdicts.records import Result
+from worker.verdicts.shapes import Shapes
 
 TRIALS: dict[str, str] = {
     "triton.norm": "worker.selftest.trials.modules:norm",

@@ -77,8 +77,8 @@ class RankWorker:
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
-        self._loaded_in, self.read_share = 0, 0.0
-        """`read_share`: how much of the model's checkpoint has been read, 0 to 1."""
+        self._loaded_in, self._read_bytes, self._weight_bytes = 0, 0, 0
+        """`_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read."""
         self._parts_done, self._loading = 0, False
         self._engine: Engine | None = None
         self._collective: Collective | None = Solo() if world_size == 1 else None
@@ -125,7 +125,7 @@ class RankWorker:
         self, client: SyncRedis, model: str, replica: str, epoch: int, progress: Progress, lease: Lease | None = None
     ) -> Heartbeat:
         """The side thread of an epoch, which reports this rank's progress."""
-        progress.read_share, progress.count = lambda: self.read_share, lambda: self.progress
+        progress.weights, progress.count = lambda: (self._read_bytes, self._weight_bytes), lambda: self.progress
         abort = self.abort.say
         return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
 
@@ -139,7 +139,7 @@ class RankWorker:
             self._collective, self.abort = None, Abort()
 
     def _was_read(self, share: float) -> None:
-        self.read_share = share
+        self._read_bytes = int(share * self._weight_bytes)
         self._parts_done += 1
 
     @property
@@ -219,6 +219,7 @@ class RankWorker:
             self._loading = True
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
+                self._weight_bytes = files.weight_bytes
                 choose(files.config, command.dtype, self.device, self.world_size, lambda: self._was_read(0.0))
                 model = load(
                     files,

@@ -8,7 +8,7 @@ import msgspec
 
 from api.generation.context.prompts import TOO_MUCH, count_tokens
 from api.images.loading import Known
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted
 from api.schemas.messages import CalledFunction, Message

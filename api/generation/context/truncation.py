@@ -7,7 +7,7 @@ from collections import defaultdict
 from api.asgi.off_loop import off_loop
 from api.generation.context.prompts import TOO_MUCH, count_tokens
 from api.images.loading import Known
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.converted import Converted
 from api.schemas.item_parts import size_of
 from api.schemas.items import MAX_ITEMS, Item

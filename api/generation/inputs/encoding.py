@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import PoolingAssets

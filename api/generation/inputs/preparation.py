@@ -9,7 +9,7 @@ from api.asgi.off_loop import off_loop
 from api.generation.caller import Caller
 from api.generation.inputs.encoding import Encoded, encode
 from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
-from api.models.models import ServedModel
+from api.models.served import ServedModel
 from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
 from api.schemas.view import Endpoint, View
 from control.errors import RequestError

@@ -9,12 +9,11 @@ from litestar.params import FromPath, FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
-from api.schemas.farm import Done, Letter, LetterNamed, Letters
+from api.schemas.farm import Done, Letter, LetterNamed, Letters, letter_card
 from control import requests
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests import DeadLetter
 
 
 @get("/dead")
@@ -25,17 +24,14 @@ async def list_letters(request: Http, model: FromQuery[str | None] = None) -> Le
 
 def _list(client: SyncRedis, model: str | None) -> list[Letter]:
     models = [model] if model is not None else [spec.name for spec in catalog.list_specs(client)]
-    found = [_letter(name, letter) for name in models for letter in run(client, requests.dead_letters(name))]
+    found = [letter_card(name, letter) for name in models for letter in run(client, requests.dead_letters(name))]
     return sorted(found, key=lambda letter: -letter.at_ms)
 
 
 @get("/dead/{rid:str}")
 async def show_letter(request: Http, rid: FromPath[str], model: FromQuery[str]) -> Letter:
-    """One dead letter with its parameters: enough to reproduce the crash elsewhere."""
-    letter = await on_farm(request, requests.dead_letter, model, rid)
-    shown = _letter(model, letter)
-    shown.params = letter.params
-    return shown
+    """One dead letter, without its prompt."""
+    return letter_card(model, await on_farm(request, requests.dead_letter, model, rid))
 
 
 @post("/dead/retry", status_code=200, operation_class=taking(LetterNamed))
@@ -61,18 +57,3 @@ async def drop_letter(request: Http) -> Done:
 
 def _drop(client: SyncRedis, named: LetterNamed) -> None:
     run(client, requests.drop_letter(named.model, requests.dead_letter(client, named.model, named.id)))
-
-
-def _letter(model: str, letter: DeadLetter) -> Letter:
-    return Letter(
-        id=letter.rid,
-        model=model,
-        tenant=letter.tenant,
-        priority=letter.priority,
-        cause=letter.cause,
-        replica=letter.replica,
-        attempts=letter.attempts,
-        prompt_tokens=letter.prompt_tokens,
-        entries=letter.seq,
-        at_ms=letter.at_ms,
-    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import msgspec
 from litestar import get, post
+from litestar.params import FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.bounds import check_number
-from api.schemas.farm import Done, ModelNamed, Models, ModelToLoad, ModelToScale
+from api.schemas.farm import Done, History, ModelNamed, Models, ModelToLoad, ModelToScale
 from control.errors import RequestError
+from control.messages import ModelSpec
 from control.operations import desired
+from control.operations.history import history
 from control.operations.spec import DTYPES, build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
@@ -21,6 +24,18 @@ from control.settings import demo_model
 async def show_models(request: Http) -> Models:
     """Every model with its replicas: state, revision, host, devices, epoch, progress, and the cause of a failure."""
     return Models(data=await on_farm(request, health.overviews))
+
+
+@get("/history")
+async def show_history(request: Http, model: FromQuery[str]) -> History:
+    """The latest epochs of a model's replicas with the time of each stage, and the faults that ended them."""
+    return History(data=await on_farm(request, history, model))
+
+
+@get("/models/spec")
+async def show_spec(request: Http, model: FromQuery[str]) -> ModelSpec:
+    """The desired state of one model: its source and settings."""
+    return await on_farm(request, desired.find_spec, model)
 
 
 @post("/models/load", status_code=200, operation_class=taking(ModelToLoad))

@@ -6,6 +6,7 @@ from litestar import get, post
 from litestar.openapi import ResponseSpec
 from litestar.response import Stream
 
+from api.access.operator import is_still_operator
 from api.background.farm_events import read_farm
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
@@ -24,10 +25,14 @@ async def show_farm(request: Http) -> FarmCard:
 
 @get("/events", responses={200: ResponseSpec(str, media_type="text/event-stream", generate_examples=False)})
 async def follow_farm(request: Http) -> Stream:
-    """The state of the farm once a second, as server-sent events: `farm` with the answer of GET /farm, or `away`."""
+    """The state of the farm once a second, as server-sent events: `farm` with the answer of GET /farm, or `away`. The
+    stream ends when the operator's key does."""
     # The type as a header: the framework would let the handler's annotation decide it.
     headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"}
-    return Stream(process_of(request).farm_events.follow(), headers=headers | {"x-accel-buffering": "no"})
+    return Stream(
+        process_of(request).farm_events.follow(lambda: is_still_operator(request)),
+        headers=headers | {"x-accel-buffering": "no"},
+    )
 
 
 @get("/hosts")

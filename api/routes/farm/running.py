@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from litestar import get, post
-from litestar.params import FromQuery
+from litestar.params import FromPath, FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
@@ -12,6 +12,7 @@ from control import requests
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
+from control.requests.upkeep.life import RequestLife, life_of
 
 _MOST = 1_000
 
@@ -21,13 +22,21 @@ async def list_requests(
     request: Http, model: FromQuery[str | None] = None, tenant: FromQuery[str | None] = None
 ) -> Requests:
     """The oldest 1,000 requests that wait or run, oldest first, of all models and tenants or of one."""
-    found = await on_farm(request, _list, model)
-    return Requests(data=[one for one in found if tenant in (None, one.tenant)][:_MOST])
+    return Requests(data=await on_farm(request, _list, model, tenant))
 
 
-def _list(client: SyncRedis, model: str | None) -> list[OpenRequest]:
-    found = [one for name in catalog.model_names(client, model) for one in requests.open_requests(client, name, _MOST)]
-    return sorted(found, key=lambda one: -one.age_ms)
+def _list(client: SyncRedis, model: str | None, tenant: str | None) -> list[OpenRequest]:
+    return requests.open_requests(client, catalog.model_names(client, model), _MOST, tenant)
+
+
+@get("/requests/{rid:str}")
+async def show_life(request: Http, rid: FromPath[str]) -> RequestLife:
+    """The phases of one request, the epochs that had it and the faults that it met; until two minutes after its end."""
+    return await on_farm(request, _life, rid)
+
+
+def _life(client: SyncRedis, rid: str) -> RequestLife:
+    return life_of(client, catalog.model_names(client), rid)
 
 
 @post("/requests/cancel", status_code=200, operation_class=taking(RequestNamed))

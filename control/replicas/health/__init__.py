@@ -9,7 +9,9 @@ from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
 from control.replicas.health.overview import AssetsMark, Overview, ReplicaOverview, overview, overviews
 from control.replicas.health.poisoning import (
+    Fault,
     Poison,
+    faults,
     poison,
     poison_history,
     read_poison,

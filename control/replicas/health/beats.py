@@ -39,8 +39,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that got their first token."""
     first_tokens_ms: int = 0
     """The sum of their times from the queue to the first token."""
-    loaded_percent: int = 0
-    """Part of the checkpoint that was read, in the phase loading."""
+    read_bytes: int = 0
+    """Of the checkpoint's `weight_bytes`, in the phase loading; 0 of 0 before it."""
+    weight_bytes: int = 0
     progress: int = 0
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from control.keys import ModelKeys
-from control.messages import ModelSpec
+from control.messages import ModelKind, ModelSpec, PoolingAssets
 from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
@@ -18,7 +20,7 @@ from control.redis.connection import Call, read, run_every
 from control.replicas.health.beats import Beat
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
-from control.replicas.health.state import ReplicaState, ReplicaView, model_state, replica_state
+from control.replicas.health.state import ReplicaState, ReplicaView, loading_bytes, model_state, replica_state
 from control.replicas.lease import holder
 
 _TOGETHER = 64
@@ -31,7 +33,8 @@ AssetsMark = tuple[str | None, ...]
 class ReplicaOverview:
     """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
     names the hosts of those that are, comma between. `revision` is that of the specification which it runs, `backend`
-    what its answers depend on, once it has loaded."""
+    what its answers depend on, once it has loaded. `done_bytes` of `total_bytes` were downloaded of a file, or read of
+    the weights; 0 of 0 while it does neither. It is not `placed` while no host has it, or has room for it."""
 
     replica: str
     revision: int
@@ -43,13 +46,16 @@ class ReplicaOverview:
     seq: int
     beats: list[Beat | None]
     backend: Backend | None = None
+    done_bytes: int = 0
+    total_bytes: int = 0
+    placed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`queued` requests wait for the model; leaders claim none while it is `paused`. `revision` is its specification's,
     `wanted` how many replicas that asks for, and `rolled_out` how many of this revision serve. `assets` changes with
-    the assets of the model; None while it was never loaded."""
+    the assets of the model, and `kind` is what it gives; None while it was never loaded."""
 
     model: str
     state: ReplicaState
@@ -62,6 +68,7 @@ class Overview:
     replicas: list[ReplicaOverview]
     paused: bool = False
     load: ModelLoad = field(default_factory=ModelLoad)
+    kind: ModelKind | None = None
 
     @property
     def is_rolled_out(self) -> bool:
@@ -87,7 +94,7 @@ def overview(client: SyncRedis, model: str) -> Overview:
 def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
     """Of a few models, in two round trips."""
     about = iter(run_every(client, [call for spec in specs for call in _about(spec)]))
-    models = [_Model(spec, *islice(about, 4)) for spec in specs]
+    models = [_Model(spec, *islice(about, 5)) for spec in specs]
     found = iter(run_every(client, [call for model in models for call in _of_replicas(model)]))
     return [_overview(model, found) for model in models]
 
@@ -99,6 +106,7 @@ class _Model:
     spec: ModelSpec
     load: ModelLoad
     assets: AssetsMark | None
+    kind: ModelKind | None
     assigned: dict[str, catalog.Assigned]
     backends: dict[str, Backend]
 
@@ -109,6 +117,7 @@ def _about(spec: ModelSpec) -> list[Call[Any]]:
     return [
         load_of(spec.name),
         read("HMGET", model.assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_mark),
+        read("HMGET", model.assets, "created", "pooling", parse=_kind),
         catalog.replicas(spec.name),
         backends(spec.name),
     ]
@@ -143,6 +152,7 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
         replicas=replicas,
         paused=spec.paused,
         load=about.load,
+        kind=about.kind,
     )
 
 
@@ -163,6 +173,7 @@ def _replica(
     state, detail = replica_state(view)
     leader = beats[0]
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
+    done, total = loading_bytes(state, status, [beat for beat in beats if beat is not None and beat.epoch == epoch])
     return ReplicaOverview(
         replica=name,
         revision=revision,
@@ -174,7 +185,21 @@ def _replica(
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
         beats=beats,
         backend=backend,
+        done_bytes=done,
+        total_bytes=total,
+        placed=bool(hosts) or (status is not None and status.state != "unplaceable"),
     )
+
+
+def _kind(reply: list[str | None]) -> ModelKind | None:
+    """None without assets, and where a later version wrote a kind that this one does not know."""
+    created, pooling = reply
+    if pooling is None:
+        return None if created is None else "generate"
+    try:
+        return msgspec.json.decode(pooling, type=PoolingAssets).kind
+    except msgspec.DecodeError:
+        return None
 
 
 def _mark(reply: list[str | None]) -> AssetsMark | None:

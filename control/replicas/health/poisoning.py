@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from control.constants import POISONS_LENGTH
 from control.keys import ModelKeys, ReplicaKeys
 from control.redis.clients import SyncRedis
@@ -57,3 +59,35 @@ def poison_history(model: str, replica: str) -> Call[list[Poison]]:
 
     stream = ReplicaKeys(model, replica).poisons
     return read("XREVRANGE", stream, "+", "-", "COUNT", POISONS_LENGTH, parse=parse)
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A poison with the time of the server at which it was set."""
+
+    at_ms: int
+    epoch: int
+    rank: int
+    """The rank that caused or noticed it; -1 where no rank did."""
+    kind: str
+    message: str
+
+
+def faults(model: str, replica: str, since_ms: int = 0, until_ms: int | None = None) -> Call[list[Fault]]:
+    """The poisons of a replica in a time, oldest first."""
+
+    def parse(reply: list[Entry]) -> list[Fault]:
+        return [
+            Fault(
+                at_ms=int(entry.partition("-")[0]),
+                epoch=int(one["epoch"]),
+                rank=int(one["rank"]),
+                kind=one["kind"],
+                message=one["message"],
+            )
+            for entry, one in reply
+        ]
+
+    until = "+" if until_ms is None else until_ms
+    return read(
+        "XRANGE", ReplicaKeys(model, replica).poisons, since_ms, until, "COUNT", 2 * POISONS_LENGTH, parse=parse
+    )

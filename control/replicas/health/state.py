@@ -73,7 +73,8 @@ def _obstacle(view: ReplicaView) -> str | None:
         if beat is None or beat.epoch != view.epoch:
             return f"rank {rank} is not there yet"
         if beat.phase != "ready":
-            much = f": {beat.loaded_percent} %" if beat.phase == "loading" and beat.loaded_percent else ""
+            share = int(100 * beat.read_bytes / max(1, beat.weight_bytes))
+            much = f": {share} %" if beat.phase == "loading" and share else ""
             return f"rank {rank} is {beat.phase}{much}"
     if (stuck := _stuck(view.beats)) is not None:
         return stuck
@@ -105,3 +106,15 @@ def model_state(replicas: Sequence[tuple[ReplicaState, str]], unload: bool = Fal
     if state == "draining" and not unload:
         return "recovering", "it is being replaced"
     return state, detail
+
+
+def loading_bytes(state: ReplicaState, status: Status | None, beats: Sequence[Beat]) -> tuple[int, int]:
+    """Bytes that are done and all of them: of a download, else of the weights that all ranks read; (0, 0) in other
+    states. `beats` are those of the epoch."""
+    if state not in ("loading", "recovering"):
+        return 0, 0
+    if status is not None and status.state == "starting" and status.download_bytes:
+        return status.downloaded_bytes, status.download_bytes
+    if not any(beat.phase == "loading" for beat in beats):
+        return 0, 0
+    return sum(beat.read_bytes for beat in beats), sum(beat.weight_bytes for beat in beats)

@@ -22,12 +22,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     attempts: int = 0
     tp: int = 0
+    downloaded_bytes: int = 0
+    """Of the file that is being downloaded; `download_bytes` are all of it, 0 where there is no download."""
+    download_bytes: int = 0
 
 
 def write_status(
     client: SyncRedis, model: str, replica: str, state: AgentState, detail: str, **fields: str | int
 ) -> None:
-    """Set state and detail, and those of host, attempts and tp that are given."""
+    """Set state and detail, and the other fields that are given."""
     words = ["state", state, "detail", detail, *(word for pair in fields.items() for word in pair)]
     run(client, write("HSET", ReplicaKeys(model, replica).status, *words, parse=int))
 

@@ -1,109 +1,176 @@
-"""The life of one request, for an operator: its phases, its attempts, and the faults of the replica that had it."""
+"""The life of one request, for an operator: its phases, the epochs that had it, and the faults that it met."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from control.clock import now_ms
 from control.errors import RequestNotFound
-from control.keys import ModelKeys, ReplicaKeys
+from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every
-from control.redis.streams import Entry
+from control.redis.connection import Call, read, run_every
+from control.replicas import health
+from control.requests.upkeep import facts
 
-_PHASES = {
-    "t_received": "received",
-    "t_enqueued": "queued",
-    "t_claimed": "claimed",
-    "t_prefill": "prefill",
-    "t_first": "first token",
-    "t_last": "ended",
-}
-_COUNTS = ("attempts", "prompt_tokens", "cached_tokens", "seq", "tokenless", "n")
-_TEXTS = ("state", "tenant", "account", "priority", "replica", "cause")
-_FIELDS = (*_TEXTS, *_COUNTS, *_PHASES)
+_BEFORE = {"t_received": "received", "t_enqueued": "queued"}
+_WITHIN = {"t_claimed": "claimed", "t_prefill": "prefill", "t_first": "first token", "t_last": "ended"}
+_FIELDS = (*facts.FIELDS, "cause", "cached_tokens", "n", "epochs", *_BEFORE, *_WITHIN)
+_ORDER = ("received", "queued", "claimed", "prefill", "first token", "fault", "epoch", "adopted", "ended")
+"""Of phases in one millisecond."""
+_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
+"""Of the ids in answers; what follows is the request's id."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of a request, or a fault that it met."""
+    """A moment of a request, a fault that it met (`fault: KIND`), or the begin of an epoch after its first claim."""
 
     at_ms: int
     name: str
     detail: str = ""
 
 
-class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
-    """`replica` had the request last; `key` is what its usage is counted under. `phases` are in order of time, with the
-    poisons of that replica from the claim to the end."""
+class RequestEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica's epoch that was given the request at `at_ms`. `until_ms` is the time of its fault, of the next epoch
+    or of the request's end; None while it goes on."""
 
-    id: str
-    model: str
-    state: str
-    tenant: str
-    key: str
-    priority: str
     replica: str
+    epoch: int
+    at_ms: int
+    until_ms: int | None
+    formed: health.Formation | None
+    """The stages of its formation, if it was formed after the request's first claim."""
+    fault: health.Fault | None
+    """The fault that ended it."""
+
+
+class RequestLife(facts.RequestFacts, frozen=True, kw_only=True):
+    """`phases` and `epochs` are in order of time. Times are Redis' clock; `received` is the API process's."""
+
+    read_ms: int
+    """The time of this reading."""
     cause: str
-    attempts: int
     choices: int
-    prompt_tokens: int
     cached_tokens: int
-    completion_tokens: int
     phases: list[Phase]
+    epochs: list[RequestEpoch]
+
+
+def bare_id(rid: str) -> str:
+    """The request's id in the id of an answer.
+
+    >>> bare_id("chatcmpl-1f0c")
+    '1f0c'
+    """
+    for prefix in _PREFIXES:
+        rid = rid.removeprefix(prefix)
+    return rid
 
 
 def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
-    """The request in any of the models. Raises RequestNotFound, RedisUnavailable."""
-    found = run_every(client, [_look(model, rid) for model in models])
-    for model, fields in zip(models, found, strict=True):
-        if fields["state"]:
-            return _life(client, model, rid, fields)
-    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
-
-
-def _look(model: str, rid: str) -> Call[dict[str, str]]:
-    def parse(reply: list[str | None]) -> dict[str, str]:
-        return {name: value or "" for name, value in zip(_FIELDS, reply, strict=True)}
-
-    return read("HMGET", ModelKeys(model).request(rid), *_FIELDS, parse=parse)
-
-
-def _life(client: SyncRedis, model: str, rid: str, fields: dict[str, str]) -> RequestLife:
-    counts = {name: int(fields[name] or 0) for name in _COUNTS}
-    phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in _PHASES.items() if fields[key]]
-    if fields["t_claimed"] and fields["replica"]:
-        since, until = fields["t_claimed"], fields["t_last"] or "+"
-        phases += run(client, _faults(model, fields["replica"], since, until))
-    order = list(_PHASES.values())
-    phases.sort(key=lambda phase: (phase.at_ms, order.index(phase.name) if phase.name in order else len(order)))
+    """The request in any of the models, by its id or that of its answer. Raises RequestNotFound, RedisUnavailable."""
+    rid = bare_id(rid)
+    model, fields = find(client, models, rid, _FIELDS)
+    given = _given(fields)
+    since, until = given[0][2] if given else 0, int(fields["t_last"]) if fields["t_last"] else None
+    replicas = sorted({replica for replica, _, _ in given})
+    known = run_every(client, [health.faults(model, name, since, until) for name in replicas])
+    some_formed = run_every(client, [health.formations(model, name) for name in replicas])
+    formed = [
+        (name, one)
+        for name, some in zip(replicas, some_formed, strict=True)
+        for one in some
+        if since < one.led and (until is None or one.led < until)
+    ]
+    faults = [(name, one) for name, some in zip(replicas, known, strict=True) for one in some]
+    phases = [
+        *_moments(fields, given),
+        *(_fault(one) for name, one in faults if _holder(given, one.at_ms) == name),
+        *(_epoch(name, one) for name, one in formed if _holder(given, one.led) == name),
+    ]
     return RequestLife(
-        id=rid,
-        model=model,
-        state=fields["state"],
-        tenant=fields["tenant"],
-        key=fields["account"],
-        priority=fields["priority"],
-        replica=fields["replica"],
+        **facts.facts_of(model, rid, fields),
+        read_ms=now_ms(),
         cause=fields["cause"],
-        attempts=counts["attempts"],
-        choices=counts["n"],
-        prompt_tokens=counts["prompt_tokens"],
-        cached_tokens=counts["cached_tokens"],
-        completion_tokens=counts["seq"] - counts["tokenless"],
-        phases=phases,
+        choices=int(fields["n"] or 0),
+        cached_tokens=int(fields["cached_tokens"] or 0),
+        phases=sorted(phases, key=_place),
+        epochs=_epochs(given, faults, formed, until),
     )
 
 
-def _faults(model: str, replica: str, since_ms: str, until_ms: str) -> Call[list[Phase]]:
-    """The poisons of a replica in a time, oldest first."""
+def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """The model that has the request, and these fields of it, of which `state` is one. Raises RequestNotFound."""
+    found = run_every(client, [_look(model, rid, fields) for model in models])
+    for model, one in zip(models, found, strict=True):
+        if one["state"]:
+            return model, one
+    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
 
-    def parse(reply: list[Entry]) -> list[Phase]:
-        return [_fault(entry, fields) for entry, fields in reply]
 
-    return read("XRANGE", ReplicaKeys(model, replica).poisons, since_ms, until_ms, "COUNT", 64, parse=parse)
+def _look(model: str, rid: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
+    def parse(reply: list[str | None]) -> dict[str, str]:
+        return facts.named(names, reply)
+
+    return read("HMGET", ModelKeys(model).request(rid), *names, parse=parse)
 
 
-def _fault(entry: str, fields: dict[str, Any]) -> Phase:
-    rank = "" if fields["rank"] == "-1" else f"rank {fields['rank']}: "
-    return Phase(at_ms=int(entry.partition("-")[0]), name=f"fault: {fields['kind']}", detail=rank + fields["message"])
+def _given(fields: dict[str, str]) -> list[tuple[str, int, int]]:
+    """Replica, epoch and time of each hand-over to a leader, oldest first."""
+    parts = [one.rsplit(":", 2) for one in fields["epochs"].split()]
+    return [(replica, int(epoch), int(at)) for replica, epoch, at in parts]
+
+
+def _holder(given: list[tuple[str, int, int]], at_ms: int) -> str:
+    """The replica that had the request at a time, "" for none."""
+    return next((replica for replica, _, since in reversed(given) if since <= at_ms), "")
+
+
+def _moments(fields: dict[str, str], given: list[tuple[str, int, int]]) -> list[Phase]:
+    """The phases that the request's hash holds. The last claim has a time of its own; the other hand-overs after the
+    first are adoptions."""
+    moments = _BEFORE | _WITHIN
+    phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in moments.items() if fields[key]]
+    claim = next((place for place, one in enumerate(given) if str(one[2]) == fields["t_claimed"]), None)
+    for place, (replica, epoch, at_ms) in enumerate(given):
+        if place != claim:
+            phases.append(
+                Phase(at_ms=at_ms, name="adopted" if place else "claimed", detail=f"{replica}, epoch {epoch}")
+            )
+    return phases
+
+
+def _fault(one: health.Fault) -> Phase:
+    named = one.rank < 0 or one.message.startswith(f"rank {one.rank} ")
+    rank = "" if named else f"rank {one.rank}: "
+    return Phase(at_ms=one.at_ms, name=f"fault: {one.kind}", detail=rank + one.message)
+
+
+def _epoch(replica: str, one: health.Formation) -> Phase:
+    return Phase(
+        at_ms=one.led, name="epoch", detail=f"{replica}, epoch {one.epoch}: loaded after {one.loaded - one.led} ms"
+    )
+
+
+def _place(phase: Phase) -> tuple[int, int]:
+    return phase.at_ms, _ORDER.index(phase.name.partition(":")[0])
+
+
+def _epochs(
+    given: list[tuple[str, int, int]],
+    faults: list[tuple[str, health.Fault]],
+    formed: list[tuple[str, health.Formation]],
+    until: int | None,
+) -> list[RequestEpoch]:
+    """The hand-overs, each with what ended it."""
+    ends = [*(at_ms for _, _, at_ms in given[1:]), until]
+    by_epoch = {(name, one.epoch): one for name, one in faults}
+    formations = {(name, one.epoch): one for name, one in formed}
+    found: list[RequestEpoch] = []
+    for (replica, epoch, at_ms), end in zip(given, ends, strict=bool(given)):
+        fault = by_epoch.get((replica, epoch))
+        stop = fault.at_ms if fault is not None else end
+        formation = formations.get((replica, epoch))
+        found.append(
+            RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
+        )
+    return found

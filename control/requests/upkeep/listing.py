@@ -3,67 +3,67 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
-
-import msgspec
+from collections.abc import Sequence
 
 from control.clock import now_ms
-from control.errors import RequestNotFound
 from control.keys import CLASSES, ModelKeys
 from control.messages import RequestState
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, optional_text, read, run, run_every
+from control.redis.connection import Call, read, run, run_every
 from control.requests.ending import cancel
+from control.requests.upkeep import facts
+from control.requests.upkeep.life import bare_id, find
 
 _PAGE = 16
 """Entries of a queue that are read in one go."""
-_COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
-_FIELDS = ("state", "tenant", "account", "priority", "replica", "cancel", *_COUNTS)
+_FIELDS = ("t_enqueued", "ticket", *facts.FIELDS)
 
 
-class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`age_ms` counts from its enqueueing; `key` is what its usage is counted under; `replica` has it while it runs."""
+class OpenRequest(facts.RequestFacts, frozen=True, kw_only=True):
+    """`age_ms` counts from its enqueueing. `position` is its place in the order of arrival, from 1; None once it runs,
+    and only then it has a `replica`."""
 
-    id: str
-    model: str
-    state: str
-    tenant: str
-    key: str
-    priority: str
     age_ms: int
-    prompt_tokens: int
-    completion_tokens: int
-    attempts: int
-    replica: str
-    cancelled: bool
-    """It was asked to end, and does so with its next step."""
+    position: int | None
 
 
-def open_requests(client: SyncRedis, model: str, limit: int) -> list[OpenRequest]:
-    """Up to `limit` requests that wait or run, oldest first. Raises RedisUnavailable."""
-    keys = ModelKeys(model)
-    found = run_every(client, [_look(model, rid, now_ms()) for rid in _oldest(client, keys, limit)])
+def open_requests(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | None = None) -> list[OpenRequest]:
+    """Up to `limit` requests of these models that wait or run, oldest first; `tenant`: only its own.
+
+    Raises RedisUnavailable.
+    """
+    claimed = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
+    left, now = dict(zip(models, claimed, strict=True)), now_ms()
+    oldest = _oldest(client, models, limit, tenant)
+    found = run_every(client, [_look(model, rid, now, left[model]) for model, rid in oldest])
     living = [one for one in found if one is not None and one.state in ("queued", "running")]
-    return sorted(living, key=lambda one: -one.age_ms)[:limit]
+    return sorted(living, key=lambda one: -one.age_ms)
 
 
-def _oldest(client: SyncRedis, keys: ModelKeys, limit: int) -> list[str]:
-    """The requests that joined a queue first, those that run included: a merge of all queues, read in pages."""
-    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for name in CLASSES])
-    queues = [keys.queue(name, tenant) for name, found in zip(CLASSES, tenants, strict=True) for tenant in found]
-    pages = run_every(client, [_page(queue, "-") for queue in queues])
-    heads = [(*page[0], queue, page[1:]) for queue, page in zip(queues, pages, strict=True) if page]
+def _oldest(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | None) -> list[tuple[str, str]]:
+    """Model and id of the requests that joined a queue first, those that run included: a merge of all queues, read in
+    pages."""
+    classes = [(ModelKeys(model), name) for model in models for name in CLASSES]
+    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for keys, name in classes])
+    queues = [
+        (keys.model, keys.queue(name, one))
+        for (keys, name), found in zip(classes, tenants, strict=True)
+        for one in found
+        if tenant in (None, one)
+    ]
+    pages = run_every(client, [_page(queue, "-") for _, queue in queues])
+    heads = [(*page[0], *queue, page[1:]) for queue, page in zip(queues, pages, strict=True) if page]
     heapq.heapify(heads)
-    rids = list[str]()
-    while heads and len(rids) < limit:
-        joined, rid, queue, rest = heads[0]
-        rids.append(rid)
+    oldest = list[tuple[str, str]]()
+    while heads and len(oldest) < limit:
+        joined, rid, model, queue, rest = heads[0]
+        oldest.append((model, rid))
         rest = rest or run(client, _page(queue, f"({'-'.join(map(str, joined))}"))
         if rest:
-            heapq.heapreplace(heads, (*rest[0], queue, rest[1:]))
+            heapq.heapreplace(heads, (*rest[0], model, queue, rest[1:]))
         else:
             heapq.heappop(heads)
-    return rids
+    return oldest
 
 
 def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
@@ -76,36 +76,28 @@ def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
 
 
 def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
-    """End a request whosever it is, as an operator may. Raises RequestNotFound."""
-    asked = [read("HGET", ModelKeys(model).request(rid), "tenant", parse=optional_text) for model in models]
-    owners = run_every(client, asked)
-    for model, tenant in zip(models, owners, strict=True):
-        if tenant is not None:
-            [state] = run_every(client, [cancel(model, rid, tenant, "cancelled by the operator")])
-            return state
-    raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
+    """End a request whosever it is, as an operator may, by its id or that of its answer. Raises RequestNotFound."""
+    rid = bare_id(rid)
+    model, fields = find(client, models, rid, ("state", "tenant"))
+    return run(client, cancel(model, rid, fields["tenant"], "cancelled by the operator"))
 
 
-def _look(model: str, rid: str, now: int) -> Call[OpenRequest | None]:
+def _look(model: str, rid: str, now: int, claimed: int) -> Call[OpenRequest | None]:
     def parse(reply: list[str | None]) -> OpenRequest | None:
-        since, *values = reply
-        if since is None:
+        fields = facts.named(_FIELDS, reply)
+        if not fields["t_enqueued"]:
             return None
-        fields: dict[str, Any] = {name: value or "" for name, value in zip(_FIELDS, values, strict=True)}
-        attempts, prompt_tokens, seq, tokenless = (int(fields[name] or 0) for name in _COUNTS)
+        found = facts.facts_of(model, rid, fields)
+        if found["state"] != "running":
+            found["replica"] = ""
         return OpenRequest(
-            id=rid,
-            model=model,
-            state=fields["state"],
-            tenant=fields["tenant"],
-            key=fields["account"],
-            priority=fields["priority"],
-            age_ms=max(0, now - int(since)),
-            replica=fields["replica"] if fields["state"] == "running" else "",
-            cancelled=fields["cancel"] == "1",
-            attempts=attempts,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=seq - tokenless,
+            **found,
+            age_ms=max(0, now - int(fields["t_enqueued"])),
+            position=max(1, int(fields["ticket"] or 0) - claimed) if found["state"] == "queued" else None,
         )
 
-    return read("HMGET", ModelKeys(model).request(rid), "t_enqueued", *_FIELDS, parse=parse)
+    return read("HMGET", ModelKeys(model).request(rid), *_FIELDS, parse=parse)
+
+
+def _count(reply: str | None) -> int:
+    return int(reply or 0)

@@ -14,6 +14,7 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.redis_traffic import traffic
 from ops.bench.common.summary import median
+from ops.bench.control.counting import counting
 from ops.bench.control.outside import outside
 from ops.bench.control.stepping import Metronome, Turn, stepping
 from ops.bench.control.work import hashing, timed
@@ -35,8 +36,9 @@ ROUNDS = 5
 def control(steps: int, tp: tuple[int, ...]) -> None:
     """Run the leader's real step loop on a private server, around an engine that costs nothing or 4 ms.
 
-    Other ranks are processes that acknowledge at once. At the end the demonstration model runs in that loop: what a
-    step takes outside its forward. Exit status 1 where a limit is missed.
+    Other ranks are processes that acknowledge at once. Then steps with and without counting for Prometheus run in
+    turns. At the end the demonstration model runs in that loop: what a step takes outside its forward. Exit status 1
+    where a limit is missed.
     """
     click.echo(f"{describe()}\n{steps} steps each, medians")
     missed = 0
@@ -48,6 +50,7 @@ def control(steps: int, tp: tuple[int, ...]) -> None:
             click.echo(f"ranks: {ranks}; beside a step of {1000 * STEP_S:g} ms")
             missed += sum(not beside(url, rows, steps, ranks) for rows in ALONE_MS)
         click.echo("")
+        missed += not counting(url, steps)
         missed += not outside(url, steps)
         client.close()
     if missed:

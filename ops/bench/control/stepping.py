@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import abc
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from control.commands import BatchChange, GenerateStep, StepImage
-from control.messages import GenerationRequest, ModelAssets, Sampling
+from control.messages import GenerationRequest, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
@@ -180,6 +181,7 @@ class Loop:
     """A leader with requests under way."""
 
     serving: Serving
+    manager: RequestManager
     group: TimedGroup
     exchange: TimedExchange
     engine: Clocked
@@ -229,7 +231,7 @@ def stepping(
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
         exchange = TimedExchange(client, blocking, lease, heartbeat.check)
         stack.enter_context(exchange)
-        manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(_no_assets()))
+        manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(Future(), []))
         dead_replicas = DeadReplicas(client, lease)
         sampler = SameToken() if isinstance(engine, Metronome) else StepSampler()
         serving = Serving(
@@ -245,7 +247,7 @@ def stepping(
         for _ in range(rows):
             run(client, _request(steps + 50))
         serving.run(lambda: serving.busy)
-        yield Loop(serving, group, exchange, engine)
+        yield Loop(serving, manager, group, exchange, engine)
 
 
 def _time_offers(emitter: Emitter, exchange: TimedExchange) -> None:
@@ -255,21 +257,6 @@ def _time_offers(emitter: Emitter, exchange: TimedExchange) -> None:
         exchange.seconds += timed(begin)
 
     emitter.begin = timed_begin  # type: ignore[method-assign]
-
-
-def _no_assets() -> ModelAssets:
-    """Of a model without words."""
-    return ModelAssets(
-        tokenizer_json="{}",
-        tokenizer_config={},
-        chat_template=None,
-        generation_config={},
-        context_length=1,
-        vocab_size=1,
-        eos_ids=[],
-        kv_tokens=1,
-        created=0,
-    )
 
 
 def _request(tokens: int) -> Call[Enqueued]:

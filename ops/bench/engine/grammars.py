@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import random
 import time
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import psutil
 import torch
+from llguidance import LLTokenizer
 from tokenizers import pre_tokenizers
 
 from control.messages import Grammar, ModelAssets, Sampling
+from control.text.grammar import tokenizer_of
+from control.text.vocabulary import read_token_bytes
 from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
@@ -74,7 +78,9 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
     click.echo(f"{machine}\n{vocabulary} tokens, {steps} steps")
     process, begun = psutil.Process(), time.perf_counter()
     before = process.memory_info().rss
-    known = Grammars(made_up(vocabulary))
+    assets, form = made_up(vocabulary), Future[LLTokenizer]()
+    form.set_result(tokenizer_of(read_token_bytes(assets.tokenizer_json, assets.vocab_size), assets.eos_ids))
+    known = Grammars(form, assets.eos_ids)
     _compile(known, Grammar("regex", "a"))
     grown = (process.memory_info().rss - before) / 2**20
     click.echo(f"vocabulary: {time.perf_counter() - begun:.2f} s, {grown:.0f} MiB")

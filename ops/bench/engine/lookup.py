@@ -61,6 +61,12 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     ),
 }
 """Bodies of requests, and the least ratio of the rates with and without guesses."""
+EDIT = "an edit of predicted text"
+"""The case whose answer, but for one line or sentence, is sent as its prediction; its limit is that of a copy."""
+EDITED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Write a long story about a river and the people beside it."}],
+    "temperature": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Answer:
 def lookup(
     model: str, tokens: int, rounds: int, tp: int, quant: str | None, dequantize: bool, lookup: int | None
 ) -> None:
-    """Measure how much faster MODEL answers where the context suggests the next tokens.
+    """Measure how much faster MODEL answers where the context or a prediction suggests the next tokens.
 
     The farm is private, with one CPU replica in float32. Each answer is asked for with and without guesses, in turn,
     and must be the same.
@@ -102,14 +108,23 @@ def lookup(
     say(f"starting a replica of {model}")
     figures: list[Figure] = []
     with private_farm(spec, (1,)) as (url, _, (name,)):
-        for case, (body, least) in CASES.items():
+        for case, (body, least) in (CASES | {EDIT: (EDITED, 1.8)}).items():
             asked = body | {"model": name, "max_tokens": tokens, "seed": 1}
+            if case == EDIT:
+                asked |= {"prediction": predicted(asyncio.run(ask(Base.of(url), asked)).text)}
             pairs = asyncio.run(measure(Base.of(url), asked, rounds))
             plain, guessed = (statistics.median(pair[turn].rate for pair in pairs) for turn in (0, 1))
             click.echo(f"{case}: {pairs[0][0].tokens} tokens, {plain:.1f} and {guessed:.1f} tokens/s")
             ratio = statistics.median(pair[1].rate / pair[0].rate for pair in pairs)
             figures.append(Figure(f"{case}: rate with guesses, of that without", ratio, least, at_least=True))
     conclude(figures)
+
+
+def predicted(answer: str) -> dict[str, str]:
+    """An answer with other words in its middle, as a prediction of it."""
+    words = answer.split(" ")
+    middle = len(words) // 2
+    return {"type": "content", "content": " ".join([*words[:middle], "something", "else", *words[middle + 6 :]])}
 
 
 async def measure(base: Base, body: dict[str, Any], rounds: int) -> list[tuple[Answer, Answer]]:

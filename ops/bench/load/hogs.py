@@ -82,10 +82,10 @@ async def play(scene: Scene, base: Base, redis_url: str, model: str, times: int)
     client = connect(redis_url)
 
     def begun() -> bool:
-        return any(one.completion_tokens for one in open_requests(client, model, MOST))
+        return any(one.completion_tokens for one in open_requests(client, [model], MOST))
 
     def over() -> bool:
-        return not open_requests(client, model, MOST)
+        return not open_requests(client, [model], MOST)
 
     try:
         for hog in scene.hogs:

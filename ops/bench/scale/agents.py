@@ -16,6 +16,7 @@ from control import keys
 from control.messages import Assignment, ModelAssets
 from control.placement import farm
 from control.placement.placement import Host
+from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run, run_every
@@ -28,7 +29,6 @@ from worker.agent.adoption import ReplicaRecord, record_key
 from worker.agent.agent import TICK_S, Agent
 from worker.agent.planner import Planner
 from worker.supervision.client import SupervisorClient
-from worker.supervision.version import VERSION
 from worker.supervision.wire import encode_line
 
 _TOGETHER = 10

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from datetime import UTC, datetime
 
 import click
 import msgspec
 
+from api.schemas.farm import letter_card
 from control import requests
 from control.operations.options import connect_to_farm, redis_option
 from control.redis.connection import run
 from control.requests import DeadLetter
+from ops.cli.tables import echo_json, json_option
 
 
 @click.group()
@@ -22,13 +23,17 @@ def dead() -> None:
 
 @dead.command(name="list")
 @click.argument("model")
+@json_option
 @redis_option
-def list_dead(model: str, redis_url: str | None) -> None:
+def list_dead(model: str, as_json: bool, redis_url: str | None) -> None:
     """List the dead letters of MODEL.
 
     A line has time, request id, tokens of the prompt and cause; the newest is first.
     """
     letters = run(connect_to_farm(redis_url), requests.dead_letters(model))
+    if as_json:
+        echo_json([letter_card(model, letter) for letter in letters])
+        return
     if not letters:
         click.echo(f"No dead letters of '{model}'.")
     for letter in letters:
@@ -38,15 +43,15 @@ def list_dead(model: str, redis_url: str | None) -> None:
 @dead.command()
 @click.argument("model")
 @click.argument("rid")
+@json_option
 @redis_option
-def show(model: str, rid: str, redis_url: str | None) -> None:
-    """Show the dead letter RID of MODEL as JSON.
+def show(model: str, rid: str, as_json: bool, redis_url: str | None) -> None:
+    """Show the dead letter RID of MODEL as JSON, with or without --json.
 
     It has the prompt and all parameters of the request.
     """
     letter = requests.dead_letter(connect_to_farm(redis_url), model, rid)
-    fields = dataclasses.asdict(letter) | {"params": letter.params, "at": _when(letter)}
-    click.echo(msgspec.json.format(msgspec.json.encode(fields), indent=2))
+    echo_json(msgspec.to_builtins(letter_card(model, letter)) | {"params": letter.params})
 
 
 @dead.command()

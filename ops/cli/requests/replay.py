@@ -16,32 +16,30 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints, replay
+from control.requests.upkeep.life import bare_id
+from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
+from control.requests.upkeep.replay import replay as compute_again
 
 TICK_S = 0.1
-_PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
-"""Of the ids in answers; what follows is the request's id."""
 
 
-@click.command(name="replay")
+@click.command()
 @click.argument("rid")
 @click.option("--times", type=click.IntRange(1, 64), default=1, show_default=True, help="Copies that run together.")
 @redis_option
-def replay_request(rid: str, times: int, redis_url: str | None) -> None:
+def replay(rid: str, times: int, redis_url: str | None) -> None:
     """Compute the request RID once more and compare it with what was answered.
 
     Tokens, log probabilities and ends must be equal. RID is the id of an answer or of its request. The API must have
     kept it: `furrow api --keep-requests SECONDS`. The exit status is 1 where something differs.
     """
     client = connect_to_farm(redis_url)
-    for prefix in _PREFIXES:
-        rid = rid.removeprefix(prefix)
-    kept = find_kept(client, [spec.name for spec in catalog.list_specs(client)], rid)
+    kept = find_kept(client, catalog.model_names(client), bare_id(rid))
     copies: list[str] = []
     try:
         for _ in range(times):
             copies.append(uuid.uuid4().hex)
-            replay(client, kept, copies[-1])
+            compute_again(client, kept, copies[-1])
         outcomes = [compare(kept, _answer(client, kept.model, copy)) for copy in copies]
     finally:
         for copy in copies:

@@ -26,9 +26,7 @@ def requests() -> None:
 def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_url: str | None) -> None:
     """List the oldest 1,000 requests that wait or run, oldest first."""
     client = connect_to_farm(redis_url)
-    names = catalog.model_names(client, model)
-    found = [one for name in names for one in control_requests.open_requests(client, name, MOST)]
-    found = sorted((one for one in found if tenant in (None, one.tenant)), key=lambda one: -one.age_ms)[:MOST]
+    found = control_requests.open_requests(client, catalog.model_names(client, model), MOST, tenant)
     if as_json:
         echo_json(found)
         return
@@ -51,7 +49,7 @@ def list_requests(model: str | None, tenant: str | None, as_json: bool, redis_ur
 @json_option
 @redis_option
 def show(rid: str, as_json: bool, redis_url: str | None) -> None:
-    """Show the phases of the request RID, and the faults of the replica that had it.
+    """Show the phases of the request RID, the epochs that had it, and the faults that it met.
 
     A request is kept for two minutes after its end.
     """

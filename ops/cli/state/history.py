@@ -5,23 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import click
-import msgspec
 
+from control.operations.history import EpochEvent
+from control.operations.history import history as events_of
 from control.operations.options import connect_to_farm, redis_option
-from control.records import catalog
-from control.redis.connection import run, run_every
-from control.replicas import health
 from ops.cli.tables import duration, echo_json, echo_table, json_option
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An epoch that was formed, or a fault that ended one. An epoch's number is the time of its begin in ms."""
-
-    at_ms: int
-    replica: str
-    epoch: int
-    event: str
-    detail: str
 
 
 @click.command()
@@ -31,43 +19,26 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def history(model: str, as_json: bool, redis_url: str | None) -> None:
     """List the latest epochs of MODEL and the faults that ended them, newest first.
 
-    Up to 64 of each are kept for a replica. A fault has the time of the epoch that it ended.
+    Up to 64 of each are kept for a replica.
     """
     client = connect_to_farm(redis_url)
-    catalog.model_names(client, model)
-    names = sorted(run(client, catalog.replicas(model)))
-    formed = run_every(client, [health.formations(model, name) for name in names])
-    poisons = run_every(client, [health.poison_history(model, name) for name in names])
-    found = [
-        *(_formed(name, one) for name, epochs in zip(names, formed, strict=True) for one in epochs),
-        *(_fault(name, one) for name, faults in zip(names, poisons, strict=True) for one in faults),
-    ]
-    found.sort(key=lambda one: (one.epoch, one.event == "fault"), reverse=True)
+    found = events_of(client, model)
     if as_json:
         echo_json(found)
         return
     if not found:
         click.echo(f"No epochs of '{model}' are known.")
         return
-    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, one.detail) for one in found]
+    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in found]
     echo_table([("TIME", "REPLICA", "EPOCH", "EVENT", "DETAIL"), *rows])
 
 
-def _formed(replica: str, one: health.Formation) -> Event:
-    stages = (
-        ("gathered", one.gathered - one.led),
-        ("joined", one.joined - one.gathered),
-        ("loaded", one.loaded - one.joined),
-    )
-    detail = ", ".join(f"{name} in {duration(max(0, ms))}" for name, ms in stages)
-    return Event(at_ms=one.led, replica=replica, epoch=one.epoch, event="formed", detail=detail)
-
-
-def _fault(replica: str, one: health.Poison) -> Event:
-    rank = "" if one.rank < 0 else f"rank {one.rank}: "
-    return Event(
-        at_ms=one.epoch, replica=replica, epoch=one.epoch, event="fault", detail=f"{rank}{one.kind}: {one.message}"
-    )
+def _detail(one: EpochEvent) -> str:
+    if one.event == "fault":
+        rank = "" if one.rank is None else f"rank {one.rank}: "
+        return f"{rank}{one.kind}: {one.message}"
+    stages = (("gathered", one.gathered_ms), ("joined", one.joined_ms), ("loaded", one.loaded_ms))
+    return ", ".join(f"{name} in {duration(ms or 0)}" for name, ms in stages)
 
 
 def _when(at_ms: int) -> str:

@@ -15,6 +15,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     state: str
+    version: str | None
     devices: list[str]
     replicas: list[str]
 
@@ -23,7 +24,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
 @json_option
 @redis_option
 def hosts(as_json: bool, redis_url: str | None) -> None:
-    """List the hosts with their state, devices and replicas.
+    """List the hosts with their state, version, devices and replicas.
 
     A host is away when its agent has no heartbeat; its ranks may serve all the same.
     """
@@ -32,6 +33,7 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
         HostRow(
             id=one.id,
             state="drained" if one.drained else "alive" if one.alive else "away",
+            version=one.version,
             devices=one.devices,
             replicas=one.replicas,
         )
@@ -43,5 +45,8 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
     if not found:
         click.echo("No hosts. Start one with `furrow worker`.")
         return
-    rows = [(one.id, one.state, ",".join(one.devices) or "cpu", " ".join(one.replicas) or "-") for one in found]
-    echo_table([("HOST", "STATE", "DEVICES", "REPLICAS"), *rows])
+    rows = [
+        (one.id, one.state, one.version or "-", ",".join(one.devices) or "cpu", " ".join(one.replicas) or "-")
+        for one in found
+    ]
+    echo_table([("HOST", "STATE", "VERSION", "DEVICES", "REPLICAS"), *rows])

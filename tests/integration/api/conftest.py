@@ -25,17 +25,27 @@ from tests.waiting import until
 class ApiProcess:
     """`python -m api` as a subprocess; its log lines are JSON."""
 
-    def __init__(self, redis_url: str, folder: Path, *options: str) -> None:
+    def __init__(self, redis_url: str, folder: Path, *options: str, port: int = 0) -> None:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"api-{self.port}.log"
-        command = [sys.executable, "-m", "api", "--redis", redis_url, "--port", str(self.port), *options]
-        with self.log.open("w") as log:
+        self._command = [sys.executable, "-m", "api", "--redis", redis_url, "--port", str(self.port), *options]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, again after its death: its address stays."""
+        with self.log.open("a") as log:
             environment = child_environment(FURROW_LOG_FORMAT="json")
-            self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+            self.process = subprocess.Popen(self._command, stderr=log, stdout=log, env=environment)
         until(self._answers, 40)
+
+    def kill(self) -> None:
+        """End it as SIGKILL does."""
+        self.process.kill()
+        self.process.wait(40)
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -59,8 +69,8 @@ class ApiProcess:
 
 
 @contextmanager
-def running_api(redis_url: str, folder: Path, *options: str) -> Iterator[ApiProcess]:
-    api = ApiProcess(redis_url, folder, *options)
+def running_api(redis_url: str, folder: Path, *options: str, port: int = 0) -> Iterator[ApiProcess]:
+    api = ApiProcess(redis_url, folder, *options, port=port)
     try:
         yield api
     finally:

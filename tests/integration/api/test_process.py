@@ -159,8 +159,7 @@ def test_ready_and_a_failed_model_tell_cause_and_remedy(
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
         assert refused.json()["error"]["message"] == (
-            "Model 'tiny' failed to load: the weights are gone. "
-            "Repair the cause, then run `furrow models load tiny` again"
+            "Model 'tiny' failed to load: the weights are gone. Repair the cause, then run `furrow models reload tiny`"
         )
     finally:
         health.clear_status(redis_client, "tiny", "r0")

@@ -11,7 +11,9 @@ from control import access, constants, keys, requests
 from control.commands import Ping
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling, encode
 from control.placement import farm
+from control.placement.host_facts import FilesHere, HostFacts, Space, put_facts
 from control.placement.placement import Host
+from control.process import VERSION
 from control.records import catalog
 from control.records.responses import Quota, StoredResponse, keep_response, watch_response
 from control.redis.clients import SyncRedis
@@ -25,6 +27,19 @@ from worker.leader.requests.crash_record import CrashRecord
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
 WEIGHTS = "0123456789abcdef"
+FACTS = HostFacts(
+    at_ms=1,
+    version=VERSION,
+    clock_ms=3,
+    round_trip_ms=0.2,
+    models=Space(path="/models", total=2**40, free=2**39),
+    cache=Space(path="/cache", total=2**40, free=2**39),
+    shared_memory=Space(path="/dev/shm", total=2**34, free=2**34),
+    compiler="c++: 12.2",
+    native="",
+    kernels_off=[],
+    files={MODEL: FilesHere(fingerprint=WEIGHTS)},
+)
 FORMATION = health.Formation(epoch=41, led=42, gathered=43, joined=44, loaded=45)
 
 
@@ -48,6 +63,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     spec = ModelSpec(name=MODEL, source="somewhere/demo", tp=2, replicas=2, devices=["cpu", "cpu"])
     catalog.put_spec(client, spec)
     farm.beat_host(client, Host(HOST, ("cuda:0",)), pid=99, memory_bytes=2**30)
+    run(client, put_facts(HOST, FACTS))
     assert farm.hold_placement(client, HOST)
     farm.assign(client, HOST, Assignment(spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"]))
     health.write_status(client, MODEL, "r0", "running", "", host=HOST, tp=2)

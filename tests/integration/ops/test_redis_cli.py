@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import asdict
 
 from control import keys
+from control.process import VERSION
 from control.redis.connection import connect
 from tests.integration.ops.cheat_sheet import SHEET, ask, pairs, questions, shell_blocks
 from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, WEIGHTS, Populated, populate
@@ -202,15 +203,22 @@ def _(lines: list[str], found: Populated) -> None:
 @check("Which hosts are alive, and what were they given?")
 def _(lines: list[str], found: Populated) -> None:
     assert lines[0] == HOST
-    host = pairs(lines[1:9])
-    assert (host["devices"], host["pid"], host["standby"]) == ("cuda:0", "99", "off")
-    assert lines[9] == f"{MODEL} r0"
-    assignment = json.loads(lines[10])
+    host = pairs(lines[1:11])
+    assert (host["version"], host["devices"], host["pid"], host["standby"]) == (VERSION, "cuda:0", "99", "off")
+    assert lines[11] == f"{MODEL} r0"
+    assignment = json.loads(lines[12])
     assert (assignment["ranks"], assignment["devices"], assignment.get("withdrawn", False)) == (
         [0, 1],
         ["cpu", "cpu"],
         False,
     )
+
+
+@check("What does an agent know of its host?")
+def _(lines: list[str], found: Populated) -> None:
+    facts = json.loads(lines[0])
+    assert (facts["version"], facts["files"][MODEL]["fingerprint"]) == (VERSION, WEIGHTS)
+    assert {"clock_ms", "models", "cache", "shared_memory", "compiler", "native", "ports"} <= set(facts)
 
 
 @check("Who plans, and which API processes are alive?")

@@ -14,7 +14,7 @@ FILE, FUNCTION = 300, 60
 def exceeding(top: str) -> set[str]:
     found = set[str]()
     for path in (ROOT / top).rglob("*"):
-        if path.suffix not in (".py", ".lua", ".cpp", ".h"):
+        if path.suffix not in (".py", ".lua", ".cpp", ".h", ".js"):
             continue
         text, name = path.read_text(), path.relative_to(ROOT).as_posix()
         if text.count("\n") > FILE:

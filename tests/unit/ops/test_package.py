@@ -34,8 +34,9 @@ def test_no_module_of_the_wheel_imports_one_that_is_left_out() -> None:
 
 
 def test_the_wheel_has_every_file_that_its_modules_read() -> None:
-    """Lua scripts, sources in C++ and the demonstration model."""
+    """Lua scripts, sources in C++, the console and the demonstration model."""
     for package, folder, count in (
+        ("api.console", "static", 15),
         ("control", "scripts", 20),
         ("worker.native", "source", 10),
         ("worker.collective", ".", 1),

@@ -9,7 +9,7 @@ from control.requests import Claims, Emission, EmitResult
 from worker.leader.requests.claimer import Claimer
 from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
-from worker.leader.requests.running import offers
+from worker.leader.requests.running import RunningRequest, offers
 
 GATHER_S = 0.008
 """Where steps are shorter, Redis gets the tokens of several together; first and last tokens don't wait for others."""
@@ -77,6 +77,7 @@ class Emitter:
 
     def _note_accepted(self, result: EmitResult) -> None:
         running = self._manager.running
+        taken: list[tuple[RunningRequest, Emission]] = []
         for rid, emission in self._offered.items():
             request = running.get(rid)
             if request is None:
@@ -85,6 +86,7 @@ class Emitter:
                 request.send_again(emission, result.behind[rid])
             else:
                 request.emitted(emission)
-                self._manager.counters.accepted(request, emission, result.accepted_ms)
+                taken.append((request, emission))
                 if emission.done is not None:
                     self._manager.finished(rid)
+        self._manager.counters.accepted(taken, result.accepted_ms)

@@ -5,6 +5,8 @@ A request that survived a crash counts once: its first token and its end are cou
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from control.messages import LogEntry
 from control.requests import Emission
 from worker.health.progress import Served
@@ -38,20 +40,38 @@ class RequestCounters:
             first_tokens_ms=int(1000 * seconds),
         )
 
-    def accepted(self, request: RunningRequest, emission: Emission, now_ms: int) -> None:
-        """Redis took the emission at `now_ms` of its clock."""
-        entries = emission.entries
-        tokens = sum([entry.token is not None for entry in entries])
-        if entries and emission.seq == 1 and entries[0].finish not in _WITHOUT_RESULT:
-            self._first(request, entries[0], now_ms)
-        elif tokens and request.emitted_ms:
-            self._counters.observe(series.BETWEEN_TOKENS, (now_ms - request.emitted_ms) / 1000 / tokens, tokens)
-        if tokens:
-            self._counters.add(series.GENERATION_TOKENS, tokens)
-            request.tokens += tokens
-            request.emitted_ms = now_ms
-        if emission.done is not None:
-            self._ended(request, entries, now_ms)
+    def accepted(self, rows: Iterable[tuple[RunningRequest, Emission]], now_ms: int) -> None:
+        """Redis took the emissions at `now_ms` of its clock.
+
+        Neighbours with equally many tokens since the same time are observed together: those are nearly all rows.
+        """
+        generated = times = each = since_ms = 0
+        for request, emission in rows:
+            tokens = 0
+            for entry in emission.entries:
+                if entry.token is not None:
+                    tokens += 1
+            if emission.seq == 1 and _has_result(emission):
+                self._first(request, emission.entries[0], now_ms)
+            elif tokens and request.emitted_ms:
+                if request.emitted_ms != since_ms or tokens != each:
+                    self._between(now_ms - since_ms, each, times)
+                    since_ms, each, times = request.emitted_ms, tokens, 0
+                times += 1
+            if tokens:
+                generated += tokens
+                request.tokens += tokens
+                request.emitted_ms = now_ms
+            if emission.done is not None:
+                self._ended(request, emission.entries, now_ms)
+        self._between(now_ms - since_ms, each, times)
+        if generated:
+            self._counters.add(series.GENERATION_TOKENS, generated)
+
+    def _between(self, gap_ms: int, tokens: int, times: int) -> None:
+        """`times` emissions had `tokens` tokens, `gap_ms` after the one before."""
+        if times:
+            self._counters.observe(series.BETWEEN_TOKENS, gap_ms / 1000 / tokens, times * tokens)
 
     def _first(self, request: RunningRequest, entry: LogEntry, now_ms: int) -> None:
         counters, prompt = self._counters, len(request.params.prompt)
@@ -74,6 +94,11 @@ class RequestCounters:
         counters.observe(series.REQUEST_GENERATION, request.tokens)
         if request.tokens > 1:
             counters.observe(series.PER_TOKEN, _seconds(first, now_ms) / (request.tokens - 1))
+
+
+def _has_result(emission: Emission) -> bool:
+    """True if its first entry is part of an answer."""
+    return bool(emission.entries) and emission.entries[0].finish not in _WITHOUT_RESULT
 
 
 def _seconds(since_ms: int, until_ms: int) -> float:

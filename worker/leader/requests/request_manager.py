@@ -219,7 +219,7 @@ class RequestManager:
     def _emit_end(self, request: RunningRequest, state: RequestState = "finished") -> None:
         """Emit a request's end by itself, and count it."""
         for emission, accepted_ms in self._exchange.emit_end(request, state):
-            self.counters.accepted(request, emission, accepted_ms)
+            self.counters.accepted([(request, emission)], accepted_ms)
 
     def note_load(self) -> None:
         """Count what runs now."""

@@ -12,6 +12,7 @@ from control.errors import Lost
 from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
+from worker.scheduling.lookup.prediction import Accepted, Prediction
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 log = structlog.get_logger()
@@ -54,10 +55,14 @@ class RunningRequest:
     """The time at which Redis took its last token from this leader; 0 before it."""
     tokens: int = 0
     """Number of generated tokens that the log in Redis has."""
+    predicted: list[Accepted] = field(default_factory=list[Accepted])
+    """The count of predicted tokens that each choice has; empty without a prediction."""
 
     @classmethod
     def begin(cls, claimed: Claimed, params: GenerationRequest) -> RunningRequest:
         """A claimed request without its log, which `replay` brings: continuing and beginning are the same."""
+        predicted = params.sampling.prediction
+        prediction = Prediction(params.prompt, predicted) if predicted else None
         sequences: list[Sequence | None] = [
             Sequence(
                 rid=claimed.rid,
@@ -68,10 +73,12 @@ class RunningRequest:
                 images=params.images,
                 flow=Flow(claimed.tenant, claimed.priority),
                 second=params.inputs[choice].second if params.inputs else 0,
+                prediction=prediction,
             )
             for choice in range(params.sampling.n)
         ]
         request = cls(claimed.rid, params, claimed.attempts, sequences)
+        request.predicted = [Accepted(prediction) for _ in sequences] if prediction is not None else []
         request.enqueued_ms, request.claimed_ms = claimed.enqueued_ms, claimed.claimed_ms
         request.first_ms = claimed.first_ms
         return request
@@ -86,6 +93,7 @@ class RunningRequest:
                 raise RuntimeError(f"request {self.rid}: its log goes on after the end of choice {entry.choice}")
             if entry.token is not None:
                 sequence.output.append(entry.token)
+                self._follow(sequence)
                 self.tokens += 1
             elif entry.prompt:
                 sequence.scored += len(entry.prompt)
@@ -115,6 +123,7 @@ class RunningRequest:
                 flow=sequence.flow,
                 scored=sequence.scored,
                 second=sequence.second,
+                prediction=sequence.prediction,
             )
 
     def prefilling(self) -> None:
@@ -134,10 +143,19 @@ class RunningRequest:
     ) -> None:
         """Note a token, the end of a choice, or both. Raises RuntimeError for a choice that has ended."""
         seq, cached, fingerprint = self._next(choice)
-        told = LogEntry(seq, choice, token, finish, cause, logprobs, cached, vector=vector, fingerprint=fingerprint)
+        count = self._follow(self.sequences[choice])
+        predicted = count if finish is not None else None
+        told = LogEntry(seq, choice, token, finish, cause, logprobs, cached, None, vector, fingerprint, predicted)
         self.history.append(told)
         if finish is not None:
             self.sequences[choice] = None
+
+    def _follow(self, sequence: Sequence | None) -> int | None:
+        """Read a choice's new tokens. Returns how many of the prediction it has; None without a prediction."""
+        if sequence is None or not self.predicted:
+            return None
+        self.predicted[sequence.choice].follow(sequence.output)
+        return self.predicted[sequence.choice].count
 
     def append_prompt(self, choice: int, tokens: list[PromptToken]) -> None:
         """Note the next tokens of a choice's prompt. Raises RuntimeError for a choice that has ended."""

@@ -18,8 +18,9 @@ from worker.repository.gguf.architectures import Architecture, architecture, exp
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel, read_model
 
-_ROUTER = "ffn_gate_inp.weight"
-"""Small, and its scores decide which experts are used: always plain numbers."""
+_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+"""Small, and their scores decide which experts are used: always plain numbers."""
+_RECURRENT_NORM = "ssm_norm.weight"
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -83,10 +84,10 @@ class GgufCheckpoint:
             parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
             part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
         if isinstance(part, Blocks):
-            return dequantize(part) if self._dequantized or stored.endswith(_ROUTER) else part
-        if self._kind.norm_offset and stored.endswith("norm.weight"):
+            return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
+        if self._kind.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
             return part - self._kind.norm_offset
-        return part
+        return _as_transformers(stored, part)
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
@@ -119,6 +120,19 @@ class GgufCheckpoint:
             heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
         order = torch.arange(rows.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
         return rows[order]
+
+
+def _as_transformers(name: str, part: Tensor) -> Tensor:
+    """Plain numbers of a recurrent layer, or of the gate of a shared expert, in transformers' form."""
+    if name.endswith(".ssm_a"):  # -exp(A_log)
+        if not (part <= 0).all():
+            raise ModelFilesError(
+                f"{name} has the value {part.max():g}; a decay is 0 or less. Convert the model again."
+            )
+        return (-part.double()).log()
+    if name.endswith(".ssm_conv1d.weight"):
+        return part.unsqueeze(1)
+    return part.view(1, -1) if name.endswith(_ROUTERS[1]) else part
 
 
 def _slice(name: str, place: StoredTensor, index: int) -> StoredTensor:

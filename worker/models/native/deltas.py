@@ -49,6 +49,7 @@ def _struct(module: GatedDelta, layout: StateLayout) -> Delta:
         value_dim=module.value_dim,
         taps=layout.window + 1,
         state=module.layer * layout.layer_numbers,
+        tiled=int(module.tiled),
     )
 
 

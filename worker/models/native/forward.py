@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from worker.kv.slab_step import SlabStep
 from worker.layers.parallel import Link
 from worker.models.batch import Batch
 from worker.models.native.plan import Plan
+from worker.models.native.replay import Guesses
 from worker.models.native.unsupported import NotNative
 from worker.native import library
 
@@ -40,6 +41,7 @@ class NativeForward:
         self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
         self._room = torch.empty(0, dtype=torch.uint8)
         self._hidden = torch.empty(0)
+        self._guesses = Guesses(plan)
         self._head_alone = library.Model.from_buffer_copy(plan.model)
         self._head_alone.depth = 0
 
@@ -63,6 +65,8 @@ class NativeForward:
             tokens=batch.tokens.numel(),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
         )
+        if batch.cache.states:
+            self._guesses.begin(asked, spans, batch.rows, batch.cache.states)
         if batch.axes is not None and self._axis_of is not None:
             asked.axes, asked.axis_of = batch.axes.data_ptr(), self._axis_of.data_ptr()
         if batch.ends is not None:
@@ -75,6 +79,10 @@ class NativeForward:
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
+
+    def accept(self, accepted: Mapping[int, int]) -> None:
+        """Of the last step's guesses so many were right, by sequence."""
+        self._guesses.accept(accepted)
 
     def logits_at(self, places: Tensor) -> Tensor:
         """Logits (places, vocabulary) of more of the tokens that were stepped through last."""

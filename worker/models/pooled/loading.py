@@ -15,13 +15,16 @@ from worker.kv.whole import WholeLayout
 from worker.layers.packing import packing
 from worker.layers.parallel import Link
 from worker.models.checkpoint import Checkpoint, checked
-from worker.models.pooled.encoder import Encoder
+from worker.models.pooled.encoder import BertEncoder
+from worker.models.pooled.modern import ModernEncoder
 from worker.models.pooled.pooler import Pooler, Projection
+from worker.models.pooled.row_threads import RowThreads
 from worker.models.served import ServedModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
+from worker.repository.pooling.encoders import ENCODERS, renamed
 
-_PREFIXES = ("", "bert.", "roberta.", "model.")
+_PREFIXES = ("", "bert.", "roberta.", "model.", "mpnet.", "distilbert.")
 _OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
@@ -53,14 +56,17 @@ def load_encoder(
     """An encoder, ready to serve. `tell` is called with the share of the checkpoint that was read. Raises
     ModelFilesError."""
     config = files.config
+    family = ENCODERS[config["model_type"]]
+    threads = RowThreads(torch.get_num_threads() if device.type == "cpu" else 1)
     with torch.device("meta"):
-        encoder = Encoder(config).eval()
+        encoder = (ModernEncoder if family.rotary else BertEncoder)(config, threads).eval()
     with Checkpoint(files.weights) as checkpoint:
         read = Reader(checkpoint, dtype, device)
-        prefix = _prefix(read, "embeddings.word_embeddings.weight")
+        prefix = _prefix(read, f"embeddings.{'tok' if family.rotary else 'word'}_embeddings.weight")
         for name, module in encoder.named_modules():
             for leaf, parameter in list(module.named_parameters(recurse=False)):
-                loaded = read(_stored(read, f"{prefix}{name}.{leaf}"), list(parameter.shape))
+                stored = _stored(read, prefix + renamed(f"{name}.{leaf}", family))
+                loaded = read(stored, list(parameter.shape))
                 setattr(module, leaf, nn.Parameter(loaded, requires_grad=False))
             tell(checkpoint.read_share)
         head = _classifier(config, pooling, read) if pooling.kind == "score" else []

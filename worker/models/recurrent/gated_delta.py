@@ -22,11 +22,12 @@ class GatedDelta(nn.Module):
     gives S ← γ·S + k·(β·(v - γ·Sᵀk))ᵀ and Sᵀq, which is normed and gated. `layer` counts the recurrent layers.
     """
 
-    def __init__(self, loaded: Any, config: Any, layer: int) -> None:
-        """`loaded` is the module of transformers, or one with its names, that holds this rank's weights."""
+    def __init__(self, loaded: Any, config: Any, layer: int, tiled: bool = False) -> None:
+        """`loaded` is the module of transformers, or one with its names, that holds this rank's weights. `tiled`: value
+        head h belongs to key head h mod `key_heads`."""
         super().__init__()
         self.projections = loaded
-        self.layer = layer
+        self.layer, self.tiled = layer, tiled
         self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
         self.value_heads = loaded.A_log.numel()
         self.key_heads = self.value_heads * config.linear_num_key_heads // config.linear_num_value_heads
@@ -104,4 +105,6 @@ class GatedDelta(nn.Module):
     def _normed(self, rows: Tensor) -> Tensor:
         heads = rows.view(len(rows), self.key_heads, self.key_dim)
         scale = (heads.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
+        if self.tiled:
+            return (heads * scale).repeat(1, self.group, 1)
         return (heads * scale).repeat_interleave(self.group, dim=1)

@@ -15,7 +15,7 @@ def install(model: Any, recurrent: Recurrence) -> None:
     attention = delta = 0
     for layer, kind in zip(model.model.layers, recurrent.kinds, strict=True):
         if kind == LINEAR:
-            layer.linear_attn = GatedDelta(layer.linear_attn, model.config, delta)
+            layer.linear_attn = GatedDelta(layer.linear_attn, model.config, delta, recurrent.tiled)
             delta += 1
         else:
             layer.self_attn.layer_idx = attention

@@ -102,7 +102,8 @@ struct Place {
   int64_t of(int64_t head) const { return first + head * step; }
 };
 
-// A recurrent layer (gated delta rule). The value heads of a key head lie side by side, in a row as in the state.
+// A recurrent layer (gated delta rule). The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value
+// head h belongs to key head h mod key_heads.
 struct Delta {
   Linear projections;              // outputs: queries, keys, values and gates, which `query` … `gate` find
   Linear rates;                    // outputs: two numbers for each value head, which `learning` and `keeping` find
@@ -112,6 +113,7 @@ struct Delta {
   Norm norm;                       // of a head's output
   int64_t key_heads, value_heads, key_dim, value_dim, taps;
   int64_t state;                   // floats from the begin of a sequence's state to this layer's: see delta.h
+  int32_t tiled;
 };
 
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
@@ -156,6 +158,8 @@ struct Span {
   int64_t first, count;  // its tokens among the batch's
   int64_t offset;
   float* state;          // of its recurrent layers; null: the model has none
+  int64_t guesses;       // its last tokens that are guesses: they leave no trace in `state`
+  int64_t first_guess;   // the first of them among the batch's guesses
 };
 
 struct Batch {
@@ -176,6 +180,8 @@ struct Batch {
   const float* added;        // (added_layers, marked_count, hidden)
   int64_t added_layers;
   const int64_t* ends;       // by token, the position before which it sees its sequence; null: its own included
+  float* guessed;            // where there are recurrent layers: what they get of the guesses, see recurrent/replay.h
+  int64_t guess_count;
 };
 
 }  // namespace furrow

@@ -5,6 +5,7 @@
 #include "check/blocks.h"
 #include "check/forward.h"
 #include "quantize/quantize.h"
+#include "recurrent/replay.h"
 #include "step.h"
 #endif
 
@@ -77,14 +78,34 @@ int furrow_step(Pool* pool, const Model* model, const Batch* batch, char* room) 
   return step->failure();
 }
 
+// Floats of `Batch::guessed` for so many guesses.
+int64_t furrow_guessed_floats(const Model* model, int64_t guesses) { return guessed_floats(*model, guesses); }
+
+int64_t furrow_replay_room(Pool* pool, const Model* model, const Batch* batch) {
+  return Replay(*model, *batch, nullptr, pool->threads()).bytes();
+}
+
+// Advances the states of `batch`'s spans over the first `count` of their guesses, which turned out right.
+void furrow_replay(Pool* pool, const Model* model, const Batch* batch, char* room) {
+  const auto replay = std::make_shared<Replay>(*model, *batch, room, pool->threads());
+  pool->run([replay](Hand& hand) { replay->run(hand); });
+}
+
 // Null where this library computes on this processor what plain loops do, else the first difference. It is called in a
-// process of its own, which an instruction that the processor lacks ends.
-const char* furrow_check() {
+// process of its own, which an instruction that the processor lacks ends. `shapes` are those of a model, or none: heads,
+// those of keys, their width, then widths of inputs.
+const char* furrow_check(const int64_t* shapes, int64_t count) {
   static std::string why;
   Pool pool(2);
-  why = check::products(pool);
-  if (why.empty()) why = check::block_products(pool);
-  if (why.empty()) why = check::Forward(pool).run();
+  std::vector<int64_t> widths{77};  // no vector divides it
+  if (count > 3) widths.insert(widths.end(), shapes + 3, shapes + count);
+  why = "";
+  for (const int64_t inputs : widths) {
+    if (why.empty()) why = check::products(pool, inputs);
+    if (why.empty()) why = check::block_products(pool, inputs);
+  }
+  if (why.empty()) why = check::Forward(pool, 4, 2, 16).run();
+  if (why.empty() && count >= 3 && shapes[2] % LANES == 0) why = check::Forward(pool, shapes[0], shapes[1], shapes[2]).run();
   return why.empty() ? nullptr : why.c_str();
 }
 #endif

@@ -18,6 +18,7 @@ class Scratch {
       const Delta& one = model.deltas[i];
       width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, one.rates.outputs);
       attended_width = std::max(attended_width, one.value_heads * one.value_dim);
+      held.floats = std::max(held.floats, held_floats(one));
     }
     int64_t inner = 0;
     for (int64_t i = 0; i < model.depth; ++i)
@@ -37,6 +38,7 @@ class Scratch {
     const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
     thread_floats_ = (attention_scratch(model.head_dim, heads, together, longest) + 15) / 16 * 16;  // whole lines of the cache
     attention_ = take<float>(thread_floats_ * threads);
+    held.memory = take<float>(held.floats * threads);
   }
 
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
@@ -45,6 +47,7 @@ class Scratch {
   float *normed, *projected, *rates, *attended, *both, *gated, *turns;
   Quantized quantized;
   MixtureRoom mixture{};
+  Held held{};
 
  private:
   template <typename T>

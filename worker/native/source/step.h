@@ -1,6 +1,7 @@
 // One forward of a whole batch: every thread runs all of it, and in each phase takes a part.
 #pragma once
 
+#include "recurrent/replay.h"
 #include "scratch.h"
 
 namespace furrow {
@@ -24,6 +25,7 @@ class Step {
         model_(model),
         batch_(batch),
         scratch_(memory, model, batch, threads) {
+    for (int64_t i = 0; i < model.delta_count; ++i) guesses_.push_back(guesses_of(model, batch, i));
     for (int64_t i = 0; i < batch.span_count; ++i)
       for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
         pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
@@ -42,7 +44,7 @@ class Step {
     for (const Layer& layer : layers_) {
       normalize_all(hand, layer.before_attention);
       if (layer.delta >= 0)
-        recur(hand, deltas_[layer.delta]);
+        recur(hand, layer.delta);
       else
         attend_all(hand, layer);
       add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
@@ -196,10 +198,11 @@ class Step {
                     task.out + token * task.out_stride + head * task.dim);
   }
 
-  void recur(Hand& hand, const Delta& delta) {
+  void recur(Hand& hand, int64_t number) {
+    const Delta& delta = deltas_[number];
     multiply(hand, delta.projections, scratch_.normed, scratch_.projected);
     multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
-    DeltaPass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended).run(hand);
+    DeltaPass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held).run(hand);
   }
 
   Task task(const Layer& layer, const Piece& piece, int64_t shared) const {
@@ -222,6 +225,7 @@ class Step {
   const std::vector<Layer> layers_;
   const std::vector<Mixture> mixtures_;
   const std::vector<Delta> deltas_;
+  std::vector<Guesses> guesses_;  // by recurrent layer
   const std::vector<Rotary> rotaries_;
   const std::vector<Span> spans_;
   const Model model_;

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.errors import UnsupportedArchitecture
+from worker.formats.recurrence import FULL, LINEAR, TILED
 from worker.repository.gguf import rotary
 from worker.repository.gguf.model import GgufModel
 
@@ -43,7 +44,26 @@ GPT_OSS_LAYER_NAMES = EXPERT_LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.router": "ffn_gate_inp",
 }
-_SINKS = "self_attn.sinks"
+HYBRID_LAYER_NAMES = EXPERT_LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+WHOLE_NAMES = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+}
+"""Parameters that are no module's weight or bias, with their whole names in the file."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_PATTERN = 6
@@ -54,7 +74,8 @@ _GEMMA3_PATTERN = 6
 class Architecture:
     """`config` adds what is special of the type. `head_norms`: queries and keys are normalised by head. `permuted`: the
     rows of query and key projections are stored in the order of adjacent pairs. `norm_offset` was added to the weights
-    of norms."""
+    of norms, but for those of recurrent layers. `recurrent`: some layers are recurrent, a part of each head is rotated,
+    and layers that predict further tokens may follow."""
 
     model_type: str
     config: Callable[[GgufModel, dict[str, Any]], dict[str, Any]]
@@ -63,6 +84,7 @@ class Architecture:
     experts: bool = False
     permuted: bool = False
     norm_offset: float = 0.0
+    recurrent: bool = False
 
 
 def configuration(model: GgufModel) -> dict[str, Any]:
@@ -76,13 +98,13 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
     for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
-        if (other := model.whole(key, width)) != width:
+        if (other := model.whole(key, width)) != width and not (kind.recurrent and what == "rotated parts"):
             raise UnsupportedArchitecture(f"{model.files[0]}: heads are {width} wide and their {what} {other} ({key}).")
     common = {
         "model_type": kind.model_type,
         "hidden_size": hidden,
-        "intermediate_size": model.whole(f"{name}.feed_forward_length"),
-        "num_hidden_layers": model.whole(f"{name}.block_count"),
+        "intermediate_size": _feed_forward_length(model),
+        "num_hidden_layers": model.whole(f"{name}.block_count") - prediction_layers(model),
         "num_attention_heads": heads,
         "num_key_value_heads": model.whole(f"{name}.attention.head_count_kv", heads),
         "head_dim": width,
@@ -116,12 +138,22 @@ def stored_name(kind: Architecture, name: str) -> str | None:
     stem, _, leaf = _EXPERT.sub(".experts.", name).rpartition(".")
     if stem.startswith("model.layers."):
         index, _, rest = stem.removeprefix("model.layers.").partition(".")
-        if f"{rest}.{leaf}" == _SINKS:
-            return f"blk.{index}.attn_sinks.weight"
+        if (whole := WHOLE_NAMES.get(f"{rest}.{leaf}")) is not None:
+            return f"blk.{index}.{whole}"
         inner = kind.layer_names.get(rest)
         return None if inner is None else f"blk.{index}.{inner}.{leaf}"
     outer = OUTER_NAMES.get(stem)
     return None if outer is None else f"{outer}.{leaf}"
+
+
+def prediction_layers(model: GgufModel) -> int:
+    """Layers behind the last one that predict further tokens, which are not read; 0 for an architecture without."""
+    if not architecture(model).recurrent:
+        return 0
+    key, layers = f"{model.architecture}.nextn_predict_layers", model.whole(f"{model.architecture}.block_count")
+    if (count := model.whole(key, 0, least=0)) >= layers:
+        raise model.wrong(key, count, f"less than the number of layers, {layers}, is needed")
+    return count
 
 
 def expert_of(name: str) -> int | None:
@@ -182,6 +214,49 @@ def _gemma3(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _feed_forward_length(model: GgufModel) -> int:
+    """The width of a feed-forward network; of experts where there is no other."""
+    key = f"{model.architecture}.feed_forward_length"
+    of_experts = f"{model.architecture}.expert_feed_forward_length"
+    return model.whole(key if key in model.fields or of_experts not in model.fields else of_experts)
+
+
+def _qwen3_5(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    name, width, layers = model.architecture, common["head_dim"], common["num_hidden_layers"]
+    rotated, value_heads = model.whole(f"{name}.rope.dimension_count", width), model.whole(f"{name}.ssm.time_step_rank")
+    inner, interval = model.whole(f"{name}.ssm.inner_size"), model.whole(f"{name}.full_attention_interval", 4)
+    if inner % value_heads:
+        raise model.wrong(f"{name}.ssm.inner_size", inner, f"a multiple of the {value_heads} value heads is needed")
+    if rotated > width or rotated % 2:
+        raise model.wrong(f"{name}.rope.dimension_count", rotated, f"an even number up to {width} is needed")
+    given = f"{name}.attention.recurrent_layers"
+    kinds = None
+    if given in model.fields:
+        kinds = [LINEAR if one else FULL for one in model.array(given).numbers()[:layers]]
+    return {
+        "hidden_act": "silu",
+        "rope_parameters": common["rope_parameters"] | {"partial_rotary_factor": rotated / width},
+        "linear_conv_kernel_dim": model.whole(f"{name}.ssm.conv_kernel"),
+        "linear_key_head_dim": model.whole(f"{name}.ssm.state_size"),
+        "linear_value_head_dim": inner // value_heads,
+        "linear_num_key_heads": model.whole(f"{name}.ssm.group_count"),
+        "linear_num_value_heads": value_heads,
+        TILED: True,
+        "full_attention_interval": interval,
+        "layer_types": kinds,
+    }
+
+
+def _qwen3_5_moe(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    experts = f"{model.architecture}.expert"
+    return _qwen3_5(model, common) | {
+        "num_experts": model.whole(f"{experts}_count"),
+        "num_experts_per_tok": model.whole(f"{experts}_used_count"),
+        "moe_intermediate_size": model.whole(f"{experts}_feed_forward_length"),
+        "shared_expert_intermediate_size": model.whole(f"{experts}_shared_feed_forward_length"),
+    }
+
+
 def _gpt_oss(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
     # As in _gemma3: a damaged number must not become a list of that length.
     count = min(common["num_hidden_layers"], len(model.tensors))
@@ -204,6 +279,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture("qwen2", _qwen2, LAYER_NAMES),
     "qwen3": Architecture("qwen3", _qwen3, LAYER_NAMES, head_norms=True),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe, EXPERT_LAYER_NAMES, head_norms=True, experts=True),
+    "qwen35": Architecture(
+        "qwen3_5_text", _qwen3_5, HYBRID_LAYER_NAMES, head_norms=True, norm_offset=1.0, recurrent=True
+    ),
+    "qwen35moe": Architecture(
+        *("qwen3_5_moe_text", _qwen3_5_moe, HYBRID_LAYER_NAMES),
+        head_norms=True,
+        experts=True,
+        norm_offset=1.0,
+        recurrent=True,
+    ),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, GPT_OSS_LAYER_NAMES, experts=True),
     "gemma3": Architecture("gemma3_text", _gemma3, GEMMA3_LAYER_NAMES, head_norms=True, norm_offset=1.0),
 }

@@ -7,15 +7,17 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
+from worker.formats.recurrence import LINEAR, TILED, recurrence_of
 from worker.formats.shares import ends_at
 from worker.native.host import check_host
-from worker.repository.gguf.architectures import Architecture, architecture, stored_name
+from worker.repository.gguf.architectures import Architecture, architecture, prediction_layers, stored_name
 from worker.repository.gguf.description import check_described
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import FEED_FORWARD, GgufModel
 from worker.repository.gguf.rotary import FACTORS
 
-ROW_PARALLEL = ("attn_output.weight", *FEED_FORWARD)
+RECURRENT_OUT = "ssm_out.weight"
+ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
@@ -42,10 +44,12 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
                 f"{stored.path}: tensor {name} has the shape {stored.shape}, and by the metadata it is {shape}. "
                 "Download or convert the model again."
             )
-        if (len(shape) == 1 or name.endswith(".bias")) and stored.type.blocks is not None:
-            raise ModelFilesError(f"{stored.path}: tensor {name} is a vector in blocks ({stored.type.name.upper()}).")
+        if (len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight"))) and stored.type.blocks is not None:
+            raise ModelFilesError(f"{stored.path}: tensor {name} can't be in blocks ({stored.type.name.upper()}).")
         seen.add(name)
-    if strange := sorted(set(model.tensors) - seen):
+    first = config["num_hidden_layers"]
+    unread = tuple(f"blk.{layer}." for layer in range(first, first + prediction_layers(model)))
+    if strange := sorted(name for name in set(model.tensors) - seen if not name.startswith(unread)):
         raise UnsupportedArchitecture(
             f"{model.files[0]}: {model.architecture} with the tensors {', '.join(strange[:6])} is not supported."
         )
@@ -66,15 +70,15 @@ def _check_blocks(
         raise SettingsError(f"{about} --quant {spec.quant} does not pack again. Leave it out, or add --dequantize.")
     if spec.dtype not in _PLAIN_DTYPES:
         raise SettingsError(f"{about} are computed with in float32, not in {spec.dtype}. Use --dequantize.")
-    ends = model.borders
+    ends, tiles = model.borders, _value_tiles(config)
     for tensor, stored in blocked.items():
-        if tensor.endswith(ROW_PARALLEL) and not _fits(tensor, stored, ends, spec.tp):
+        if tensor.endswith(ROW_PARALLEL) and not _fits(tensor, stored, ends, tiles, spec.tp):
             heads = int(config["num_attention_heads"])
             rows = [(other, one) for other, one in blocked.items() if other.endswith(ROW_PARALLEL)]
             fitting = [
                 str(tp)
                 for tp in range(1, MOST_RANKS + 1)
-                if heads % tp == 0 and all(_fits(*one, ends, tp) for one in rows)
+                if heads % tp == 0 and all(_fits(*one, ends, tiles, tp) for one in rows)
             ]
             raise SettingsError(
                 f"{stored.path}: --tp {spec.tp} would cut blocks of {stored.type.weights} weights of {tensor} ("
@@ -83,8 +87,17 @@ def _check_blocks(
     check_host(about.removesuffix(", which"), "Use --dequantize.")
 
 
-def _fits(name: str, stored: StoredTensor, ends: tuple[int, ...], tp: int) -> bool:
-    """True if every rank's share of the inputs ends where a block does. Heads are shared evenly."""
+def _value_tiles(config: dict[str, Any]) -> int:
+    """The tiles in which the value heads of recurrent layers lie, each with one head for each key head."""
+    return config["linear_num_value_heads"] // config["linear_num_key_heads"] if config.get(TILED) else 1
+
+
+def _fits(name: str, stored: StoredTensor, ends: tuple[int, ...], tiles: int, tp: int) -> bool:
+    """True if every rank's share of the inputs ends where a block does. Heads are shared evenly, those of each tile by
+    themselves."""
+    if name.endswith(RECURRENT_OUT):
+        tile = stored.shape[-1] // tiles
+        return tp == 1 or (tile % stored.type.weights == 0 and ends_at(tile, stored.type.weights, (), tp))
     return ends_at(stored.shape[-1], stored.type.weights, ends if name.endswith(FEED_FORWARD) else (), tp)
 
 
@@ -95,15 +108,21 @@ def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> I
     yield "output_norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
-    shapes = _layer_shapes(config)
+    shapes, recurrent = _layer_shapes(config), _recurrent_shapes(config) if kind.recurrent else {}
+    kinds = recurrence_of(config).kinds if kind.recurrent else ()
     for layer in range(config["num_hidden_layers"]):
-        for inner, shape in shapes.items():
+        of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
+        for inner, shape in of_layer.items():
             name = stored_name(kind, f"model.layers.{layer}.{inner}")
             # Norms of queries and keys are a part of the type, or are not.
             if name is not None and (inner not in _HEAD_NORMS or kind.head_norms):
-                yield name, shape
+                stored = model.tensors.get(name)
+                # The gate of a shared expert may be stored as a matrix of one row.
+                flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
+                yield name, shape[1:] if flat else shape
 
 
+_SHARED_GATE = "mlp.shared_expert_gate.weight"
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
@@ -112,16 +131,14 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     hidden, width = config["hidden_size"], config["head_dim"]
     query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.q_proj.weight": (2 * query if TILED in config else query, hidden),
         "self_attn.k_proj.weight": (shared, hidden),
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        **_feed_forward_shapes(config, hidden),
         "self_attn.q_norm.weight": (width,),
         "self_attn.k_norm.weight": (width,),
+        **_common_shapes(config, hidden),
     }
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    shapes |= {f"{norm}_layernorm.weight": (hidden,) for norm in norms}
     biased = {"qwen2": ("q", "k", "v")}.get(config["model_type"], ())
     if config["model_type"] == "gpt_oss":
         count, inner = config["num_local_experts"], config["intermediate_size"]
@@ -141,6 +158,30 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _recurrent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of one recurrent layer, as `_layer_shapes`."""
+    hidden, found = config["hidden_size"], recurrence_of(config)
+    heads, values, channels = found.value_heads, found.value_heads * found.value_dim, sum(found.regions)
+    return {
+        "linear_attn.in_proj_qkv.weight": (channels, hidden),
+        "linear_attn.in_proj_z.weight": (values, hidden),
+        "linear_attn.in_proj_b.weight": (heads, hidden),
+        "linear_attn.in_proj_a.weight": (heads, hidden),
+        "linear_attn.conv1d.weight": (channels, found.taps),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (found.value_dim,),
+        "linear_attn.out_proj.weight": (hidden, values),
+        **_common_shapes(config, hidden),
+    }
+
+
+def _common_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
+    """The feed-forward network of a layer and the norms around its parts."""
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    return _feed_forward_shapes(config, hidden) | {f"{norm}_layernorm.weight": (hidden,) for norm in norms}
+
+
 def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
     """Matrices of a layer's feed-forward, or of all its experts."""
     count = config.get("num_experts") or config.get("num_local_experts")
@@ -150,6 +191,9 @@ def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple
         return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
     pairs = {"gate": (count, inner, hidden), "up": (count, inner, hidden), "down": (count, hidden, inner)}
-    return {f"mlp.experts.{name}_proj.weight": shape for name, shape in pairs.items()} | {
-        "mlp.gate.weight": (count, hidden)
-    }
+    shapes = {f"mlp.experts.{name}_proj.weight": shape for name, shape in pairs.items()}
+    if (shared := config.get("shared_expert_intermediate_size")) is not None:
+        wide = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)}
+        shapes |= {f"mlp.shared_expert.{name}_proj.weight": shape for name, shape in wide.items()}
+        shapes[_SHARED_GATE] = (1, hidden)
+    return shapes | {"mlp.gate.weight": (count, hidden)}

@@ -13,7 +13,7 @@ from worker.repository.gguf.header import Header, StoredTensor, read_header
 from worker.repository.gguf.values import Array
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-FEED_FORWARD = ("ffn_down.weight", "ffn_down_exps.weight")
+FEED_FORWARD = ("ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
 """Tensors whose inputs are the inner widths of feed-forward networks."""
 _NEEDED = object()
 

@@ -13,12 +13,11 @@ from worker.repository.multimodal.qwen_images import qwen_part
 
 def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImagePart | None:
     """The image part of config.json, with `processor`, the content of preprocessor_config.json. None where the type's
-    images are not served, the checkpoint is quantized, or no file says how images are prepared. Raises ModelFilesError
-    naming a field of a wrong value."""
+    images are not served, or no file says how images are prepared. Raises ModelFilesError naming a field of a wrong
+    value."""
     reader = _READERS.get(str(config.get("model_type")))
     vision = config.get("vision_config")
-    quantized = "quantization_config" in config or "compression_config" in config
-    if reader is None or not isinstance(vision, dict) or not processor or quantized:
+    if reader is None or not isinstance(vision, dict) or not processor:
         return None
     try:
         return reader(config, vision, processor)

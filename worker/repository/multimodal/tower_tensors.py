@@ -28,14 +28,16 @@ def check(config: dict[str, Any], files: list[Path]) -> None:
             f"Token {part.input.token} stands for images, but vocab_size = {config['vocab_size']}. {_REMEDY}"
         )
     found: Headers = headers_of(files, image_name)
+    quantized = "quantization_config" in config or "compression_config" in config
+    remedy = f"A tower that is quantized too is not served. {_REMEDY}" if quantized else _REMEDY
     for name, shape in expected(part, number(config, "hidden_size")).items():
         stored = found.get(name)
         if stored is None:
-            raise ModelFilesError(f"The weights have no tensor {name}, which vision_config asks for. {_REMEDY}")
+            raise ModelFilesError(f"The weights have no tensor {name}, which vision_config asks for. {remedy}")
         if stored.shape != shape or stored.dtype not in FLOATS:
             raise ModelFilesError(
                 f"Tensor {name} has the type {stored.dtype} and the shape {list(stored.shape)}, but vision_config asks "
-                f"for numbers of 16 or 32 bits in the shape {list(shape)}. {_REMEDY}"
+                f"for numbers of 16 or 32 bits in the shape {list(shape)}. {remedy}"
             )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from control.errors import ModelFilesError, UnsupportedArchitecture
+from control.errors import UnsupportedArchitecture
+from worker.repository.pooling import encoders
 from worker.repository.pooling.description import FIELD, Activation, Pooling, pooling_of, with_pooling
+from worker.repository.pooling.encoders import ENCODERS
 from worker.repository.pooling.sentence_transformers import (
     MODULES,
     PROMPTS,
@@ -16,14 +18,11 @@ from worker.repository.pooling.sentence_transformers import (
     read_object,
 )
 
-ENCODERS = {"bert": 0, "roberta": 1, "xlm-roberta": 1}
-"""Encoders by model type, and whether their positions begin behind the padding id."""
 CAUSAL = {"qwen3"}
 """Types with keys and values in a cache whose last token makes a vector or a score."""
 BIDIRECTIONAL = {"gemma3_text"}
 """Types of decoders that attend in both directions where config.json says so."""
 
-ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"}
 QWEN3_PAIR = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {instruction}\n'
@@ -32,15 +31,13 @@ QWEN3_PAIR = (
 QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """The form of a pair that Qwen3-Reranker was trained on, from its model card."""
 
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _LARGEST = 2**31 - 1
-_LAYERS = 4096
 
 
 def described(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the model in `folder`, with its pooling where it gives vectors or scores. Raises
     ModelFilesError and UnsupportedArchitecture."""
-    config = {name: value for name, value in config.items() if name != FIELD}
+    config = encoders.unified({name: value for name, value in config.items() if name != FIELD})
     if _architecture(config).endswith("ForSequenceClassification"):
         return with_pooling(config, _cross_encoder(folder, config))
     if (folder / MODULES).is_file():
@@ -82,21 +79,9 @@ def check(config: dict[str, Any], pooling: Pooling, tp: int, quant: str | None) 
             raise UnsupportedArchitecture(f"An encoder ({kind}) runs on one rank, not on {tp}. Leave --tp out.")
         if quant is not None:
             raise UnsupportedArchitecture(f"--quant {quant} can't pack an encoder ({kind}). Leave --quant out.")
-        _check_encoder(config)
+        encoders.check(config)
     elif is_whole(config, pooling) and tp != 1:
         raise UnsupportedArchitecture(f"{kind} that pools all positions runs on one rank, not on {tp}. Leave --tp out.")
-
-
-def positions(config: dict[str, Any]) -> int:
-    """Tokens of the longest input by the model's table of positions."""
-    behind = ENCODERS.get(config["model_type"], 0) * (padding_id(config) + 1)
-    return int(config["max_position_embeddings"]) - behind
-
-
-def padding_id(config: dict[str, Any]) -> int:
-    """The token after which RoBERTa's positions begin."""
-    given = config.get("pad_token_id")
-    return given if isinstance(given, int) else 1
 
 
 def longest_input(config: dict[str, Any]) -> int | None:
@@ -104,28 +89,7 @@ def longest_input(config: dict[str, Any]) -> int | None:
     pooling = pooling_of(config)
     if pooling is None:
         return None
-    return min(positions(config), pooling.max_length or _LARGEST)
-
-
-def _check_encoder(config: dict[str, Any]) -> None:
-    for name in (*_SIZES, "max_position_embeddings"):
-        value = config.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            raise ModelFilesError(f"config.json has {name} = {value!r}; a positive whole number is needed.")
-    if config["num_hidden_layers"] > _LAYERS:
-        raise ModelFilesError(f"config.json has num_hidden_layers = {config['num_hidden_layers']}; at most {_LAYERS}.")
-    if config["hidden_size"] % config["num_attention_heads"]:
-        raise UnsupportedArchitecture(
-            f"hidden_size = {config['hidden_size']} can't be divided among {config['num_attention_heads']} heads."
-        )
-    if (act := config.get("hidden_act", "gelu")) not in ACTIVATIONS:
-        raise UnsupportedArchitecture(f"The activation {act!r} is not served. Served are {sorted(ACTIVATIONS)}.")
-    if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
-        raise UnsupportedArchitecture(f"position_embedding_type = {kind!r} is not served; 'absolute' is.")
-    if config.get("is_decoder") or config.get("add_cross_attention"):
-        raise UnsupportedArchitecture("is_decoder or add_cross_attention is set: only encoders are served.")
-    if positions(config) < 1:
-        raise ModelFilesError(f"config.json has max_position_embeddings = {config['max_position_embeddings']}.")
+    return min(encoders.positions(config), pooling.max_length or _LARGEST)
 
 
 def _architecture(config: dict[str, Any]) -> str:
@@ -134,9 +98,10 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _cross_encoder(folder: Path, config: dict[str, Any]) -> Pooling:
-    if config["model_type"] not in ENCODERS:
+    served = [kind for kind, family in sorted(ENCODERS.items()) if family.scores]
+    if config["model_type"] not in served:
         raise UnsupportedArchitecture(
-            f"{folder} is a classifier ({_architecture(config)}); served are those of {', '.join(sorted(ENCODERS))}, "
+            f"{folder} is a classifier ({_architecture(config)}); served are those of {', '.join(served)}, "
             "and Qwen3-Reranker with modules.json and 1_LogitScore."
         )
     labels = config.get("id2label")

@@ -36,7 +36,7 @@ def read_embedding(folder: Path, config: dict[str, Any]) -> Pooling:
             "Dense and Normalize."
         )
     width = config.get("hidden_size")
-    dimensions = width if isinstance(width, int) else 0
+    dimensions = width if isinstance(width, int) and not isinstance(width, bool) else 0
     dense, normalize = list[Dense](), False
     for kind, path in modules[2:]:
         if kind == "Normalize":

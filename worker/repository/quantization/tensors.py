@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ MARKS = {
     "gptq": (".qweight",),
 }
 """By method, what the name of a quantized layer's tensor ends in."""
+
+TOGETHER = re.compile(r"\.experts\.(?:gate_up|down)_proj")
+"""The names of tensors that hold all experts of a layer."""
 
 STRANGE = {
     ".weight_g_idx": "the groups are in the order of activations (actorder)",
@@ -83,6 +87,11 @@ def check(config: dict[str, Any], files: list[Path], tp: int, devices: Sequence[
     if scheme.method == "mxfp4":
         mxfp4.check(config, headers, tp)
         return
+    if together := next((name for name in headers if TOGETHER.search(name)), None):
+        raise UnsupportedArchitecture(
+            f"{headers[together].file} holds {together}: experts of a layer in one tensor are not supported in a "
+            f"checkpoint that is quantized ({scheme.method}). Use one with a tensor for each expert."
+        )
     found = layers(scheme, headers)
     ends = shares.borders(found)
     for module, linear in found.items():

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import numpy as np
 
-NGRAM = 3
-"""Tokens that must have occurred before in the same order: shorter ones repeat in any text."""
+from worker.scheduling.lookup.prediction import NGRAM, PAST_TOKENS, Prediction, Tokens
+
 CANDIDATES = 8
 """Latest occurrences among which the one with the longest common past is chosen."""
-PAST_TOKENS = 32
-"""Tokens of a common past that are compared."""
+PREDICTED_CANDIDATES = 32
+"""Occurrences in a request's prediction that are compared beside them, from the place on that was followed last."""
 FIRST_GUESSES = 4
 LONGEST_REST = 64
 """Tokens without a guess, at most, after guesses that were wrong."""
@@ -39,8 +39,12 @@ class Context(Protocol):
 class ContextLookup:
     """The guesses of one sequence, and how many of them were right."""
 
-    def __init__(self) -> None:
+    def __init__(self, prediction: Prediction | None = None) -> None:
+        """`prediction` is looked through as if its tokens had once come after the prompt's end."""
         self._tokens = np.empty(0, dtype=np.int32)
+        self._prediction = prediction
+        self._followed = 0
+        """The place of the prediction from which it was guessed last."""
         self._length = 0
         self._guessed_at, self._guesses = -1, list[int]()
         self._most, self._misses, self._rest_until = FIRST_GUESSES, 0, 0
@@ -66,32 +70,46 @@ class ContextLookup:
     def _find(self, context: Context, most: int) -> list[int]:
         tokens = self._read(context)
         end = len(tokens)
-        if end <= NGRAM or most < 1:
+        if end < NGRAM or most < 1:
             return []
         # An occurrence is the index after it; the last one is the context's own end.
         found = np.flatnonzero(tokens[NGRAM - 1 : end - 1] == tokens[end - 1]) + NGRAM
         for back in range(2, NGRAM + 1):
             found = found[tokens[found - back] == tokens[end - back]]
-        if not len(found):
-            return []
-        best = max(found[-CANDIDATES:].tolist(), key=lambda index: (self._past(tokens, index), index))
+        last = tokens[-PAST_TOKENS:]
+        past, best = max(
+            ((_past(tokens, index, last), index) for index in found[-CANDIDATES:].tolist()), default=(0, 0)
+        )
+        if self._prediction is not None:
+            predicted = self._prediction.tokens
+            there = ((_past(predicted, index, last), index) for index in self._predicted(self._prediction, last))
+            longer, index = max(there, default=(0, 0))
+            if longer > past:
+                self._followed = index
+                return predicted[index : index + most].tolist()
         # A text that repeats itself right now goes on with what is guessed.
-        return np.resize(tokens[best : best + most], most).tolist()
+        return np.resize(tokens[best : best + most], most).tolist() if past else []
 
-    @staticmethod
-    def _past(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], index: int) -> int:
-        """How many tokens before `index` equal those before the end."""
-        count = min(index, PAST_TOKENS)
-        same = tokens[index - count : index] == tokens[len(tokens) - count :]
-        return count if same.all() else int(np.argmin(same[::-1]))
+    def _predicted(self, prediction: Prediction, last: Tokens) -> list[int]:
+        """The occurrences in the prediction that are compared."""
+        starts = prediction.starts(last[-NGRAM:].tolist())
+        near = int(starts.searchsorted(self._followed - NGRAM))
+        some = starts[max(0, near - CANDIDATES) : near + PREDICTED_CANDIDATES].tolist()
+        return [start + NGRAM for start in some if start + NGRAM < len(prediction.tokens)]
 
-    def _read(self, context: Context) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _read(self, context: Context) -> Tokens:
         """The context, of which only what is new is copied."""
-        length = context.length
-        if length > len(self._tokens):
-            larger = np.empty(2 * length, dtype=np.int32)
+        if context.length > len(self._tokens):
+            larger = np.empty(2 * context.length, dtype=np.int32)
             larger[: self._length] = self._tokens[: self._length]
             self._tokens = larger
-        self._tokens[self._length : length] = context.context(self._length, length)
-        self._length = length
-        return self._tokens[:length]
+        self._tokens[self._length : context.length] = context.context(self._length, context.length)
+        self._length = context.length
+        return self._tokens[: self._length]
+
+
+def _past(tokens: Tokens, index: int, last: Tokens) -> int:
+    """How many tokens before `index` equal the `last` ones of the context."""
+    count = min(index, len(last))
+    same = tokens[index - count : index] == last[len(last) - count :]
+    return count if same.all() else int(np.argmin(same[::-1]))

@@ -52,7 +52,7 @@ class Lookup:
         if most < 1:
             return []
         if sequence.lookup is None:
-            sequence.lookup = ContextLookup()
+            sequence.lookup = ContextLookup(sequence.prediction)
         guesses = sequence.lookup.guesses(sequence, most)
         if sequence.constraint is not None:
             guesses = sequence.constraint.guesses(guesses)

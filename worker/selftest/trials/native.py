@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import torch
@@ -24,11 +25,12 @@ def cpp(request: Request) -> Iterator[Case]:
     loaded = library.library()
     if loaded is None:
         raise NotAvailable("there is no library: the log of a rank has the reason")
-    wrong: bytes | None = loaded.furrow_check()
+    shapes = request.shapes
+    numbers = (ctypes.c_int64 * len(shapes.on_cpu))(*shapes.on_cpu)
+    wrong: bytes | None = loaded.furrow_check(numbers, len(numbers))
     if wrong is not None:
         raise RuntimeError(wrong.decode())
     threads = Threads(loaded)
-    shapes = request.shapes
     widths = [(shapes.hidden, (shapes.heads + 2 * shapes.kv_heads) * shapes.head_dim), (shapes.inner, shapes.hidden)]
     for inputs, outputs in widths:
         for kind in KINDS:

@@ -4,19 +4,23 @@ addresses, answers and times are checked by the code that runs in production."""
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from api.images import fetching
 from api.images.answer import Oversized
-from api.images.fetching import Fetcher
+from api.images.fetching import Connector, Fetcher
 from api.images.hosts import Hosts, Place, UrlRefused
-from api.images.loading import ImageLoader
+from api.images.loading import ImageLoader, Known
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
+from tests.integration.ops.cli.tls_front import certificate
 
 PUBLIC = "93.184.216.34"
 URL = "http://img.example.com/a.png"
@@ -70,8 +74,8 @@ class Site:
             writer.close()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[Site]:
-        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+    async def listening(self, tls: ssl.SSLContext | None = None) -> AsyncGenerator[Site]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0, ssl=tls)
         self.port: int = server.sockets[0].getsockname()[1]
         try:
             yield self
@@ -217,6 +221,48 @@ async def test_memory_of_all_is_bounded(site: Site, monkeypatch: pytest.MonkeyPa
     assert await site.fetch() == IMAGE
 
 
+class SecureSite(Site):
+    """The same over TLS: the production's handshake, with an authority of the test."""
+
+    def __init__(self, trusted: ssl.SSLContext) -> None:
+        super().__init__(10)
+        self._trusted = trusted
+
+    async def _connect(self, address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.connected.append(address)
+        return await Connector(self._trusted).connect("127.0.0.1", replace(place, port=self.port))
+
+
+@pytest.mark.parametrize(
+    ("host", "days", "trusted", "taken"),
+    [
+        ("img.example.com", 30, True, True),
+        ("other.example.com", 30, True, False),
+        ("127.0.0.1", 30, True, False),
+        (PUBLIC, 30, True, False),
+        ("img.example.com", -1, True, False),
+        ("img.example.com", 30, False, False),
+    ],
+)
+async def test_a_certificate_is_for_the_name(host: str, days: int, trusted: bool, taken: bool, tmp_path: Path) -> None:
+    """The connection goes to an address, and the certificate has to be the host's, in force, and of a trusted
+    authority; nothing is sent before that."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority = certificate(tmp_path, days, host)
+    server.load_cert_chain(authority, tmp_path / "key.pem")
+    site = SecureSite(ssl.create_default_context(cafile=str(authority) if trusted else None))
+    site.answers["/a.png"] = answer()
+    async with site.listening(server):
+        if taken:
+            assert await site.fetch("https://img.example.com/a.png") == IMAGE
+            assert "Host: img.example.com\r\n" in site.heads[0]
+        else:
+            with pytest.raises(UrlRefused, match="could not be fetched: TLS failed"):
+                await site.fetch("https://img.example.com/a.png")
+            assert not site.heads
+        assert site.connected == [PUBLIC]
+
+
 async def test_the_loader_names_the_part(site: Site) -> None:
     """A fetched image is decoded as any other, and its bytes are released."""
     wanted = ImageInput(kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=1536, resample=3)
@@ -225,7 +271,7 @@ async def test_the_loader_names_the_part(site: Site) -> None:
     try:
         for url, why in ((URL, "none that can be read"), ("https://evil.net/a", "--image-hosts")):
             with pytest.raises(RequestError, match=why) as refused:
-                await loader.load([ImageSource(url, "here")], wanted, 100, {})
+                await loader.load([ImageSource(url, "here")], wanted, 100, Known())
             assert refused.value.param == "here" and held(site) == 0
     finally:
         await loader.stop()

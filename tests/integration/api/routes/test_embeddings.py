@@ -217,6 +217,8 @@ def test_the_kind_is_told(api: ApiProcess) -> None:
     assert (cards["embedder"]["kind"], cards["embedder"]["dimensions"]) == ("embed", 24)
     assert (cards["ranker"]["kind"], cards["ranker"]["dimensions"]) == ("score", None)
     assert cards["embedder"]["max_model_len"] == 128
+    listed = httpx.get(f"{api.url}/farm/models").json()["data"]
+    assert {one["model"]: one["kind"] for one in listed} == {"embedder": "embed", "ranker": "score", "judge": "score"}
     assert httpx.get(f"{api.url}/ready", timeout=30).status_code == 200
 
 

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 
-from control import access, requests
-from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
+from control import access
+from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import run
-from control.replicas.lease import acquire
-from control.requests import Enqueue
 from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.routes.conftest import make
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 from tests.waiting import until
 
 READS = ("/farm", "/farm/models", "/farm/hosts", "/farm/requests", "/farm/dead", "/farm/keys", "/farm/usage")
-
-
-@pytest.fixture(scope="module")
-def guarded(
-    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ApiProcess]:
-    with running_api(server.url, tmp_path_factory.mktemp("guarded"), "--keys", "--api-key", "fixed") as process:
-        yield process
-
-
-def make(client: SyncRedis, **fields: Any) -> str:
-    key, secret = access.mint(**fields)
-    access.create(client, key)
-    return secret
-
-
-@pytest.fixture
-def operator(guarded: ApiProcess, redis_client: SyncRedis) -> Iterator[httpx.Client]:
-    """Speaks with an operator's key."""
-    headers = {"authorization": f"Bearer {make(redis_client, admin=True)}"}
-    with httpx.Client(base_url=guarded.url, headers=headers, timeout=40) as client:
-        yield client
 
 
 def test_farm_routes_are_for_operators_only(
@@ -126,12 +99,27 @@ def test_the_farm_is_streamed(operator: httpx.Client, leader: ScriptedLeader) ->
     assert 2 <= len(found) <= 8 and found[0]["models"][0]["load"]["queued"] == 0
 
 
+def test_the_stream_of_a_revoked_key_ends(guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis) -> None:
+    """An open page shows nothing more once its key is revoked."""
+    key, secret = access.mint(admin=True)
+    access.create(redis_client, key)
+    headers = {"x-api-key": secret}
+    with httpx.stream("GET", f"{guarded.url}/farm/events", headers=headers, timeout=20) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "event: farm"
+        access.revoke(redis_client, key)
+        assert sum(line == "event: farm" for line in lines) < 15  # until its end; else the test's time is up
+
+
 def test_models_are_loaded_changed_and_unloaded(operator: httpx.Client, redis_client: SyncRedis) -> None:
     """The desired state is what was asked for; what can't be is refused by name."""
     load = {"source": "org/other", "name": "other", "tp": 2, "devices": "cpu"}
     assert operator.post("/farm/models/load", json=load).json()["revision"] == 1
     spec = catalog.get_spec(redis_client, "other")
     assert spec is not None and (spec.source, spec.tp, spec.devices) == ("org/other", 2, ["cpu", "cpu"])
+    shown = operator.get("/farm/models/spec", params={"model": "other"}).json()
+    assert (shown["source"], shown["tp"], shown["revision"]) == ("org/other", 2, 1)
+    assert operator.get("/farm/models/spec", params={"model": "none"}).json()["error"]["code"] == "model_not_found"
     assert "already" in operator.post("/farm/models/load", json=load).json()["done"]
     assert operator.post("/farm/models/reload", json={"model": "other"}).json()["revision"] == 2
     assert operator.post("/farm/models/scale", json={"model": "other", "replicas": 3}).status_code == 200
@@ -178,73 +166,8 @@ def test_a_paused_model_keeps_its_requests(
         assert waiting.result() == "you said behind"
     assert "not paused" in operator.post("/farm/models/resume", json={"model": "tiny"}).json()["done"]
     assert operator.post("/farm/models/pause", json={"model": "none"}).status_code == 404
-
-
-def test_requests_are_seen_and_ended(
-    operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis
-) -> None:
-    """Whosever they are: waiting or running, with tenant and age; the client learns that its answer was cancelled."""
-    leader.pause()
-    secret, answers = make(redis_client, tenant="ada"), []
-
-    def ask() -> None:
-        url, headers = f"{guarded.url}/v1/chat/completions", {"x-api-key": secret}
-        answers.append(httpx.post(url, json=chat("x"), headers=headers, timeout=40))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    [running] = until(lambda: [one for one in _open(operator) if one["state"] == "running"])
-    assert (running["model"], running["tenant"], running["cancelled"]) == ("tiny", "ada", False)
-    assert 0 <= running["age_ms"] < 40_000 and running["prompt_tokens"] > 0 and running["replica"] == "r0"
-    assert _open(operator, tenant="eve") == []
-    ended = operator.post("/farm/requests/cancel", json={"id": running["id"]}).json()
-    assert ended["done"].endswith("ends with its next step.")
-    leader.resume()
-    thread.join()
-    assert answers[0].json()["error"]["code"] == "request_cancelled"
-    assert _open(operator) == []
-    assert operator.post("/farm/requests/cancel", json={"id": "none"}).status_code == 404
-
-
-def _open(operator: httpx.Client, **query: str) -> list[dict[str, Any]]:
-    return operator.get("/farm/requests", params=query).json()["data"]
-
-
-@pytest.fixture
-def letter(redis_client: SyncRedis) -> Iterator[Callable[[str], None]]:
-    """Buries a request of a model that has no other life."""
-    catalog.put_spec(redis_client, ModelSpec(name="grave", source="s"))
-    lease = run(redis_client, acquire("grave", "r0", "host/1", 1))
-    assert lease is not None
-
-    def bury(rid: str) -> None:
-        params = GenerationRequest(prompt=[7, 8], sampling=Sampling(max_tokens=5))
-        run(redis_client, requests.enqueue(Enqueue(rid=rid, model="grave", params=params, tenant="t")))
-        run(redis_client, requests.claim(lease, 1, 100))
-        assert run(redis_client, requests.bury(lease, rid, "crashed its group alone"))
-
-    yield bury
-    spec = catalog.get_spec(redis_client, "grave")
-    assert spec is not None
-    catalog.forget(redis_client, spec)
-
-
-def test_dead_letters_are_listed_shown_retried_and_dropped(
-    operator: httpx.Client, letter: Callable[[str], None], redis_client: SyncRedis
-) -> None:
-    """Listed with their cause, shown with all that reproduces them, tried again, dropped."""
-    letter("one")
-    letter("two")
-    listed = operator.get("/farm/dead", params={"model": "grave"}).json()["data"]
-    assert {one["id"]: one["cause"] for one in listed} == dict.fromkeys(("one", "two"), "crashed its group alone")
-    assert operator.get("/farm").json()["dead_letters"] == {"grave": 2}
-    shown = operator.get("/farm/dead/one", params={"model": "grave"}).json()
-    assert shown["params"]["prompt"] == [7, 8]
-    again = operator.post("/farm/dead/retry", json={"model": "grave", "id": "one"}).json()["id"]
-    assert redis_client.hget(f"furrow:{{grave}}:req:{again}", "state") == "queued"
-    assert operator.post("/farm/dead/drop", json={"model": "grave", "id": "two"}).status_code == 200
-    assert operator.get("/farm/dead").json()["data"] == []
-    assert operator.get("/farm/dead/two", params={"model": "grave"}).status_code == 404
+    assert operator.get("/farm/history", params={"model": "tiny"}).json() == {"data": [], "object": "list"}
+    assert operator.get("/farm/history", params={"model": "none"}).status_code == 404
 
 
 def test_a_key_is_created_limited_and_revoked_over_http(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from ops.cli.doctor.api_server import ApiServer, check_stream
+from ops.cli.doctor.findings import Checks
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
@@ -59,6 +63,16 @@ def test_a_stream_without_the_prefix_is_followed_and_cancelled(http: httpx.Clien
     assert http.get(f"/requests/{rid}").json()["id"] == rid
     assert "data: [DONE]" in http.get(f"/requests/{rid}/events").text
     assert http.post(f"/requests/{rid}/cancel").status_code == 200
+
+
+def test_a_stream_that_no_model_makes(api: ApiProcess) -> None:
+    """`furrow doctor --url` times it: its events come one by one, with the headers of an answer's stream."""
+    checks = Checks("api")
+    check_stream(ApiServer(urlsplit(api.url), ssl.create_default_context()), checks)
+    assert [one.level for one in checks.found] == ["ok"]
+    with httpx.stream("GET", f"{api.url}/v1/health/stream") as answer:
+        assert answer.headers["x-accel-buffering"] == "no"
+        assert answer.headers["content-type"].startswith("text/event-stream")
 
 
 def test_the_routes_of_neighbours(http: httpx.Client, leader: ScriptedLeader) -> None:

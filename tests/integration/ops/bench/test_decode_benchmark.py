@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from ops.bench.common import random_model, shapes
 from ops.bench.engine.decode import compare, decode
 from ops.bench.engine.engines import Furrow, Transformers
+from ops.bench.engine.loading import loading, tensor_bytes
 
 TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -69,3 +70,11 @@ def test_a_missing_gpu_is_said(folder: Path) -> None:
     found = CliRunner().invoke(decode, ["--model", str(folder), "--device", "cuda:0"])
     assert found.exit_code == 2
     assert "--device cuda:0: torch sees no GPU here; use cpu" in found.output
+
+
+def test_the_memory_of_a_load_is_measured(folder: Path) -> None:
+    """In a process of its own; the verdict is the exit status."""
+    assert tensor_bytes(folder) == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    found = CliRunner().invoke(loading, ["--model", str(folder), "--rounds", "1"])
+    assert "weights kept" in found.output and "peak of a load" in found.output, found.output
+    assert found.exit_code == (1 if "MISSED" in found.output else 0)

@@ -46,7 +46,7 @@ def test_show_has_all_that_reproduces_it(ask: Ask) -> None:
     """As JSON: the prompt, the sampling, the cause."""
     shown = json.loads(ask("show", MODEL, RID).output)
     assert shown["params"]["prompt"] == [7, 8, 9] and shown["params"]["sampling"]["max_tokens"] == 5
-    assert (shown["rid"], shown["cause"], shown["attempts"]) == (RID, "crashed its group alone", 1)
+    assert (shown["id"], shown["cause"], shown["attempts"]) == (RID, "crashed its group alone", 1)
 
 
 def test_retry_says_under_which_id_it_runs(ask: Ask, new_server: Server) -> None:

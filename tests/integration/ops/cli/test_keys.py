@@ -42,7 +42,7 @@ def test_the_secret_is_shown_once(ask: Ask, client: SyncRedis) -> None:
     assert key is not None and key.sha256 == access.hash_secret(secret)
     assert (key.rpm, key.models, key.expires // 86_400) == (5, ["a", "b"], int(time.time()) // 86_400 + 1)
     shown = ask("show", "ada").output
-    assert json.loads(shown)["rpm"] == 5
+    assert json.loads(ask("show", "ada", "--json").output)["rpm"] == 5
     for text in (shown, ask("list", "--all").output, made.stderr):
         assert secret not in text and key.sha256 not in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control import requests as control_requests
+from control.clock import now_ms
 from control.errors import ModelNotFound, RequestNotFound
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement import farm
@@ -106,7 +108,39 @@ def test_a_request_s_life_has_the_faults_of_its_replica(scene: Scene) -> None:
     run(scene.client, control_requests.claim(scene.lease, 1, 100))
     assert health.write_poison(scene.client, MODEL, "r0", scene.lease.epoch, 1, "exited", "rank 1 was killed")
     phases = scene.json(requests, "show", "one")["phases"]
-    assert (phases[-1]["name"], phases[-1]["detail"]) == ("fault: exited", "rank 1: rank 1 was killed")
+    assert (phases[-1]["name"], phases[-1]["detail"]) == ("fault: exited", "rank 1 was killed")
+
+
+def test_a_request_s_life_goes_over_epochs_and_replicas(scene: Scene) -> None:
+    """Each hand-over with the fault that ended it; another replica's faults of that time are not the request's."""
+    scene.put("one")
+    run(scene.client, control_requests.claim(scene.lease, 1, 100))
+    assert health.write_poison(scene.client, MODEL, "r0", scene.lease.epoch, 1, "exited", "rank 1 was killed")
+    time.sleep(0.002)  # moments of one millisecond have no order
+    scene.client.delete(scene.lease.keys.lock)
+    second = run(scene.client, acquire(MODEL, "r0", "alpha/2", 2))
+    assert second is not None
+    run(scene.client, control_requests.adopt(second))
+    formation = health.Formation(second.epoch, now_ms(), now_ms() + 5, now_ms() + 6, now_ms() + 7)
+    run(scene.client, health.note_formation(MODEL, "r0", formation))
+    other = run(scene.client, acquire(MODEL, "r1", "beta/1", 2))
+    assert other is not None
+    assert health.write_poison(scene.client, MODEL, "r1", other.epoch, 0, "deadline", "not of this request")
+    time.sleep(0.002)
+    scene.client.delete(second.keys.lock, other.keys.lock)
+    other = run(scene.client, acquire(MODEL, "r1", "beta/2", 2))
+    assert other is not None
+    run(scene.client, control_requests.takeover(other, "r0"))
+    life = scene.json(requests, "show", "chatcmpl-one")
+    assert [(one["replica"], one["epoch"]) for one in life["epochs"]] == [
+        ("r0", scene.lease.epoch),
+        ("r0", second.epoch),
+        ("r1", other.epoch),
+    ]
+    assert [one["fault"] and one["fault"]["kind"] for one in life["epochs"]] == ["exited", None, None]
+    names = [phase["name"] for phase in life["phases"]]
+    assert names.index("claimed") < names.index("fault: exited") < names.index("adopted")
+    assert names.count("adopted") == 2 and "fault: deadline" not in names and "epoch" in names and life["attempts"] == 3
 
 
 def test_hosts(scene: Scene) -> None:

@@ -165,7 +165,7 @@ def test_a_replica_that_was_given_up_stays_given_up(scene: Scene) -> None:
     scene.start_agent()
     until(lambda: scene.status().get("state") == "failed", 40.0)
     tries, why = len(scene.pids(1)), scene.status()["detail"]
-    until(lambda: "could not load" in json.dumps(scene.host.clients[-1].kept), 40.0)
+    until(lambda: "without being ready" in json.dumps(scene.host.clients[-1].kept), 40.0)
     scene.lose_agent()
     agent = scene.adopts()
     replica = agent.replicas.by_place[MODEL, REPLICA]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from control.errors import SettingsError
@@ -22,7 +23,7 @@ from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import run
-from control.replicas.health import write_poison
+from control.replicas.health import AgentState, write_poison, write_status
 from control.replicas.lease import acquire
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import ReplicaRedis
@@ -65,6 +66,19 @@ def test_paths(serve: Start) -> None:
     assert status == 404 and "script" not in text
     assert get(server, "/metrics", "POST")[0] == 405
     assert get(serve(body={"ok": False}), "/health")[0] == 503
+
+
+def test_names_are_the_same_for_each_client(serve: Start) -> None:
+    """Prometheus asks for OpenMetrics, and for gzip."""
+    registry = CollectorRegistry()
+    Gauge("vllm:waiting", "x", registry=registry).set(3)
+    server = serve(registry)
+    accepted = {"Accept": "application/openmetrics-text;version=1.0.0,*/*;q=0.1", "Accept-Encoding": "gzip"}
+    for headers in (accepted, {}):
+        with urllib.request.urlopen(urllib.request.Request(f"http://{server.address}/metrics", headers=headers)) as got:
+            body, coding = got.read(), got.headers["content-encoding"]
+        assert b"\nvllm:waiting 3.0\n" in (gzip.decompress(body) if coding == "gzip" else body)
+        assert coding == headers.get("Accept-Encoding")
 
 
 def test_a_client_that_says_nothing_delays_no_scrape(serve: Start) -> None:
@@ -141,7 +155,21 @@ def test_the_farm_s_series(redis: ReplicaRedis) -> None:
         "furrow_epochs_total": 1,
         "furrow_poisons_total step_failed": 1,
         "furrow_hosts alive": 1,
+        "furrow_host_up": 1,
         "furrow_hosts away": 0,
     }
     assert {name: found[name] for name in expected} == expected
     assert shown(client, plans=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "failed", "unplaced"), [("unplaceable", 0, 1), ("failed", 1, 0), ("running", 0, 0), ("", 0, 1)]
+)
+def test_replicas_that_do_not_serve(redis: ReplicaRedis, state: AgentState, failed: int, unplaced: int) -> None:
+    """One that no host has room for is unplaced and not given up."""
+    client = redis.client
+    catalog.put_spec(client, ModelSpec(name="tiny", source="/x", replicas=1))
+    if state:
+        write_status(client, "tiny", "r0", state, "why", host="alpha")
+    found = shown(client, plans=True)
+    assert (found["furrow_replicas_failed"], found["furrow_replicas_unplaced"]) == (failed, unplaced)

@@ -230,7 +230,8 @@ def test_a_forked_rank_is_a_rank_like_any_other(
 def test_preparing_imports_the_code_and_touches_no_device(
     redis: ReplicaRedis, supervisor: SupervisorClient, tmp_path: Path
 ) -> None:
-    """Whatever became of the model's files, ranks are forked and say what is wrong: here a GPU that is not there."""
+    """Whatever became of the model's files, ranks are forked and say what is wrong: here a GPU that is not there. The
+    vocabulary of a model is made before the fork."""
     redis.lead_for_good(2)
     standby = Standby(redis.url, supervisor)
     standby.tend(serving=False)
@@ -244,6 +245,10 @@ def test_preparing_imports_the_code_and_touches_no_device(
         "from worker.rank.standby_process import import_all, prepare_model; from worker.rank.fork_server import *;"
         f"import_all(); prepare_model(Preparation({folder!r}, 'float64', 'cpu'));"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules; assert not reason_against_fork();"
+        "from worker.repository.assets import read_assets; from worker.repository.files import inspect;"
+        "from worker.sampling.vocabularies import vocabulary_of; from pathlib import Path;"
+        f"assets = read_assets(inspect(Path({folder!r}), images=False), None);"
+        "assert vocabulary_of(assets) is vocabulary_of(assets) and not reason_against_fork(), 'made by the standby';"
         "import torch; torch.set_num_threads(3); assert torch.get_num_threads() == 3;"
         "torch.ones(2000, 2000) @ torch.ones(2000, 2000); assert 'threads' in reason_against_fork()"
     )

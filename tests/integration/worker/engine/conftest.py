@@ -15,6 +15,7 @@ from tests.integration.worker.engine.ranks import RankGroup
 from worker.layers import packing
 from worker.layers.linear import threads_here
 from worker.native.library import Kept, Threads, name_of
+from worker.verdicts.shapes import Shapes
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,11 +23,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None], Threads | None]:
+def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None, Shapes], Threads | None]:
     """threads_here, whose Threads raise `missing` for a kind of weights that was not asked for: the library of the
     tests has all."""
 
-    def threads(kinds: Iterable[str] | None = None) -> Threads | None:
+    def threads(kinds: Iterable[str] | None, _shapes: Shapes) -> Threads | None:
         found, known = threads_here(), None if kinds is None else {"float32", *kinds}
         if found is not None and known is not None:
             number = found.number

@@ -28,12 +28,15 @@ class Job:
     """Positions of images inside which no row ends."""
     scored: bool = False
     """True if each position of its prompt that has a token after it is scored."""
+    states: tuple[int, ...] = ()
+    """Positions of its prompt behind which a copy of its recurrent state is kept."""
 
 
 def write(jobs: list[Job]) -> list[GenerateStep]:
     """The commands of a run in which the jobs join and leave at their own steps."""
     fed, sampled, finished = {job.sid: job.shared for job in jobs}, dict.fromkeys((job.sid for job in jobs), 0), 0
     steps: list[GenerateStep] = []
+    copies = {job.sid: job.states for job in jobs}
     leaving: list[int] = []
     resting: list[int] = []
     while finished < len(jobs) or leaving or resting:
@@ -46,14 +49,17 @@ def write(jobs: list[Job]) -> list[GenerateStep]:
                 continue
             offset = fed[job.sid]
             if offset == job.shared and job.donor:
-                prefixes.append(Prefix(job.sid, job.donor, job.shared))
+                prefixes.append(Prefix(job.sid, job.donor, job.shared, bool(copies[job.donor]) and job.takes_over))
+                if prefixes[-1].snapshots:
+                    copies[job.sid] = copies[job.donor]
                 now += [job.donor] if job.takes_over else []
             if offset < len(job.prompt):
                 part = job.prompt[offset : _stop(job, offset)]
                 fed[job.sid] += len(part)
                 stop = min(fed[job.sid], len(job.prompt) - 1)
                 scored = (offset, stop) if job.scored and stop > offset else None
-                rows.append(StepRow(job.sid, part, offset, fed[job.sid] == len(job.prompt), scored))
+                copied = fed[job.sid] in job.states
+                rows.append(StepRow(job.sid, part, offset, fed[job.sid] == len(job.prompt), scored, snapshot=copied))
             sampled[job.sid] += fed[job.sid] == len(job.prompt)
             if sampled[job.sid] == job.new:
                 (resting if job.stays else leaving).append(job.sid)
@@ -69,4 +75,4 @@ def _stop(job: Job, offset: int) -> int:
     for image in job.uncut:
         if image.start < stop < image.stop:
             stop = image.start if image.start > offset else image.stop
-    return stop
+    return min((place for place in job.states if offset < place < stop), default=stop)

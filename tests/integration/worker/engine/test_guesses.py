@@ -55,7 +55,7 @@ def kept(outcome: Outcome) -> list[int]:
     return [token for token in outcome.tokens[1] if token != REJECTED]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5_text", "qwen3_next"])
 def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint) -> None:
     """Tokens, logits and the length of the cache are those of a run without guesses."""
     running = engine(checkpoint(family))
@@ -69,10 +69,11 @@ def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint)
 
 
 @pytest.mark.timeout(60)
-def test_two_ranks_keep_the_same_guesses(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_two_ranks_keep_the_same_guesses(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Rank 1 forgets the guesses that rank 0 rejects."""
     ranks.form(2)
-    ranks.ask("load", checkpoint("qwen3"), "float32", None)
+    ranks.ask("load", checkpoint(family), "float32", None)
     expected = ranks.ask("play", one_by_one())[0].tokens[1]
     ranks.form(2)
     first, second = ranks.ask("play", guessed(expected))

@@ -12,7 +12,7 @@ import pytest
 from control.commands import GenerateStep, GenerateStepWithImages, StepImage
 from control.errors import ModelFilesError, RankError
 from control.messages import PromptImage
-from tests import image_models
+from tests import image_models, quantized
 from tests.integration.worker.engine.parity import engine_of
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
@@ -108,6 +108,23 @@ def test_the_forward_in_cpp_sees_the_same(kind: str, folders: Callable[[str], Pa
         assert one.equal(other)
 
 
+@pytest.mark.parametrize(("kind", "how"), [("gemma3", "awq"), ("qwen3_5", "fp8 by block"), ("qwen3_vl", "gptq")])
+def test_a_quantized_text_part_sees_images(kind: str, how: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
+    """A tower that is stored plain beside a quantized text part: the tokens are those of the weights that the format's
+    formula gives, in float64."""
+    whole_groups = {} if kind == "qwen3_5" else {"intermediate_size": 96}
+    source = getattr(image_models, kind)(tmp_path / "source", **whole_groups) if whole_groups else folders(kind)
+    stored, plain = quantized.write_with_images(source, tmp_path, how)
+    pictures = OF_KIND[kind]
+    prompt, placed = image_models.prompt_with(pictures)
+    engine = engine_of(stored, "float64")
+    pixels = {one.placed(0).digest: one.data for one in pictures}
+    engine.images.pixels = lambda image: pixels[image.digest]
+    job = Job(1, prompt, 512, NEW, uncut=uncut(kind, placed))
+    expected = image_models.generated(plain, prompt, pictures, NEW)
+    assert play(engine, with_images([job], {1: placed})).tokens[1] == expected
+
+
 def test_pixels_that_are_gone_fail_their_request_alone(folder: Path) -> None:
     """The row of the sequence is named; the text beside it has its tokens."""
     prompt, placed = image_models.prompt_with(PICTURES[:1])
@@ -149,5 +166,8 @@ def test_the_gate_asks_for_the_tensors_of_transformers(kind: str, folders: Calla
     other = msgspec.structs.replace(part, vision=part.vision | {"intermediate_size": 40})
     with pytest.raises(ModelFilesError, match=r"fc1.weight has the type F32 and the shape \[48, 32\].* \[40, 32\]"):
         tower_tensors.check(files.config | {FIELD: msgspec.to_builtins(other)}, files.weights)
+    quantized_too = files.config | {FIELD: msgspec.to_builtins(other), "quantization_config": {"quant_method": "awq"}}
+    with pytest.raises(ModelFilesError, match="A tower that is quantized too is not served"):
+        tower_tensors.check(quantized_too, files.weights)
     with pytest.raises(ModelFilesError, match=f"Token {image_models.IMAGE_PAD} stands for images, but vocab_size"):
         tower_tensors.check(files.config | {"vocab_size": image_models.IMAGE_PAD}, files.weights)

@@ -31,9 +31,9 @@ Written = Callable[[str, str], tuple[Path, Path]]
 
 MIXTURES = [
     ("gpt_oss", "mxfp4"),
-    ("qwen3_moe", "fp8 by block"),
+    ("qwen3_5_moe_text", "fp8 by block"),
     ("qwen3_moe", "awq"),
-    ("qwen2_moe", "w4a16"),
+    ("qwen3_5_moe_text", "w4a16"),
     ("mixtral", "gptq"),
 ]
 SHAPE = {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 64, "intermediate_size": 192}

@@ -11,6 +11,7 @@ import pytest
 from control.messages import Grammar, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
+from tests.models import make
 from worker.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
@@ -39,6 +40,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "short": FEW | {"max_tokens": 3},
     "stop": FEW | {"stop": [3 * chr(12), 3 * chr(11)], "min_tokens": 20, "temperature": 1.0, "seed": "10"},
 }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    family = getattr(request, "param", "llama")
+    return make(family, tmp_path_factory.mktemp(family), max_position_embeddings=2048)
 
 
 @pytest.fixture
@@ -78,6 +85,7 @@ def test_guesses_change_no_answer(scene: LeaderScene, kind: str) -> None:
         assert taken < 0.95 * tokens, "no guess was right"
 
 
+@pytest.mark.parametrize("folder", ["llama", "qwen3_5_text"], indirect=True)
 def test_guesses_beside_others_and_over_an_epoch(scene: LeaderScene) -> None:
     """All kinds at once, with and without guesses, while a leader loses its lock: each answer is that of its twin."""
     for kind in KINDS:
@@ -90,3 +98,29 @@ def test_guesses_beside_others_and_over_an_epoch(scene: LeaderScene) -> None:
         plain = entries(scene, f"{kind}-plain")
         assert entries(scene, f"{kind}-guessed") == plain and entries(scene, f"{kind}-two") == plain
     assert scene.epoch() > 1
+    before = forwards(scene)
+    ask(scene, "later", "greedy")
+    tokens = len(entries(scene, "later"))
+    assert forwards(scene) - before < 0.95 * tokens, "no guess was right"
+
+
+def test_a_prediction_is_verified_counted_and_changes_no_answer(scene: LeaderScene) -> None:
+    """Text of which nothing repeats: where it is predicted but for an edit, it takes a fraction of the forwards. The
+    count in the log is that of the answer alone, before and after a new epoch."""
+    ask(scene, "plain", "free", lookup=0)
+    plain = entries(scene, "plain")
+    tokens = [entry[1] for entry in plain]
+    predicted = [*tokens[:50], 250, 251, 252, *tokens[51:]]
+    before = forwards(scene)
+    ask(scene, "predicted", "free", prediction=predicted)
+    assert entries(scene, "predicted") == plain and forwards(scene) - before < len(tokens) / 2
+    ask(scene, "off", "free", prediction=predicted, lookup=0)
+    ask(scene, "wrong", "free", prediction=[250, 251] * 300)
+    ask(scene, "over", "free", prediction=predicted)
+    scene.under_way("over")
+    scene.redis.lapse()
+    for rid in ("off", "wrong", "over"):
+        assert entries(scene, rid) == plain
+    assert scene.epoch() > 1
+    counts = {rid: scene.log(rid)[-1].predicted for rid in ("plain", "predicted", "off", "over", "wrong")}
+    assert counts == {"plain": None, "wrong": 0} | dict.fromkeys(("predicted", "off", "over"), len(tokens) - 1)

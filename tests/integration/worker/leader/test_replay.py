@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
-from ops.cli.requests.replay import compare, replay_request
+from ops.cli.requests import replay as command
+from ops.cli.requests.replay import compare
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
@@ -106,14 +107,14 @@ def test_the_command_says_what_differs(scene: LeaderScene, monkeypatch: pytest.M
     scene.ask("kept", keep_ms=HOUR_MS, max_tokens=12, seed="1")
     answered = scene.answer("kept")
     monkeypatch.setattr("ops.cli.requests.replay.connect_to_farm", lambda url: scene.redis.client)
-    told = CliRunner().invoke(replay_request, ["chatcmpl-kept", "--times", "2"])
+    told = CliRunner().invoke(command.replay, ["chatcmpl-kept", "--times", "2"])
     assert (told.exit_code, told.output) == (0, "The same 12 tokens in 1 choices.\n" * 2)
     log = scene.keys.log("kept")
     entry = scene.log("kept")[-1]
     scene.redis.client.xdel(log, "12-0")
     changed = msgspec.structs.replace(entry, token=(answered[-1] or 0) + 1)
     scene.redis.client.xadd(log, {"e": msgspec.json.encode(changed).decode()}, id="12-1")
-    told = CliRunner().invoke(replay_request, ["kept"])
+    told = CliRunner().invoke(command.replay, ["kept"])
     assert told.exit_code == 1
     assert "Another backend" not in told.output
     assert told.output.startswith(f"choice 0 differs at entry 11: token {(answered[-1] or 0) + 1}, length then, token ")

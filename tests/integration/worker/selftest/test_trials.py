@@ -30,10 +30,10 @@ from worker.models.loading import load
 from worker.selftest import choice, runner
 from worker.selftest.__main__ import tried
 from worker.selftest.request import Request
-from worker.selftest.shapes import Shapes, of_config
 from worker.selftest.task import TRIALS, Task
 from worker.verdicts import records, switches
 from worker.verdicts.records import Record, Result
+from worker.verdicts.shapes import Shapes, of_config
 
 FAULTY = "tests.integration.worker.selftest.faulty"
 SHAPES = Shapes(

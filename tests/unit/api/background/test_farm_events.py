@@ -37,6 +37,10 @@ def farm(monkeypatch: pytest.MonkeyPatch) -> Farm:
     return farm
 
 
+async def allowed() -> bool:
+    return True
+
+
 async def take(stream: AsyncGenerator[bytes, None], count: int) -> list[bytes]:
     return [await asyncio.wait_for(anext(stream), 20) for _ in range(count)]
 
@@ -44,7 +48,7 @@ async def take(stream: AsyncGenerator[bytes, None], count: int) -> list[bytes]:
 async def test_fifty_followers_share_one_reading(farm: Farm) -> None:
     """Each gets the snapshots; the readings are those of one, and end with the last follower."""
     events: Any = FarmEvents(None, lambda: False)  # type: ignore[arg-type]
-    streams = [events.follow() for _ in range(50)]
+    streams = [events.follow(allowed) for _ in range(50)]
     await asyncio.gather(*(take(stream, 5) for stream in streams))
     assert 4 <= farm.readings <= 12
     for stream in streams:
@@ -57,7 +61,7 @@ async def test_fifty_followers_share_one_reading(farm: Farm) -> None:
 async def test_an_absence_of_redis_is_told_and_ends(farm: Farm) -> None:
     """The same stream has the error, and then the farm again."""
     events: Any = FarmEvents(None, lambda: False)  # type: ignore[arg-type]
-    stream = events.follow()
+    stream = events.follow(allowed)
     assert (await take(stream, 1))[0].startswith(b"event: farm\n")
     farm.away = True
     told = await take(stream, 3)
@@ -71,7 +75,7 @@ async def test_a_stream_ends_with_the_process(farm: Farm) -> None:
     """A process that shuts down lets its pages go to another one."""
     ended: list[int] = []
     events = FarmEvents(None, lambda: bool(ended))  # type: ignore[arg-type]
-    stream = events.follow()
+    stream = events.follow(allowed)
     await take(stream, 1)
     ended.append(1)
     with pytest.raises(StopAsyncIteration):

@@ -3,6 +3,7 @@ decoding."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import random
@@ -22,7 +23,7 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from api.images.decoder import Refused, decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.limits import MOST_BYTES, MOST_IMAGES
-from api.images.loading import ImageLoader, LoadedImage, placed, with_marks
+from api.images.loading import ImageLoader, Known, LoadedImage, placed, with_marks
 from api.images.sources import data_of
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
@@ -132,6 +133,25 @@ async def test_a_late_image_is_given_up() -> None:
     assert decoder.pid is None
 
 
+async def test_tenants_take_turns_at_the_decoder(decoder: Decoder) -> None:
+    """Of one tenant's images at most the one under way and one more come before another's."""
+    done, bomb = list[str](), png(800, 800, bytes((800 * 3 + 1) * 800))
+
+    async def decode(tenant: str, data: bytes) -> None:
+        await decoder.decode(data, WANTED, ROOM, tenant)
+        done.append(tenant)
+
+    many = [asyncio.create_task(decode("many", bomb)) for _ in range(8)]
+    await asyncio.sleep(0)
+    given_up = asyncio.create_task(decode("gone", bomb))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await decode("few", stored("PNG"))
+    assert done.index("few") <= 2
+    await asyncio.gather(*many)
+    assert done.count("many") == 8 and "gone" not in done
+
+
 def source(data: bytes, path: str = "here") -> ImageSource:
     return ImageSource("data:image/png;base64," + base64.b64encode(data).decode(), path)
 
@@ -156,7 +176,7 @@ async def test_limits_name_the_part(sources: list[ImageSource], why: str) -> Non
     loader = ImageLoader()
     try:
         with pytest.raises(RequestError, match=why) as refused:
-            await loader.load(sources, WANTED, 3, {})
+            await loader.load(sources, WANTED, 3, Known())
         assert refused.value.param == ("10" if len(sources) > 1 else "here")
     finally:
         await loader.stop()

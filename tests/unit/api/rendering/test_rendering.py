@@ -202,3 +202,20 @@ def test_a_body_names_the_last_replica_and_no_name_of_several() -> None:
     assert whole(computed_by(log, "fp_a", "fp_b")) == "fp_b"
     assert whole(computed_by(log, "fp_a"), computed_by(log, "fp_b")) is None
     assert whole(log) is None
+
+
+@pytest.mark.parametrize("told", [{"seed": 7}, {}])
+def test_a_stream_s_body_to_store(told: dict[str, int]) -> None:
+    """It is JSON with and without fields of the request, and the same for a client that had a part before."""
+    view = msgspec.structs.replace(VIEW, n=1, members=1, told=told)
+    log = log_of(["naive"])
+    whole = StreamRenderer("abc", view, VOCABULARY, 5)
+    pieces = whole.empty_pieces()
+    whole.collect(pieces, 0, log)
+    body = whole.with_request(pieces)
+    assert msgspec.json.decode(body) == msgspec.json.decode(whole.whole(pieces)) | told
+    resumed = StreamRenderer("abc", view, VOCABULARY, 5, parse_cursor("abc:2.1"))
+    resumed.feed(0, log[:-1])
+    assert resumed.to_store is None
+    resumed.feed(0, log[-1:])
+    assert resumed.to_store == (body if told else None)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import jsonschema
 import pytest
+import yaml
 
 from ops.cli import cli
 from tests.unit.ops.command_line import parse
@@ -126,3 +127,22 @@ def test_volumes_are_declared(compose: dict[str, Any]) -> None:
     """Named volumes only: nothing of the host's folders."""
     used = {volume.split(":")[0] for service in compose["services"].values() for volume in service.get("volumes", [])}
     assert used == set(compose["volumes"])
+
+
+def test_the_file_for_metrics_adds_to_this_one() -> None:
+    """Valid by the same schema; what it mounts is in the repository, what it publishes is for this machine, and the
+    port of agents is the one that Prometheus scrapes."""
+    added = yaml.safe_load((ROOT / "compose.metrics.yaml").read_text())
+    jsonschema.Draft7Validator(json.loads(SCHEMA.read_text())).validate(added)
+    services, base = added["services"], yaml.safe_load(COMPOSE.read_text())["services"]
+    for name, service in services.items():
+        assert name in base or "image" in service
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        for volume in service.get("volumes", []):
+            where = volume.split(":")[0]
+            assert (ROOT / where).is_dir() if where.startswith(".") else where in added["volumes"]
+    jobs = yaml.safe_load((ROOT / "ops/prometheus/prometheus.yaml").read_text())["scrape_configs"]
+    found = {name: job["dns_sd_configs"][0]["port"] for job in jobs for name in job["dns_sd_configs"][0]["names"]}
+    assert found.keys() <= base.keys() and found["api"] == 8000
+    for name in ("worker", "worker-gpu"):
+        assert services[name]["environment"]["FURROW_METRICS"] == f"0.0.0.0:{found[name]}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from control.messages import FinishReason, GenerationRequest, LogEntry, Sampling
-from control.requests import Claimed
+from control.requests import Claimed, Emission
 from worker.leader.requests.request_counters import RequestCounters
 from worker.leader.requests.running import RunningRequest
 from worker.metrics import series
@@ -31,7 +31,7 @@ def counted(counters: Counters, one: series.Series) -> tuple[float, float]:
 def emit(found: RequestCounters, request: RunningRequest, now_ms: int, state: Any = "finished") -> None:
     emission = request.emission(state)
     request.emitted(emission)
-    found.accepted(request, emission, now_ms)
+    found.accepted([(request, emission)], now_ms)
 
 
 def test_a_whole_answer() -> None:
@@ -83,6 +83,26 @@ def test_a_request_that_survived_counts_once() -> None:
     assert first.read(series.GENERATION_TOKENS) == [1] and second.read(series.GENERATION_TOKENS) == [2]
     assert counted(second, series.BETWEEN_TOKENS) == (1, 0.1)
     assert counted(second, series.DECODE) == (1, 7.1) and counted(second, series.REQUEST_GENERATION) == (1, 3)
+
+
+def test_rows_of_an_offer() -> None:
+    """Rows with different gaps, numbers of tokens and no token at all, in one pass: each counts for itself."""
+    counters = Counters()
+    found, rows = RequestCounters(counters), [claimed([]) for _ in range(5)]
+    for at, request in enumerate(rows):
+        request.append(0, 5)
+        emit(found, request, 2_000 + 100 * (at == 3))
+    offered: list[tuple[RunningRequest, Emission]] = []
+    for request, tokens in zip(rows, (1, 1, 2, 1, 0), strict=True):
+        for token in range(tokens):
+            request.append(0, token)
+        emission = request.emission()
+        request.emitted(emission)
+        offered.append((request, emission))
+    found.accepted(offered, 2_200)
+    assert counted(counters, series.BETWEEN_TOKENS) == (5, 0.2 + 0.2 + 2 * 0.1 + 0.1)
+    assert counters.read(series.BETWEEN_TOKENS)[4:6] == [3, 0] and counters.read(series.BETWEEN_TOKENS)[6] == 2
+    assert counters.read(series.GENERATION_TOKENS) == [10]
 
 
 @pytest.mark.parametrize(("finish", "at"), [("cancelled", 2), ("expired", 2), ("error", 3), ("tool_calls", 0)])

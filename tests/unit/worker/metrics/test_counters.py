@@ -157,6 +157,15 @@ def test_a_follower_rank_shows_no_requests(folder: Path) -> None:
     assert 'furrow_rank_commands_total{engine="r0",model_name="tiny",rank="1"} 2.0' in text
 
 
+@pytest.mark.parametrize("name", ['a"b', "new\nline", "back\\slash", "模型 ü", '{x="1"} 5', "</script>", "x" * 200])
+def test_names_of_models_are_only_labels(folder: Path, name: str) -> None:
+    """Any name is read back as it was, and adds no line."""
+    counters_of(Labels(name, "r0", 0)).add(series.GENERATION_TOKENS, 2)
+    found = text_string_to_metric_families(exposed(folder, lambda: [(name, "r0")]))
+    named = [sample for family in found for sample in family.samples if sample.name == "vllm:generation_tokens_total"]
+    assert [(sample.labels["model_name"], sample.value) for sample in named] == [(name, 2)]
+
+
 def test_times_count_as_often_as_said() -> None:
     """Tokens of one emission share their time."""
     counters = Counters()

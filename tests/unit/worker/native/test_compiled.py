@@ -140,7 +140,7 @@ def test_instructions_that_fail_are_left_out(
     source: Path, faulty: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They end a child process and not this one; fewer are used, and the next process knows that at once."""
-    monkeypatch.setattr(compiled.failure, "__defaults__", (1.0,))
+    monkeypatch.setattr(compiled.failure, "__defaults__", ((), 1.0))
     found, reasons = checked(source, faulty)
     if not reasons:
         pytest.skip("this processor has no AVX-512, so nothing was wrong with it")
@@ -158,6 +158,34 @@ def test_a_library_that_works_has_all_instructions(source: Path) -> None:
     found, reasons = checked(source, "")
     assert reasons == []
     assert found == (512 if "avx512f" in Path("/proc/cpuinfo").read_text() else 2)
+
+
+WRONG_AT_ONE_SHAPE = """
+extern "C" const char* furrow_check(const long* shapes, long count) {
+  return count == 2 && shapes[0] == 64 ? "wrong with 64 heads" : nullptr;
+}
+extern "C" int answer() { return 42; }
+"""
+
+
+@needs_compiler
+@needs_vectors
+def test_a_model_s_shapes_are_checked_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that another model uses is not loaded for shapes that it fails with, by later processes either."""
+    source.write_text(WRONG_AT_ONE_SHAPE)
+
+    def loaded(*shapes: int) -> ctypes.CDLL | None:
+        monkeypatch.setattr(compiled, "_libraries", {})
+        return compiled.library(source, for_this_processor=True, shapes=shapes)
+
+    assert answer(loaded(16, 1024)) == 42
+    assert answer(loaded(32, 1024)) == 42
+    with capture_logs() as logs:
+        assert loaded(64, 1024) is None
+    assert [line["reason"] for line in logs] == ["wrong with 64 heads"] * len(compiled.INSTRUCTIONS)
+    monkeypatch.setattr(compiled, "failure", None)  # would be called if anything was tried again
+    assert answer(loaded(32, 1024)) == 42
+    assert loaded(64, 1024) is None
 
 
 @needs_compiler

@@ -91,7 +91,18 @@ def test_all_files_of_the_modules_are_fetched(tmp_path: Path) -> None:
         (("Transformer", "Pooling"), {}, {}, "is missing, so how vectors are pooled is not known"),
         (("Transformer", "Pooling"), {**MEAN, "include_prompt": False}, {}, "include_prompt"),
         (("Transformer", "Pooling", "Dense"), MEAN, {}, "2_Dense/model.safetensors is missing"),
-        (("Transformer", "Pooling"), MEAN, {"model_type": "mpnet"}, "'mpnet' is not served for vectors"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "nomic_bert"}, "'nomic_bert' is not served for vectors"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "distilbert", "dim": True}, "config.json has dim = True"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "mpnet", "relative_attention_num_buckets": 8}, "buckets = 8"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "modernbert", "layer_types": ["full"]}, "layer_types for 2"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "modernbert", "local_rope_theta": -1}, "theta -1"),
+        (("Transformer", "Pooling"), MEAN, {"model_type": "modernbert", "rope_scaling": {"a": 1}}, "rotary positions"),
+        (
+            ("Transformer", "Pooling"),
+            MEAN,
+            {"model_type": "modernbert", "local_attention": "8"},
+            "local_attention = '8'",
+        ),
         (("Transformer", "Pooling"), MEAN, {"model_type": "qwen3"}, "qwen3 that pools by 'mean'"),
         (("Transformer", "Pooling"), MEAN, {"hidden_size": 30}, "hidden_size = 30"),
         (("Transformer", "Pooling"), MEAN, {"num_hidden_layers": "2"}, "num_hidden_layers = '2'"),
@@ -129,6 +140,7 @@ def test_an_encoder_needs_its_modules_and_one_rank(tmp_path: Path) -> None:
     [
         ({"id2label": {"0": "a", "1": "b"}}, "2 labels"),
         ({"model_type": "qwen3"}, "is a classifier"),
+        ({"model_type": "modernbert"}, "served are those of bert, camembert, mpnet, roberta, xlm-roberta"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.GELU"}}, "GELU"),
     ],
 )

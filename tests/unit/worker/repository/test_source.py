@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.repository import source
+from worker.repository.downloaded import Downloaded
 
 
 def fill(folder: Path) -> Path:
@@ -111,9 +112,9 @@ def test_a_repository_that_is_not_cached_is_fetched(hub: Path, tmp_path: Path) -
 
 def test_a_download_is_told(hub: Path, tmp_path: Path) -> None:
     """Each file's end is, and in a long one how far it is."""
-    told: list[str] = []
+    told: list[Downloaded] = []
     source.resolve("org/name", cache=tmp_path / "cache", tell=told.append)
-    assert any(text.startswith("downloading model.safetensors: 100 % of 0.0 MB") for text in told)
+    assert any(str(one) == "downloading model.safetensors: 100 % of 0.0 MB" for one in told)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -62,9 +62,10 @@ def test_an_unservable_model_is_refused_by_type_or_number(changes: dict[str, Any
 
 RECURRENT = LLAMA | {"model_type": "qwen3_5_text", "num_hidden_layers": 4}
 QUANTIZED_EXPERTS: dict[str, Any] = {
-    "model_type": "qwen3_5_moe_text",
+    "model_type": "gemma4_text",
+    "enable_moe_block": True,
     "num_experts": 8,
-    "num_experts_per_tok": 2,
+    "top_k_experts": 2,
     "moe_intermediate_size": 64,
     "quantization_config": {"quant_method": "fp8"},
 }
@@ -87,7 +88,7 @@ QUANTIZED_EXPERTS: dict[str, Any] = {
         ({"linear_key_head_dim": -1}, 1, ModelFilesError, "linear_key_head_dim = -1"),
         ({"full_attention_interval": "4"}, 1, ModelFilesError, "full_attention_interval = 4; a whole number"),
         ({"hidden_act": "gelu"}, 1, UnsupportedArchitecture, "hidden_act = 'gelu'"),
-        (QUANTIZED_EXPERTS, 1, UnsupportedArchitecture, "'qwen3_5_moe_text' quantized as fp8 is not"),
+        (QUANTIZED_EXPERTS, 1, UnsupportedArchitecture, "'gemma4_text' quantized as fp8 is not"),
     ],
 )
 def test_recurrent_layers_that_can_not_be_served(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 
 import pytest
 import structlog
 import torch
+from llguidance import LLTokenizer
 
-from control.messages import Grammar, ModelAssets, Sampling, TokenLogprobs
+from control.messages import Grammar, Sampling, TokenLogprobs
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker.engine.step import NO_TOKEN, Forward
@@ -16,6 +18,7 @@ from worker.sampling import filters
 from worker.sampling.grammars import Grammars
 from worker.sampling.masks import Masks
 from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.finish import Finisher
 from worker.scheduling.sequence import Sequence
 
@@ -28,7 +31,7 @@ IDS = {text: token for token, text in enumerate(TEXTS)}
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(ASSETS)
+    return Grammars(vocabulary_of(ASSETS).for_grammars, ASSETS.eos_ids)
 
 
 def sampled(sampler: StepSampler, rows: list[Sequence], logits: torch.Tensor) -> StepTokens:
@@ -196,10 +199,7 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
 
 def test_a_vocabulary_that_can_not_be_read_fails_constrained_rows_only() -> None:
     """Its reason is the row's; nobody else needs it."""
-    broken = Grammars(ModelAssets(**{**_fields(ASSETS), "tokenizer_json": "[]"}))
-    sequence = row(broken, Grammar("regex", "a"))
+    form: Future[LLTokenizer] = Future()
+    form.set_exception(ValueError("no object"))
+    sequence = row(Grammars(form, []), Grammar("regex", "a"))
     assert sequence.constraint is not None and "object" in sequence.constraint.failure
-
-
-def _fields(assets: ModelAssets) -> dict[str, object]:
-    return {name: getattr(assets, name) for name in assets.__struct_fields__}

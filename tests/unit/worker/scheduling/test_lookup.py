@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from control.messages import Sampling
 from worker.scheduling.lookup.context_lookup import FIRST_GUESSES, LONGEST_REST, ContextLookup
 from worker.scheduling.lookup.step_guesses import STEP_ROWS
@@ -131,3 +133,25 @@ def test_guesses_grow_while_right_and_rest_while_wrong() -> None:
             tried += 1
             lookup.verified(one, len(guesses), 0, 64)
     assert 10 < tried <= 8 + 1000 // LONGEST_REST
+
+
+@pytest.mark.parametrize(("told", "begun"), [(5, 85), (1, 64)])
+def test_what_begins_with_an_answer_of_a_model_with_states(told: int, begun: int) -> None:
+    """Four guesses were right. An answer that is told whole can be gone on with; one that ended before them has no
+    state at its end, and only the copy that was kept of its prompt."""
+    subject = Scheduler(kv_tokens=2000, token_budget=512, max_sequences=4, lookup=8, prefix_tokens=8, state_tokens=50)
+    period = [1, 2, 3, 4, 5, 6, 7, 8]
+    first = sequence(period * 10)
+    subject.add(first)
+    while not first.output:
+        plan = subject.plan()
+        subject.applied(plan, dict.fromkeys(plan.sampled, 1))
+    plan = subject.plan()
+    assert plan.guesses == {first.sid: [2, 3, 4, 5]}
+    subject.applied(plan, {first.sid: 2}, {first.sid: 4})
+    first.output += [3, 4, 5, 6][: told - 1]
+    subject.drop(first.sid)
+    second = sequence([*first.prompt, *first.output, 9, 9])
+    subject.add(second)
+    subject.plan()
+    assert second.cached_prompt_tokens == begun

@@ -25,28 +25,29 @@ std::vector<uint8_t> random_blocks(int64_t count, uint32_t seed) {
 }
 
 template <typename F>
-std::string block_product(Pool& pool, Kind kind, int64_t rows) {
-  constexpr int64_t INPUTS = RUN + F::UNIT, OUTPUTS = PANEL + 3;
-  const std::vector<uint8_t> stored = random_blocks<F>(OUTPUTS * INPUTS / F::UNIT, kind);
-  std::vector<uint64_t> packed(matrix_bytes(kind, INPUTS, OUTPUTS) / sizeof(uint64_t) + 1);
+std::string block_product(Pool& pool, Kind kind, int64_t width, int64_t rows) {
+  constexpr int64_t OUTPUTS = PANEL + 3;
+  const int64_t inputs = std::max<int64_t>(RUN + F::UNIT, width / F::UNIT * F::UNIT);
+  const std::vector<uint8_t> stored = random_blocks<F>(OUTPUTS * inputs / F::UNIT, kind);
+  std::vector<uint64_t> packed(matrix_bytes(kind, inputs, OUTPUTS) / sizeof(uint64_t) + 1);
   Linear linear{};
   linear.matrices[0] = {packed.data(), nullptr, nullptr, 0, OUTPUTS, kind};
-  linear.inputs = INPUTS, linear.outputs = OUTPUTS, linear.count = 1;
+  linear.inputs = inputs, linear.outputs = OUTPUTS, linear.count = 1;
   // By value: a thread that comes late still reads what the job holds.
-  pool.run([=, matrix = linear.matrices[0], from = stored.data()](Hand& hand) { pack(hand, matrix, INPUTS, from, OUTPUTS, 0); });
-  const Values x = random_values(rows * INPUTS, 11);
-  Values out(rows * OUTPUTS), weights(INPUTS);
-  std::vector<char> room(quantized_room(rows, INPUTS));
+  pool.run([=, matrix = linear.matrices[0], from = stored.data()](Hand& hand) { pack(hand, matrix, inputs, from, OUTPUTS, 0); });
+  const Values x = random_values(rows * inputs, 11);
+  Values out(rows * OUTPUTS), weights(inputs);
+  std::vector<char> room(quantized_room(rows, inputs));
   pool.run([=, from = x.data(), to = out.data(), memory = room.data()](Hand& hand) {
     product(hand, linear, from, rows, to, false, {memory});
   });
   std::vector<double> expected(rows * OUTPUTS);
   double squares = 0;
   for (int64_t output = 0; output < OUTPUTS; ++output) {
-    look_up(linear.matrices[0], INPUTS, output, weights.data());
+    look_up(linear.matrices[0], inputs, output, weights.data());
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t input = 0; input < INPUTS; ++input)
-        expected[row * OUTPUTS + output] += static_cast<double>(weights[input]) * x[row * INPUTS + input];
+      for (int64_t input = 0; input < inputs; ++input)
+        expected[row * OUTPUTS + output] += static_cast<double>(weights[input]) * x[row * inputs + input];
   }
   for (const double value : expected) squares += value * value;
   // An activation is rounded to 1/127 of the largest beside it: some 0.6 % of a product.
@@ -54,10 +55,10 @@ std::string block_product(Pool& pool, Kind kind, int64_t rows) {
 }
 
 // With one row and with more than a tile holds.
-inline std::string block_products(Pool& pool) {
+inline std::string block_products(Pool& pool, int64_t inputs) {
   for (int kind = Q4_0_BLOCKS; kind <= MXFP4_BLOCKS; ++kind)
     for (const int64_t rows : {1, BLOCK_TILE + 2}) {
-      const auto work = [&](auto format) { return block_product<decltype(format)>(pool, static_cast<Kind>(kind), rows); };
+      const auto work = [&](auto format) { return block_product<decltype(format)>(pool, static_cast<Kind>(kind), inputs, rows); };
       const auto why = of_format(static_cast<Kind>(kind), work, std::string());
       if (!why.empty()) return why + " (kind " + std::to_string(kind) + ")";
     }

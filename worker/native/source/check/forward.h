@@ -10,14 +10,19 @@ using Doubles = std::vector<double>;
 
 class Forward {
  public:
-  explicit Forward(Pool& pool)
+  Forward(Pool& pool, int64_t heads, int64_t shared, int64_t dim)
       : pool_(pool),
-        query_key_value_(pool, FLOAT32, HIDDEN, WIDTH, 1),
-        attention_out_(pool, FLOAT32, HEADS * DIM, HIDDEN, 2),
+        heads_(heads),
+        shared_(shared),
+        dim_(dim),
+        width_((heads + 2 * shared) * dim),
+        scale_(1 / std::sqrt(static_cast<float>(dim))),
+        query_key_value_(pool, FLOAT32, HIDDEN, width_, 1),
+        attention_out_(pool, FLOAT32, heads * dim, HIDDEN, 2),
         gate_up_(pool, FLOAT32, HIDDEN, 2 * INNER, 3),
         down_(pool, FLOAT32, INNER, HIDDEN, 4),
         head_(pool, FLOAT32, HIDDEN, VOCABULARY, 5) {
-    for (int64_t i = 0; i < DIM / 2; ++i) frequencies_.push_back(std::pow(100.0f, -2.0f * i / DIM));
+    for (int64_t i = 0; i < dim_ / 2; ++i) frequencies_.push_back(std::pow(100.0f, -2.0f * i / dim_));
   }
 
   std::string run() {
@@ -33,16 +38,16 @@ class Forward {
   }
 
  private:
-  static constexpr int64_t HIDDEN = 40, HEADS = 4, SHARED = 2, DIM = 16, INNER = 50, VOCABULARY = 37, WINDOW = 9;
-  static constexpr int64_t TOKENS_IN_ALL = TOKENS + 4, WIDTH = (HEADS + 2 * SHARED) * DIM, CAPACITY = 32;
-  static constexpr float EPSILON = 1e-5f, SCALE = 0.25f;
+  static constexpr int64_t HIDDEN = 40, INNER = 50, VOCABULARY = 37, WINDOW = 9;
+  static constexpr int64_t TOKENS_IN_ALL = TOKENS + 4, CAPACITY = 32;
+  static constexpr float EPSILON = 1e-5f;
 
   Values stepped(const Values& embedded, int64_t offset, int64_t count) {
     Values hidden(embedded.begin() + offset * HIDDEN, embedded.begin() + (offset + count) * HIDDEN);
     Values logits(count * VOCABULARY);
     std::vector<int64_t> positions(count), sampled(count);
     std::iota(positions.begin(), positions.end(), offset), std::iota(sampled.begin(), sampled.end(), 0);
-    const Rotary rotary{frequencies_.data(), 1.0f, DIM, 0};
+    const Rotary rotary{frequencies_.data(), 1.0f, dim_, 0};
     Layer layer{};
     layer.before_attention = layer.before_feed_forward = {ones_.data(), EPSILON};
     layer.query = layer.key = {ones_.data(), EPSILON};
@@ -50,10 +55,10 @@ class Forward {
     layer.gate_up = gate_up_.linear, layer.down = down_.linear, layer.window = WINDOW;
     layer.mixture = layer.delta = -1;
     Model model{};
-    model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = HEADS, model.shared_heads = SHARED;
-    model.head_dim = DIM, model.rotaries = &rotary, model.rotary_count = 1;
-    model.attention_scale = SCALE, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
-    const Span span{memory_.data(), SHARED * CAPACITY * DIM, 0, CAPACITY * DIM, 0, count, offset, nullptr};
+    model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = heads_, model.shared_heads = shared_;
+    model.head_dim = dim_, model.rotaries = &rotary, model.rotary_count = 1;
+    model.attention_scale = scale_, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
+    const Span span{memory_.data(), shared_ * CAPACITY * dim_, 0, CAPACITY * dim_, 0, count, offset, nullptr};
     Batch batch{};
     batch.spans = &span, batch.span_count = 1, batch.positions = positions.data(), batch.hidden = hidden.data();
     batch.tokens = batch.sampled_count = count, batch.sampled = sampled.data(), batch.logits = logits.data();
@@ -77,31 +82,31 @@ class Forward {
   Doubles projected(const Doubles& hidden) const {
     Doubles all = query_key_value_.expected(normed(hidden, HIDDEN), TOKENS_IN_ALL);
     for (int64_t token = 0; token < TOKENS_IN_ALL; ++token)
-      for (int64_t head = 0; head < HEADS + SHARED; ++head) {
-        double* at = all.data() + token * WIDTH + head * DIM;
-        const Doubles row = normed({at, at + DIM}, DIM);
-        for (int64_t i = 0; i < DIM / 2; ++i) {
+      for (int64_t head = 0; head < heads_ + shared_; ++head) {
+        double* at = all.data() + token * width_ + head * dim_;
+        const Doubles row = normed({at, at + dim_}, dim_);
+        for (int64_t i = 0; i < dim_ / 2; ++i) {
           const double angle = token * static_cast<double>(frequencies_[i]), c = std::cos(angle), s = std::sin(angle);
-          at[i] = row[i] * c - row[DIM / 2 + i] * s, at[DIM / 2 + i] = row[DIM / 2 + i] * c + row[i] * s;
+          at[i] = row[i] * c - row[dim_ / 2 + i] * s, at[dim_ / 2 + i] = row[dim_ / 2 + i] * c + row[i] * s;
         }
       }
     return all;
   }
 
-  static Doubles attended(const Doubles& all) {
-    Doubles out(TOKENS_IN_ALL * HEADS * DIM);
+  Doubles attended(const Doubles& all) const {
+    Doubles out(TOKENS_IN_ALL * heads_ * dim_);
     for (int64_t token = 0; token < TOKENS_IN_ALL; ++token)
-      for (int64_t head = 0; head < HEADS; ++head) {
-        const double* query = all.data() + token * WIDTH + head * DIM;
+      for (int64_t head = 0; head < heads_; ++head) {
+        const double* query = all.data() + token * width_ + head * dim_;
         double total = 0;
-        Doubles sums(DIM);
+        Doubles sums(dim_);
         for (int64_t seen = std::max<int64_t>(0, token - WINDOW + 1); seen <= token; ++seen) {
-          const double* key = all.data() + seen * WIDTH + (HEADS + head / (HEADS / SHARED)) * DIM;
-          const double weight = std::exp(SCALE * std::inner_product(query, query + DIM, key, 0.0));
-          for (int64_t i = 0; i < DIM; ++i) sums[i] += weight * key[SHARED * DIM + i];
+          const double* key = all.data() + seen * width_ + (heads_ + head / (heads_ / shared_)) * dim_;
+          const double weight = std::exp(scale_ * std::inner_product(query, query + dim_, key, 0.0));
+          for (int64_t i = 0; i < dim_; ++i) sums[i] += weight * key[shared_ * dim_ + i];
           total += weight;
         }
-        for (int64_t i = 0; i < DIM; ++i) out[(token * HEADS + head) * DIM + i] = sums[i] / total;
+        for (int64_t i = 0; i < dim_; ++i) out[(token * heads_ + head) * dim_ + i] = sums[i] / total;
       }
     return out;
   }
@@ -125,8 +130,10 @@ class Forward {
   }
 
   Pool& pool_;
+  const int64_t heads_, shared_, dim_, width_;
+  const float scale_;
   Layered query_key_value_, attention_out_, gate_up_, down_, head_;
-  Values frequencies_, ones_ = Values(HIDDEN, 1.0f), memory_ = Values(2 * SHARED * CAPACITY * DIM);
+  Values frequencies_, ones_ = Values(std::max(HIDDEN, dim_), 1.0f), memory_ = Values(2 * shared_ * CAPACITY * dim_);
 };
 
 }  // namespace furrow::check

@@ -160,6 +160,67 @@ def test_a_share_that_cuts_blocks_is_refused_with_those_that_fit(tmp_path: Path)
     assert files.gguf.borders == (32,)
 
 
+HYBRID: dict[str, Any] = CONFIG | {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+
+def hybrid(folder: Path, changes: dict[str, Any] | None = None, more: dict[str, Stored] | None = None) -> ModelFiles:
+    """A model of one recurrent layer and one with attention. Value heads lie in two tiles of 32 inputs."""
+    stored = {name: one for name, one in tensors().items() if not name.startswith("blk.0.attn")}
+    stored["blk.0.attn_norm.weight"] = vector(64)
+    for name, rows in (("attn_qkv", 128), ("attn_gate", 64), ("ssm_beta", 4), ("ssm_alpha", 4), ("ssm_out", 64)):
+        stored[f"blk.0.{name}.weight"] = matrix("q8_0", rows, 64)
+    stored |= {"blk.0.ssm_conv1d.weight": Stored(0, (128, 4), bytes(2048)), "blk.0.ssm_norm.weight": vector(16)}
+    stored |= {"blk.0.ssm_a": vector(4), "blk.0.ssm_dt.bias": vector(4)}
+    stored |= {f"blk.1.attn_{name}_norm.weight": vector(16) for name in "qk"}
+    stored["blk.1.attn_q.weight"] = matrix("q8_0", 128, 64)  # with the gate
+    for layer in range(2):
+        stored[f"blk.{layer}.post_attention_norm.weight"] = stored.pop(f"blk.{layer}.ffn_norm.weight")
+    fields = metadata("qwen3_5_text", HYBRID) | (changes or {})
+    return inspect(write(folder / "m.gguf", fields, stored | (more or {})))
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """They count as layers in the metadata, and their tensors are not read; without that number they are unknown."""
+    check(hybrid(tmp_path))
+    more = {"blk.2.nextn.eh_proj.weight": matrix("q8_0", 64, 128), "blk.2.attn_norm.weight": vector(64)}
+    files = hybrid(tmp_path, {"qwen35.nextn_predict_layers": 1, "qwen35.block_count": 3}, more)
+    assert files.config["num_hidden_layers"] == 2
+    assert files.config["layer_types"] == ["linear_attention", "full_attention"]
+    check(files)
+    with pytest.raises(UnsupportedArchitecture, match=r"with the tensors blk\.2\.attn_norm\.weight, blk\.2\.nextn"):
+        check(hybrid(tmp_path, {}, more))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qwen35.ssm.inner_size": 66}, r"inner_size is 66; a multiple of the 4 value heads"),
+        ({"qwen35.rope.dimension_count": 32}, "dimension_count is 32; an even number up to 16"),
+        ({"qwen35.nextn_predict_layers": 2}, "nextn_predict_layers is 2; less than the number of layers, 2,"),
+        ({"qwen35.ssm.group_count": 3}, "4 value heads of recurrent layers can't share 3 key heads evenly"),
+    ],
+)
+def test_metadata_of_recurrent_layers_is_checked(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
+        check(hybrid(tmp_path, changes))
+
+
+def test_each_tile_of_value_heads_is_shared_between_blocks(tmp_path: Path) -> None:
+    """Two ranks would have 16 inputs of each tile, and a block has 32."""
+    files = hybrid(tmp_path)
+    check(files, dequantize=False)
+    with pytest.raises(SettingsError, match=r"--tp 2 would cut blocks of 32 weights of blk\.0\.ssm_out\.weight"):
+        check(files, dequantize=False, tp=2)
+    check(files, tp=2)
+
+
 def test_every_byte_of_the_settings_and_samples_of_the_file_name_the_weights(tmp_path: Path) -> None:
     files = model(tmp_path)
     names = {fingerprint(files, "auto"), fingerprint(files, "auto", None, True), fingerprint(files, "float32")}

@@ -23,6 +23,12 @@ class Shapes(msgspec.Struct, frozen=True):
     one_added: bool = False
     """Gemma's norms keep the difference of a weight to one."""
 
+    @property
+    def on_cpu(self) -> tuple[int, ...]:
+        """Arguments of the C++ library's own check: heads, those of keys, their width, then widths of inputs."""
+        widths = (self.hidden, self.heads * self.head_dim, self.inner)
+        return (self.heads, self.kv_heads, self.head_dim, *dict.fromkeys(widths))
+
     def described(self) -> dict[str, str]:
         return {name: str(getattr(self, name)) for name in self.__struct_fields__}
 

@@ -1,0 +1,23 @@
+"""The console at /console: its files, plain HTML, CSS and ES modules, and the route that serves them.
+
+`static/lib/` has what pages share, `static/pages/` a module for each page. There is no build step: browsers load the
+files as they lie here. A page's module exports an object by default:
+
+    export default {
+      path: "/models/:model",          // the part of the address after `#`; `:name` is one part of it, decoded
+      title: ({model}) => model,       // or a text; the title of the window
+      nav: "Farm",                     // the entry of the navigation that is marked
+      open(view) {                     // called once when the page is opened
+        view.poll(5, async (api) => { known = await api.get("/farm/keys"); });
+        return () => [h("h1", {}, "Keys"), …];   // draws the page; called after each snapshot and each poll
+      },
+    };
+
+`view` (lib/view.js) has `params`, `query`, `api`, `farm` (the last snapshot and the plots), `poll`, `redraw`, `act`,
+`ask` and `signal`, which ends with the page. What `open` returns draws the page as elements of lib/dom.js; the shell
+carries the changes over into the document, so that focus and scrolling stay. A new page is listed in `pages/index.js`.
+"""
+
+from __future__ import annotations
+
+from api.console.serving import console_routes

@@ -1,0 +1,69 @@
+"""The routes of the console's files. They need no key: the page asks for one, and the routes that it calls check it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from litestar import Request, Response, Router, get
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath
+
+from api.console.files import ConsoleFile, read_files
+
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "object-src 'none'",
+        # A text can't become markup or a script, whatever a page does with it.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    # Kept by the browser and asked for again each time, with the ETag: an upgrade shows at once.
+    "cache-control": "no-cache",
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_INDEX = "index.html"
+
+Http = Request[Any, Any, Any]
+
+files = cache(read_files)
+
+
+@get("/", include_in_schema=False)
+async def show_console(request: Http) -> Response[bytes]:
+    """The page. Its references are relative, so that a proxy may serve it under a prefix."""
+    if not request.scope["raw_path"].endswith(b"/"):
+        return Response(b"", status_code=307, headers={**HEADERS, "location": "console/"})
+    return _answer(request, files()[_INDEX])
+
+
+@get("/{path:path}", include_in_schema=False)
+async def show_file(request: Http, path: FromPath[str]) -> Response[bytes]:
+    """One of its files. Raises NotFoundException for every other path."""
+    found = files().get(path.removeprefix("/"))
+    if found is None:
+        raise NotFoundException(f"The console has no file {path[:255]!r}.")
+    return _answer(request, found)
+
+
+def _answer(request: Http, found: ConsoleFile) -> Response[bytes]:
+    headers = HEADERS | {"etag": found.etag}
+    asked = request.headers.get("if-none-match", "")
+    if found.etag in (tag.strip().removeprefix("W/") for tag in asked.split(",")):
+        return Response(b"", status_code=304, headers=headers)
+    return Response(found.body, headers=headers, media_type=found.media_type)
+
+
+console_routes = Router(path="/console", route_handlers=[show_console, show_file])

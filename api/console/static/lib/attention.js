@@ -1,0 +1,57 @@
+// Findings that need an operator, from a snapshot of GET /farm, worst first.
+
+import { count, duration } from "./format.js";
+
+const LONG_WAIT_MS = 60_000;
+const ORDER = ["bad", "warn", "busy"];
+
+// Findings: `tone`, `what` (a sentence), `cause`, and `model`, `replica` or `host` that it is about; `act` names the act
+// that mends it: "retry", "restart", "resume", "scale", "takeBack", "letters"; null where no act does.
+export function findings(card, history) {
+  const found = [...card.models.flatMap((model) => ofModel(model, history)), ...card.hosts.flatMap(ofHost)];
+  for (const [model, letters] of Object.entries(card.dead_letters))
+    found.push({ tone: "warn", model, what: `${count(letters, "dead letter")} of ${model}`, cause: "Requests that crashed their ranks when they ran alone.", act: "letters" });
+  found.push(...versions(card.hosts));
+  return found.sort((one, other) => ORDER.indexOf(one.tone) - ORDER.indexOf(other.tone));
+}
+
+function ofModel(model, history) {
+  const name = model.model;
+  const found = model.replicas.flatMap((replica) => ofReplica(model, replica, history));
+  if (model.paused)
+    found.push({ tone: "warn", model: name, what: `${name} is paused`, cause: waiting(model), act: "resume" });
+  const wait = model.load.expected_wait_ms;
+  if (!model.paused && wait > LONG_WAIT_MS)
+    found.push({ tone: "warn", model: name, what: `A new request of ${name} waits about ${duration(wait)}`, cause: waiting(model), act: "scale" });
+  return found;
+}
+
+function waiting(model) {
+  return model.queued ? `${count(model.queued, "request")} ${model.queued === 1 ? "waits" : "wait"}.` : "No request waits.";
+}
+
+function ofReplica(model, replica, history) {
+  const about = { model: model.model, replica: replica.replica, cause: replica.detail };
+  const what = `${model.model} ${replica.replica}`;
+  if (replica.state === "failed" && !replica.placed) return [{ ...about, tone: "bad", what: `${what} has no host`, act: null }];
+  if (replica.state === "failed") return [{ ...about, tone: "bad", what: `${what} has failed`, act: "retry" }];
+  if (replica.state === "poisoned") return [{ ...about, tone: "bad", what: `${what} leaves its epoch after a fault`, act: "restart" }];
+  if (replica.state === "recovering") return [{ ...about, tone: "busy", what: `${what} is recovering`, act: "restart" }];
+  const slow = replica.beats.findIndex((beat, rank) => beat && history.isSlow(model.model, replica.replica, rank));
+  if (slow < 0) return [];
+  const cause = `Rank ${slow} on ${replica.beats[slow].device} of ${replica.beats[slow].host} holds up the others.`;
+  return [{ ...about, tone: "warn", what: `${what} has a slow rank`, cause, act: "restart" }];
+}
+
+function ofHost(host) {
+  const held = count(host.replicas.length, "replica");
+  if (host.drained) return [{ tone: "warn", host: host.id, what: `${host.id} is drained`, cause: `It gets no new replica, and has ${held}.`, act: "takeBack" }];
+  if (!host.alive) return [{ tone: "bad", host: host.id, what: `${host.id} is away`, cause: `Its agent has no heartbeat; it has ${held}. Start furrow worker there.`, act: null }];
+  return [];
+}
+
+function versions(hosts) {
+  const known = [...new Set(hosts.map((host) => host.version).filter(Boolean))].sort();
+  if (known.length < 2) return [];
+  return [{ tone: "warn", what: "Hosts run different versions of Furrow", cause: `${known.join(", ")}. Upgrade the older ones.`, act: null }];
+}

@@ -1,0 +1,128 @@
+// The last minutes of the farm and each model, and the last sample of each replica, kept in the page: rates are differences of the snapshots' counts.
+
+export const KEPT_MS = 300_000;
+const WINDOW_MS = 3_000;
+// A new follower gets the last snapshot at once and the next one at any moment: too short a time for a rate.
+const LEAST_MS = 800;
+const LONG_MS = 2_000;
+const MARKED_MS = 4_000;
+
+// A sample: `at` (ms), `rate` (tokens/s), `first` (ms to the first token), `queued`, `running`, `kv` (part in use);
+// null where it is not known.
+export class History {
+  #samples = new Map();
+  #counts = new Map();
+  #slow = new Map();
+
+  // The samples of a model or, without a name, of the farm, oldest first; of a replica the last one alone.
+  of(model = "", replica = "") {
+    return this.#samples.get(`${model}\n${replica}`) ?? [];
+  }
+
+  // The newest sample, or one of nulls.
+  last(model = "", replica = "") {
+    return this.of(model, replica).at(-1) ?? { at: 0, rate: null, first: null, queued: null, running: null, kv: null };
+  }
+
+  // True for a rank that gets on with a long command while another of its group stands still: that one waits for it.
+  isSlow(model, replica, rank) {
+    return this.#slow.get(`${model}\n${replica}`)?.has(rank) ?? false;
+  }
+
+  // Take a snapshot of GET /farm that was received at `at` (ms).
+  add(card, at) {
+    const all = [];
+    const known = new Set(["\n"]);
+    for (const model of card.models) {
+      const parts = model.replicas.map((replica) => {
+        known.add(`${model.model}\n${replica.replica}`);
+        return this.#replica(model, replica, at);
+      });
+      known.add(`${model.model}\n`);
+      const sample = together(parts, at, model.queued);
+      this.#keep(`${model.model}\n`, sample);
+      all.push({ ...sample, firsts: sum(parts, "firsts"), firstMs: sum(parts, "firstMs") });
+    }
+    this.#keep("\n", together(all, at, sum(all, "queued") ?? 0));
+    for (const map of [this.#samples, this.#counts, this.#slow])
+      for (const name of map.keys()) if (!known.has(name)) map.delete(name);
+  }
+
+  #replica(model, replica, at) {
+    const name = `${model.model}\n${replica.replica}`;
+    const leader = replica.beats[0] ?? null;
+    const counts = this.#counts.get(name) ?? [];
+    this.#mark(name, slow(counts.at(-1)?.beats ?? [], replica.beats), at);
+    // Heartbeats and snapshots have clocks of their own, so a rate is that of some seconds.
+    while (counts.length > 1 && counts[1].at <= at - WINDOW_MS) counts.shift();
+    const since = counts[0];
+    const tokens = leader && since?.leader ? leader.tokens - since.leader.tokens : null;
+    const firsts = leader && since?.leader ? leader.first_tokens - since.leader.first_tokens : 0;
+    const ms = firsts > 0 ? leader.first_tokens_ms - since.leader.first_tokens_ms : 0;
+    if (tokens !== null && tokens < 0) counts.length = 0;
+    counts.push({ at, leader, beats: replica.beats });
+    this.#counts.set(name, counts);
+    const room = Number(model.assets?.[1] ?? 0);
+    const sample = {
+      at,
+      rate: tokens !== null && tokens >= 0 && at - since.at >= LEAST_MS ? (tokens * 1000) / (at - since.at) : null,
+      firsts: Math.max(0, firsts),
+      firstMs: ms,
+      first: firsts > 0 ? ms / firsts : null,
+      queued: null,
+      running: leader ? leader.running : null,
+      used: leader ? leader.kv_used : null,
+      room: leader && room ? room : null,
+      kv: leader && room ? leader.kv_used / room : null,
+    };
+    this.#samples.set(name, [sample]);
+    return sample;
+  }
+
+  // A mark stays for some seconds: two snapshots may show the same heartbeats.
+  #mark(name, found, at) {
+    const marks = this.#slow.get(name) ?? new Map();
+    for (const rank of found) marks.set(rank, at);
+    for (const [rank, since] of marks) if (since < at - MARKED_MS) marks.delete(rank);
+    this.#slow.set(name, marks);
+  }
+
+  #keep(name, sample) {
+    const samples = this.#samples.get(name) ?? [];
+    samples.push(sample);
+    while (samples[0].at < sample.at - KEPT_MS) samples.shift();
+    this.#samples.set(name, samples);
+  }
+}
+
+function together(parts, at, queued) {
+  const used = sum(parts, "used");
+  const room = sum(parts, "room");
+  const firsts = sum(parts, "firsts");
+  return {
+    at,
+    queued,
+    used,
+    room,
+    rate: sum(parts, "rate"),
+    first: firsts ? sum(parts, "firstMs") / firsts : null,
+    running: sum(parts, "running"),
+    kv: room ? used / room : null,
+  };
+}
+
+// The sum of what is known; null where nothing is.
+function sum(parts, name) {
+  const known = parts.map((part) => part[name]).filter((value) => value != null);
+  return known.length ? known.reduce((one, other) => one + other, 0) : null;
+}
+
+function slow(before, now) {
+  const moved = new Map();
+  now.forEach((beat, rank) => {
+    const old = before[rank];
+    if (beat && old && beat.oldest_pending_ms > LONG_MS) moved.set(rank, beat.progress !== old.progress);
+  });
+  const all = [...moved.values()].every(Boolean);
+  return new Set(all ? [] : [...moved].filter(([, got]) => got).map(([rank]) => rank));
+}

@@ -1,0 +1,134 @@
+// The frame of every page: navigation, the banner about the connection, and the question for a key.
+
+import { key, refusals } from "./api.js";
+import { h, patch } from "./dom.js";
+import { moment } from "./format.js";
+import { button } from "./parts.js";
+import { route } from "./router.js";
+import { View } from "./view.js";
+
+export class Shell {
+  #view = null;
+  #shown = null;
+  #refusal = null;
+
+  // `entries`: `[name, address]` of the navigation.
+  constructor(farm, pages, entries) {
+    Object.assign(this, { farm, pages, entries });
+    this.main = document.getElementById("main");
+    addEventListener("hashchange", () => this.open());
+    document.querySelector(".skip").onclick = (event) => (event.preventDefault(), this.main.focus());
+    refusals.add((error) => this.#ask(error));
+    farm.addEventListener("status", () => this.#status());
+    setInterval(() => this.#banner(), 1_000);
+  }
+
+  // Open the page that the address names.
+  open() {
+    const found = route(this.pages, location.hash || "#/");
+    const first = this.#shown === null;
+    this.#view?.close();
+    this.#shown = found?.page ?? {};
+    patch(this.main);
+    this.#navigation();
+    if (this.#refusal) return this.#form();
+    const page = found?.page ?? LOST;
+    const title = typeof page.title === "function" ? page.title(found.params) : page.title;
+    document.title = `${title} · Furrow`;
+    this.#view = new View(this.main, this.farm, { page, params: {}, query: {}, ...found });
+    this.#view.open();
+    scrollTo(0, 0);
+    // A change of pages is heard as a load of one would be.
+    if (!first) (this.main.querySelector("h1") ?? this.main).focus();
+  }
+
+  #navigation() {
+    const current = this.#shown?.nav;
+    const links = this.entries.map(([name, address]) =>
+      h("li", { key: name }, h("a", { href: address, "aria-current": name === current ? "page" : null }, name)));
+    patch(document.getElementById("navigation"), h("ul", {}, links));
+    const forget = () => (key.forget(), location.reload());
+    patch(document.getElementById("session"), this.#connection(), key.get() ? button("Forget key", forget, { key: "forget" }) : null);
+  }
+
+  #connection() {
+    const [tone, text] = {
+      connecting: ["busy", "connecting"],
+      live: ["good", "live"],
+      late: ["warn", "late"],
+      redis: ["bad", "Redis is away"],
+      api: ["bad", "no connection"],
+      refused: ["warn", "key needed"],
+    }[this.farm.status];
+    return h("span", { class: `badge ${tone}`, key: "connection" }, text);
+  }
+
+  #status() {
+    this.#navigation();
+    this.#banner();
+    if (this.farm.status === "live" && this.#refusal) {
+      this.#refusal = null;
+      this.open();
+    }
+  }
+
+  #banner() {
+    const { status, reason, at } = this.farm;
+    const stale = ["redis", "api", "late"].includes(status);
+    document.body.classList.toggle("stale", stale && at > 0);
+    const since = at ? ` This page shows the state of ${moment(at)}.` : "";
+    const text = {
+      redis: ["Redis does not answer.", `${reason} It is tried again every second.${since}`],
+      api: ["The API process does not answer.", `${reason} It is tried again every few seconds.${since}`],
+      late: ["No news from the farm.", `The last snapshot came at ${moment(at)}.`],
+    }[status];
+    const shown = text ? h("div", { class: "banner" }, h("p", {}, h("strong", {}, text[0]), ` ${text[1]}`)) : null;
+    patch(document.getElementById("banner"), shown);
+  }
+
+  #ask(error) {
+    if (this.#refusal) {
+      patch(document.getElementById("key-fault") ?? h("p"), said(error));
+      return;
+    }
+    this.#refusal = error;
+    this.open();
+  }
+
+  #form() {
+    document.title = "Key needed · Furrow";
+    const sent = (event) => {
+      event.preventDefault();
+      key.set(document.getElementById("key").value.trim());
+      this.farm.retry();
+      this.#navigation();
+    };
+    const input = h("input", { id: "key", type: "password", required: true, autocomplete: "off", "aria-describedby": "key-help key-fault" });
+    patch(
+      this.main,
+      h(
+        "form",
+        { class: "key", onsubmit: sent },
+        h("h1", { tabindex: -1 }, "This farm asks for a key"),
+        h("div", { class: "field" },
+          h("label", { for: "key" }, "Operator's API key"),
+          input,
+          h("p", { class: "help", id: "key-help" }, "Made with ", h("code", {}, "furrow keys create --admin"), ". This tab keeps it until it is closed.")),
+        h("p", { class: "fault", id: "key-fault", role: "alert" }, said(this.#refusal)),
+        h("div", { class: "acts" }, h("button", { type: "submit", class: "button primary" }, "Continue")),
+      ),
+    );
+    input.focus();
+  }
+}
+
+// The message of a refusal; the form itself says that a key is missing.
+function said(error) {
+  return error.status === 401 && !key.get() ? "" : error.message;
+}
+
+const LOST = {
+  path: "",
+  title: "No such page",
+  open: () => () => h("div", { class: "empty" }, h("h1", { tabindex: -1 }, "No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the farm"))),
+};

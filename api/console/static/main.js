@@ -1,0 +1,9 @@
+// The console's beginning.
+
+import { Farm } from "./lib/farm.js";
+import { Shell } from "./lib/shell.js";
+import { NAVIGATION, PAGES } from "./pages/index.js";
+
+const farm = new Farm();
+new Shell(farm, PAGES, NAVIGATION).open();
+farm.start();

@@ -1,0 +1,138 @@
+// The farm: what needs an operator, live plots, models with their replicas, hosts and API processes.
+
+import { drain, load, reload, restart, resume, scale, takeBack } from "../lib/acts.js";
+import { findings } from "../lib/attention.js";
+import { h } from "../lib/dom.js";
+import { count, duration, integer, percent, rate } from "../lib/format.js";
+import { badge, button, command, empty, head, hostLink, link, modelLink, section, table } from "../lib/parts.js";
+import { meter } from "../lib/plot.js";
+import { plots } from "../lib/plots.js";
+import { causeOf, hostState, ranksInWords, stateOf } from "../lib/states.js";
+
+const SHOWN = 100;
+const MORE = 400;
+const SHOWN_FINDINGS = 8;
+
+export default {
+  path: "/",
+  title: "Farm",
+  nav: "Farm",
+  open(view) {
+    const chosen = { text: "", most: SHOWN, findings: false };
+    return () => draw(view, chosen);
+  },
+};
+
+function draw(view, chosen) {
+  const { card, history } = view.farm;
+  const acts = [button("Load a model…", () => load(view), { kind: card?.models.length ? "plain" : "primary" })];
+  if (!card) return [head("Farm"), h("p", { class: "muted", key: "wait" }, "Waiting for the first snapshot…")];
+  return [
+    head("Farm", { acts }),
+    attention(view, findings(card, history), chosen),
+    plots(history.of()),
+    models(view, card, chosen),
+    hosts(view, card),
+    processes(card),
+  ];
+}
+
+function attention(view, found, chosen) {
+  if (!found.length) {
+    const { models, hosts } = view.farm.card;
+    if (!models.length || !hosts.length) return null;
+    return h("p", { class: "well", key: "well" }, badge("All is well", "good"));
+  }
+  const shown = chosen.findings ? found : found.slice(0, SHOWN_FINDINGS);
+  const rest = found.length - shown.length;
+  const items = shown.map((one) =>
+    h(
+      "li",
+      { class: one.tone, key: `${one.what}` },
+      h("div", {}, h("p", { class: "strong" }, about(one)), one.cause ? h("p", { class: "cause" }, one.cause) : null),
+      mend(view, one),
+    ));
+  const more = () => ((chosen.findings = true), view.redraw());
+  return section(
+    "Needs attention",
+    [h("ul", { class: "findings" }, items), rest ? h("p", { class: "rest" }, button(`Show ${integer(rest)} more`, more)) : null],
+    { note: count(found.length, "finding") },
+  );
+}
+
+function about(one) {
+  if (one.host) return link(one.what, ["hosts", one.host]);
+  return one.model ? link(one.what, ["models", one.model]) : one.what;
+}
+
+function mend(view, { act, model, replica, host }) {
+  const found = view.farm.card.models.find((one) => one.model === model);
+  const acts = {
+    retry: () => button("Try again…", () => reload(view, model)),
+    restart: () => button("Restart replica…", () => restart(view, model, replica)),
+    resume: () => button("Resume", () => resume(view, model)),
+    scale: () => button("Scale…", () => scale(view, found)),
+    takeBack: () => button("Take back", () => takeBack(view, host)),
+    letters: () => link("Show dead letters", ["dead"], { model }),
+  };
+  return h("div", { class: "acts" }, acts[act]?.() ?? null);
+}
+
+function models(view, card, chosen) {
+  if (!card.models.length)
+    return section("Models", empty("No model is loaded.", ["Load one with the button above, or with ", command("furrow models load MODEL"), "."]));
+  const all = card.models.flatMap((model) =>
+    model.replicas.length ? model.replicas.map((replica, place) => ({ model, replica, place })) : [{ model, replica: null, place: 0 }]);
+  const text = chosen.text.toLowerCase();
+  const found = all.filter(({ model, replica }) =>
+    `${model.model} ${replica?.replica} ${stateOf(model, replica)} ${replica?.host}`.toLowerCase().includes(text));
+  const rows = found.slice(0, chosen.most);
+  const serving = card.models.filter((model) => model.state === "loaded").length;
+  const parts = [table(columns(view), rows, { key: ({ model, replica }) => `${model.model} ${replica?.replica}`, kind: ({ place }) => (place ? "again" : null), label: "Models" })];
+  if (!rows.length) parts.push(h("p", { class: "rest" }, "No replica has that in its name, state or host."));
+  if (rows.length < found.length)
+    parts.push(h("p", { class: "rest" }, button(`Show more of ${integer(found.length)} replicas`, () => ((chosen.most += MORE), view.redraw()))));
+  const filter = all.length > 10 || chosen.text ? search(view, chosen) : [];
+  return section("Models", parts, { acts: filter, note: `${integer(serving)} of ${integer(card.models.length)} serve` });
+}
+
+function search(view, chosen) {
+  const oninput = (event) => ((chosen.text = event.target.value), view.redraw());
+  return h("input", { type: "search", class: "search", placeholder: "Filter", "aria-label": "Filter models", oninput, key: "search" });
+}
+
+function columns(view) {
+  const last = ({ model, replica }) => view.farm.history.last(model.model, replica?.replica ?? "-");
+  return [
+    { name: "Model", kind: "name", cell: ({ model }) => modelLink(model.model) },
+    { name: "Replica", cell: ({ replica }) => replica?.replica ?? "none" },
+    { name: "State", cell: ({ model, replica }) => [badge(stateOf(model, replica)), causeOf(model, replica)] },
+    { name: "Host", kind: "short", cell: ({ replica }) => (replica?.host ? replica.host.split(",").map((id) => h("div", { key: id }, hostLink(id))) : "–") },
+    { name: "Ranks", kind: "short", cell: ({ model, replica }) => ranksInWords(model, replica, view.farm.history) },
+    { name: "Tokens/s", right: true, cell: (row) => rate(last(row).rate) },
+    { name: "First token", right: true, cell: (row) => duration(last(row).first) },
+    { name: "Running", right: true, cell: (row) => integer(last(row).running) },
+    { name: "Waiting", right: true, cell: ({ model, place }) => (place ? "" : integer(model.queued)) },
+    { name: "KV", right: true, cell: (row) => meter(last(row).kv, percent(last(row).kv)) },
+  ];
+}
+
+function hosts(view, card) {
+  if (!card.hosts.length)
+    return section("Hosts", empty("No host has joined.", ["Start a worker on each host: ", command("furrow worker"), ", with this farm's ", command("REDIS_URL"), "."]));
+  const rows = [
+    { name: "Host", kind: "name", cell: (host) => hostLink(host.id) },
+    { name: "State", cell: (host) => badge(hostState(host)) },
+    { name: "Devices", cell: (host) => (host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "–") },
+    { name: "Version", cell: (host) => host.version ?? "–" },
+    { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },
+    { name: "", right: true, cell: (host) => (host.drained
+      ? button("Take back", () => takeBack(view, host.id), { label: `Take ${host.id} back` })
+      : button("Drain…", () => drain(view, host.id), { label: `Drain ${host.id}` })) },
+  ];
+  return section("Hosts", table(rows, card.hosts, { key: (host) => host.id, label: "Hosts" }), { note: `${integer(card.hosts.filter((host) => host.alive).length)} alive` });
+}
+
+function processes(card) {
+  return section("API processes", h("ul", { class: "tags" }, card.apis.map((id) => h("li", { key: id, class: "mono" }, id))), { note: `${integer(card.apis.length)} alive` });
+}

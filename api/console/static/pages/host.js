@@ -1,0 +1,73 @@
+// One host: its devices and what runs on them.
+
+import { drain, takeBack } from "../lib/acts.js";
+import { h } from "../lib/dom.js";
+import { bytes, count, integer } from "../lib/format.js";
+import { badge, button, empty, facts, head, link, modelLink, section, table } from "../lib/parts.js";
+import { hostState, pendingInWords, rankState, stateOf } from "../lib/states.js";
+
+export default {
+  path: "/hosts/:host",
+  title: ({ host }) => host,
+  nav: "Farm",
+  open: (view) => () => draw(view),
+};
+
+function draw(view) {
+  const id = view.params.host;
+  const { card } = view.farm;
+  if (!card) return [head(id, { over: "Host" }), h("p", { class: "muted", key: "wait" }, "Waiting for the first snapshot…")];
+  const host = card.hosts.find((one) => one.id === id);
+  if (!host) return [head(id, { over: "Host" }), h("div", { key: "none" }, empty("The farm has no host of this name.", link("Go to the farm", [])))];
+  const act = host.drained
+    ? button("Take back", () => takeBack(view, id), { kind: "primary", key: "drain" })
+    : button("Drain…", () => drain(view, id), { kind: "danger", key: "drain" });
+  return [
+    head(id, { over: "Host", beside: badge(hostState(host)), acts: [act] }),
+    host.alive ? null : h("p", { class: "detail bad", key: "away" }, "Its agent has no heartbeat. Ranks that run there serve on, but none is replaced. Start furrow worker there."),
+    section("Host", facts([
+      ["Devices", host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "not known"],
+      ["Version of Furrow", host.version ?? "not known"],
+      ["Replicas", integer(host.replicas.length)],
+      ["New replicas", host.drained ? "none: it is drained" : host.alive ? "taken" : "none: it is away"],
+    ])),
+    section("Replicas", replicas(view, host), { note: count(host.replicas.length, "replica") }),
+    section("Ranks", ranks(view, host)),
+  ];
+}
+
+function replicas(view, host) {
+  const rows = host.replicas.map((named) => {
+    const at = named.lastIndexOf(":");
+    const model = view.farm.card.models.find((one) => one.model === named.slice(0, at));
+    return { name: named.slice(0, at), place: named.slice(at + 1), model, replica: model?.replicas.find((one) => one.replica === named.slice(at + 1)) };
+  });
+  if (!rows.length) return empty("No replica is assigned to this host.");
+  const columns = [
+    { name: "Model", cell: ({ name }) => modelLink(name) },
+    { name: "Replica", cell: ({ place }) => place },
+    { name: "State", cell: ({ model, replica }) => (model && replica ? [badge(stateOf(model, replica)), replica.detail ? h("p", { class: "cause" }, replica.detail) : null] : "–") },
+  ];
+  return table(columns, rows, { key: ({ name, place }) => `${name} ${place}`, label: "Replicas" });
+}
+
+function ranks(view, host) {
+  const { card, history } = view.farm;
+  const rows = card.models.flatMap((model) =>
+    model.replicas.flatMap((replica) =>
+      replica.beats
+        .map((beat, rank) => ({ model, replica, beat, rank, state: rankState(model, replica, rank, history) }))
+        .filter(({ beat }) => beat?.host === host.id)));
+  if (!rows.length) return empty("No rank beats on this host.");
+  const columns = [
+    { name: "Device", cell: ({ beat }) => beat.device },
+    { name: "Model", cell: ({ model, replica }) => [modelLink(model.model), ` ${replica.replica}`] },
+    { name: "Rank", cell: ({ rank }) => String(rank) },
+    { name: "State", cell: ({ state }) => badge(state) },
+    { name: "Process", right: true, cell: ({ beat }) => String(beat.pid) },
+    { name: "Step", right: true, cell: ({ beat }) => integer(beat.seq) },
+    { name: "Busy for", right: true, cell: ({ beat }) => pendingInWords(beat) },
+    { name: "Memory", right: true, cell: ({ beat }) => bytes(beat.memory_bytes) },
+  ];
+  return table(columns, rows, { key: ({ model, replica, rank }) => `${model.model} ${replica.replica} ${rank}`, label: "Ranks" });
+}

@@ -1,0 +1,123 @@
+"""`furrow doctor`: check everything once, print what is wrong and what mends it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import click
+import msgspec
+from redis.exceptions import ResponseError
+
+from control.errors import FurrowError
+from control.operations.options import redis_option
+from control.placement import farm
+from control.placement.host_facts import facts_of_all
+from control.redis.clients import SyncRedis
+from control.redis.round_trip import RoundTrip
+from control.settings import NAMING, redis_url_from_environment
+from control.settings import redis_url as named_url
+from ops.cli.doctor.api_server import check_api
+from ops.cli.doctor.findings import LEVELS, Checks, Finding, Report, Subject, report_of
+from ops.cli.doctor.hosts import check_hosts
+from ops.cli.doctor.models import check_models
+from ops.cli.doctor.redis_checks import check_redis
+from ops.cli.tables import echo_json, fit
+
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
+
+
+@click.command()
+@click.option("--url", metavar="URL", help="Check the API at this address too, as clients reach it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+@redis_option
+def doctor(url: str | None, as_json: bool, redis_url: str | None) -> None:
+    """Check Redis, hosts, models and, with --url, the API, with a remedy for each finding.
+
+    Agents tell the facts about their hosts, so it may run anywhere. It changes nothing and gives no model work. The
+    exit status is 0 where all is well, 1 with warnings, 2 with errors.
+    """
+    report = report_of(examine(redis_url, url))
+    if as_json:
+        echo_json(report)
+    else:
+        _print(report)
+    sys.exit(LEVELS.index(report.level))
+
+
+def examine(redis_url: str | None, url: str | None) -> list[Finding]:
+    """All findings. Where Redis can't be used, hosts and models are left out."""
+    found: list[Finding] = []
+    try:
+        named = named_url(redis_url) if redis_url else redis_url_from_environment()
+        if named is not None:
+            found += _check_farm(named)
+        elif url is None:
+            checks = Checks("redis")
+            checks.error("connection", "no Redis is named", f"Give {NAMING}, or set REDIS_URL.")
+            found += checks.found
+    except FurrowError as error:
+        found += _failed("redis", error, "Correct it, or wait, and run the command again.")
+    if url is not None:
+        try:
+            found += check_api(url)
+        except FurrowError as error:
+            found += _failed("api", error, "Give the address that clients use.")
+    return found
+
+
+def _check_farm(redis_url: str) -> list[Finding]:
+    outcome = check_redis(redis_url)
+    with outcome.client as client:
+        found = outcome.findings
+        if outcome.trip is not None:
+            try:
+                found = [*found, *_check_hosts_and_models(client, outcome.trip)]
+            except (FurrowError, ResponseError) as error:
+                found = [*found, *_failed("redis", error, "Mend what is found above, and run the command again.")]
+        return found
+
+
+def _check_hosts_and_models(client: SyncRedis, trip: RoundTrip) -> list[Finding]:
+    cards = farm.host_cards(client)
+    facts = facts_of_all(client, [card.id for card in cards])
+    found = check_hosts(cards, facts, farm.api_versions(client), trip.skew_ms)
+    return [*found, *check_models(client, cards, facts)]
+
+
+def _failed(subject: Subject, error: Exception, remedy: str) -> list[Finding]:
+    checks = Checks(subject)
+    checks.error("connection", str(error), remedy)
+    return checks.found
+
+
+def _print(report: Report) -> None:
+    """By subject and place; what is well on one line."""
+    for (subject, where), group in groupby(report.findings, key=lambda one: (one.subject, one.where)):
+        for line in _lines(subject, where, list(group)):
+            click.echo(line)
+    counts = [sum(one.level == level for one in report.findings) for level in ("error", "warning")]
+    if not any(counts):
+        click.echo("All is well.")
+        return
+    click.echo(", ".join(_counted(*one) for one in zip(counts, ("error", "warning"), strict=True) if one[0]) + ".")
+
+
+def _lines(subject: str, where: str, findings: Sequence[Finding]) -> Iterable[str]:
+    findings = [msgspec.structs.replace(one, message=fit(one.message), remedy=fit(one.remedy)) for one in findings]
+    yield click.style(fit(f"{subject} {where}".strip()), bold=True)
+    if well := "; ".join(f"{one.check}: {one.message}" for one in findings if one.level == "ok"):
+        yield f"  {_marked('ok')} {well}"
+    for one in findings:
+        if one.level != "ok":
+            yield f"  {_marked(one.level)} {one.check}: {one.message}"
+            yield f"          {one.remedy}"
+
+
+def _marked(level: str) -> str:
+    return click.style(f"{level:<7}", fg=_COLOURS[level])
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

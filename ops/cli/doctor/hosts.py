@@ -1,0 +1,172 @@
+"""Checks of the hosts, by their heartbeats and the facts that their agents publish."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from control.placement.farm import HostCard
+from control.placement.host_facts import HostFacts, Space
+from control.process import VERSION
+from control.replicas.health.memory import in_words
+from ops.cli.doctor.findings import Checks, Finding
+
+SKEW_MS = 2_000
+"""More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""
+LITTLE, TOO_LITTLE = 10 * 2**30, 2**30
+"""Free bytes of a disk below which there is a warning, and an error."""
+LITTLE_CACHE, TOO_LITTLE_CACHE = 2 * 2**30, 2**28
+SHARED_TOTAL, SHARED_FREE = 2**28, 2**25
+"""Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks."""
+
+HERE = "this command"
+
+
+def check_hosts(
+    cards: list[HostCard], facts: Mapping[str, HostFacts | None], apis: Mapping[str, str], skew_ms: int
+) -> list[Finding]:
+    """`apis`: the version of each API process; `skew_ms`: this host's clock minus that of Redis."""
+    farm = Checks("hosts")
+    alive = [card for card in cards if card.alive]
+    if not alive:
+        farm.error("alive", "no host is there: no model can be served", "Run `furrow worker` on each host.")
+    elif all(card.drained for card in alive):
+        remedy = f"Run `furrow drain {alive[0].id} --undo`."
+        farm.error("drained", "every host is drained: no replica can be placed", remedy)
+    if not apis:
+        farm.warning("api", "no API process is there: clients can't connect", "Run `furrow api` on any host.")
+    check_versions(cards, apis, farm)
+    clocks = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
+    check_clocks(clocks | {HERE: skew_ms}, farm)
+    return [*farm.found, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
+
+
+def check_versions(cards: list[HostCard], apis: Mapping[str, str], checks: Checks) -> None:
+    """All processes that beat, and this command."""
+    found = {f"host {card.id}": card.version or "unknown" for card in cards if card.alive}
+    found |= {f"API {name}": version or "unknown" for name, version in apis.items()}
+    found[HERE] = VERSION
+    if len(set(found.values())) == 1:
+        checks.ok("version", f"Furrow {VERSION} everywhere")
+        return
+    by_version: dict[str, list[str]] = {}
+    for name, version in found.items():
+        by_version.setdefault(version, []).append(name)
+    told = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(by_version.items()))
+    remedy = (
+        "Install one version everywhere, send SIGUSR2 to `furrow worker` on each host, and restart the API processes "
+        "one by one (docs/deployment.md, Upgrades)."
+    )
+    checks.warning("version", f"several versions of Furrow run: {told}", remedy)
+
+
+def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
+    """`clocks`: by host, its clock minus that of Redis in ms."""
+    wrong = {name: ms for name, ms in clocks.items() if abs(ms) > SKEW_MS}
+    remedy = "Start a time service there (`timedatectl set-ntp true`, or chrony)."
+    if not wrong:
+        checks.ok("clock", f"within {max(map(abs, clocks.values()), default=0)} ms of Redis")
+    elif len(wrong) > 1 and len(wrong) == len(clocks) and max(wrong.values()) - min(wrong.values()) <= SKEW_MS:
+        seconds = -min(wrong.values(), key=abs) / 1000
+        message = f"the clock of Redis' machine differs by {seconds:+.1f} s from those of all hosts"
+        checks.warning("clock", message, remedy)
+    else:
+        told = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
+        checks.warning("clock", f"clocks differ from that of Redis: {told}", remedy)
+
+
+def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
+    """One host."""
+    checks = Checks("hosts", card.id)
+    if not card.alive:
+        _check_away(card, checks)
+        return checks.found
+    checks.ok("devices", ",".join(card.devices) or "cpu")
+    if card.drained:
+        checks.ok("drained", f"takes no replicas (`furrow drain {card.id} --undo` ends it)")
+    if facts is None:
+        remedy = "Wait 15 s after its start; else upgrade `furrow worker` there, or read its log (`host_facts`)."
+        checks.warning("facts", "its agent publishes no facts: disk, clock, compiler and ports are not known", remedy)
+        return checks.found
+    disk = f"Free space on {card.id}, or name a larger disk"
+    check_space("models", facts.models, (LITTLE, TOO_LITTLE), f"{disk} with HF_HOME before `furrow worker`.", checks)
+    cache = f"Run `furrow cache clear weights` on {card.id}, or name a larger disk with XDG_CACHE_HOME."
+    check_space("cache", facts.cache, (LITTLE_CACHE, TOO_LITTLE_CACHE), cache, checks)
+    check_shared_memory(facts.shared_memory, checks)
+    check_compiler(card, facts, checks)
+    check_ports(card.id, facts, checks)
+    return checks.found
+
+
+def _check_away(card: HostCard, checks: Checks) -> None:
+    if not card.replicas:
+        checks.ok("alive", "its agent is away; it has no replicas")
+        return
+    remedy = "Start `furrow worker` there. If the host is lost, nothing is to be done: others take its replicas over."
+    message = f"its agent is away, so nothing replaces a rank that dies there: {_some(card.replicas)}"
+    checks.warning("alive", message, remedy)
+
+
+def check_space(check: str, space: Space | None, limits: tuple[int, int], remedy: str, checks: Checks) -> None:
+    """`limits`: free bytes below which there is a warning, and an error."""
+    if space is None:
+        checks.error(check, "the file system does not answer", "Check its mount on the host.")
+        return
+    level = "error" if space.free < limits[1] else "warning" if space.free < limits[0] else "ok"
+    checks.judge(level, check, f"{in_words(space.free)} free of {in_words(space.total)} in {space.path}", remedy)
+
+
+def check_shared_memory(space: Space | None, checks: Checks) -> None:
+    if space is None:
+        remedy = "Mount one (`mount -t tmpfs tmpfs /dev/shm`); in Docker it is there by default."
+        checks.warning("shared memory", "there is no /dev/shm: ranks on CPUs exchange over sockets", remedy)
+        return
+    level = "error" if space.free < SHARED_FREE else "warning" if space.total < SHARED_TOTAL else "ok"
+    remedy = "Run `mount -o remount,size=1G /dev/shm`; a container takes `--shm-size 1g` (compose: `shm_size: 1g`)."
+    checks.judge(level, "shared memory", f"{in_words(space.free)} free of {in_words(space.total)}", remedy)
+
+
+def check_compiler(card: HostCard, facts: HostFacts, checks: Checks) -> None:
+    """A CPU computes in C++ that is compiled on its host; Triton compiles for a GPU with the same compiler."""
+    if facts.native:
+        remedy = "Install a C++ compiler (`apt-get install g++`), then restart `furrow worker`."
+        if "processor" in facts.native or "is 0" in facts.native:
+            remedy = "Use another host, or unset FURROW_NATIVE; models run there all the same, several times slower."
+        checks.warning("compiler", f"nothing is computed in C++: {facts.native}", remedy)
+    elif facts.compiler:
+        checks.ok("compiler", facts.compiler)
+    else:
+        remedy = "Install one (`apt-get install g++`), or name one that works in CXX; then restart `furrow worker`."
+        message = "there is no C++ compiler that runs: only kernels that were compiled before are used"
+        checks.warning("compiler", message, remedy)
+    if facts.kernels_off:
+        device = card.devices[0] if card.devices else "cpu"
+        remedy = (
+            f"Run `furrow selftest --device {device}` on {card.id}: it tries them again, after an upgrade of driver "
+            "or Furrow; unset FURROW_DISABLE where it names them."
+        )
+        checks.warning("kernels", f"switched off: {_some(facts.kernels_off)}", remedy)
+
+
+def check_ports(host: str, facts: HostFacts, checks: Checks) -> None:
+    """Ranks of one group on several hosts connect to free ports of each other."""
+    failed = {peer: error for peer, error in facts.ports.items() if error}
+    own = failed.pop(host, None)
+    if own is not None:
+        remedy = f"Start the worker of {host} with `furrow worker --address ADDRESS`, an address that it has."
+        checks.error("ports", f"it can't listen on its own address {own}", remedy)
+    for peer, error in failed.items():
+        remedy = (
+            f"Open the TCP ports above 1023 between {host} and {peer} in both directions. If {peer} tells a wrong "
+            "address, start its worker with `furrow worker --address ADDRESS`."
+        )
+        checks.error("ports", f"ranks here can't reach those on {peer}: {error}", remedy)
+    if facts.ports and own is None and not failed:
+        checks.ok("ports", f"reaches {_some(sorted(facts.ports))}")
+
+
+def _some(words: list[str], most: int = 5) -> str:
+    """The first few, and how many more."""
+    unique = list(Counter(words))
+    more = f" and {len(unique) - most} more" if len(unique) > most else ""
+    return ", ".join(unique[:most]) + more

@@ -1,0 +1,149 @@
+"""Checks of the models: replicas, files, kernels, faults, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from control.clock import now_ms
+from control.messages import ModelSpec
+from control.placement.farm import HostCard
+from control.placement.host_facts import FilesHere, HostFacts
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run_every
+from control.replicas import health
+from control.requests.upkeep.dead import count_letters
+from ops.cli.doctor.findings import Checks, Finding
+
+FAULTS, WITHIN_MS = 3, 3_600_000
+"""So many faults of a replica in the last hour are a warning."""
+
+
+def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None]) -> list[Finding]:
+    """Raises RedisUnavailable."""
+    overviews = health.overviews(client)
+    if not overviews:
+        checks = Checks("models")
+        checks.warning("loaded", "no model is loaded", "Run `furrow models load MODEL`.")
+        return checks.found
+    specs = {spec.name: spec for spec in catalog.list_specs(client)}
+    letters = run_every(client, [count_letters(one.model) for one in overviews])
+    places = [(one.model, replica.replica) for one in overviews for replica in one.replicas]
+    faults = dict(zip(places, run_every(client, [health.poison_history(*place) for place in places]), strict=True))
+    statuses = dict(zip(places, run_every(client, [health.status_of(*place) for place in places]), strict=True))
+    found: list[Finding] = []
+    for overview, count in zip(overviews, letters, strict=True):
+        checks = Checks("models", overview.model)
+        check_replicas(overview, statuses, checks)
+        if (spec := specs.get(overview.model)) is not None:
+            check_files(spec, cards, facts, checks, {one.detail for one in overview.replicas})
+        check_backends(overview, checks)
+        check_faults(overview, faults, checks)
+        check_letters(overview.model, count, checks)
+        found += checks.found
+    return found
+
+
+def check_replicas(
+    overview: health.Overview, statuses: Mapping[tuple[str, str], health.Status | None], checks: Checks
+) -> None:
+    """Every replica that is wanted serves."""
+    name = overview.model
+    serving = sum(replica.state == "loaded" for replica in overview.replicas)
+    if overview.paused:
+        message = f"paused: {overview.queued} requests wait, and none is begun"
+        checks.warning("paused", message, f"Run `furrow models resume {name}`.")
+    for replica in overview.replicas:
+        status = statuses.get((name, replica.replica))
+        if status is not None and status.state == "unplaceable":
+            remedy = (
+                f"Start `furrow worker` on a host that has what it needs, run `furrow drain HOST --undo`, or load it "
+                f"with other settings: `furrow models load`, `furrow models scale {name} --replicas N`."
+            )
+            checks.error("replicas", f"{replica.replica} has no place: {replica.detail}", remedy)
+        elif replica.state == "failed":
+            remedy = f"Repair the cause, then run `furrow models reload {name}`."
+            checks.error("replicas", f"{replica.replica} was given up: {replica.detail}", remedy)
+        elif replica.state not in ("loaded", "draining", "unloading"):
+            remedy = f"Wait; `furrow models list` and `furrow history {name}` show how far it is."
+            if replica.detail == "no worker has it yet":
+                remedy = "Run `furrow worker` on a host that has free devices."
+            checks.warning("replicas", f"{replica.replica} is {replica.state}: {replica.detail}", remedy)
+    if serving >= overview.wanted:
+        checks.ok("replicas", f"{serving} of {overview.wanted} serve, {overview.queued} requests wait")
+
+
+def check_files(
+    spec: ModelSpec, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None], checks: Checks, told: Set[str]
+) -> None:
+    """The model's files are there and the same on every host, as a replica may move to any. `told` are the reasons why
+    replicas do not serve: they are not told again."""
+    runs = {card.id for card in cards if any(one.rpartition(":")[0] == spec.name for one in card.replicas)}
+    alive = [card.id for card in cards if card.alive]
+    here = {host: one.files[spec.name] for host in alive if (one := facts.get(host)) and spec.name in one.files}
+    for host, files in here.items():
+        if files.error and not (host in runs and any(files.error in reason for reason in told)):
+            remedy = f"Copy them to {host} as {spec.source}, or load the model by a path that every host has."
+            uses = "it was given a replica" if host in runs else "no replica can move there"
+            message = f"the files on {host} can't be used ({uses}): {files.error}"
+            checks.judge("error" if host in runs else "warning", "files", message, remedy)
+    prints = _by_fingerprint(here, {host: one.version for host, one in facts.items() if one is not None})
+    if len(prints) == 1 and len(here) > 1:
+        checks.ok("files", f"the same on {len(here)} hosts")
+    if len(prints) > 1:
+        hosts_of = "; ".join(f"{name}: {', '.join(sorted(hosts))}" for name, hosts in sorted(prints.items()))
+        both = sum(bool(runs & hosts) for hosts in prints.values()) > 1
+        remedy = f"Copy {spec.source} from one host to the others, then run `furrow models reload {spec.name}`."
+        message = f"the files differ between hosts, and so do the answers ({hosts_of})"
+        checks.judge("error" if both else "warning", "files", message, remedy)
+
+
+def _by_fingerprint(here: Mapping[str, FilesHere], versions: Mapping[str, str]) -> dict[str, set[str]]:
+    """Hosts by fingerprint. Only hosts of one version of Furrow are compared: the newest has its own way to compute."""
+    newest = max((versions[host] for host in here), default="")
+    prints: dict[str, set[str]] = {}
+    for host, files in here.items():
+        if files.fingerprint and versions[host] == newest:
+            prints.setdefault(files.fingerprint, set()).add(host)
+    return prints
+
+
+def check_backends(overview: health.Overview, checks: Checks) -> None:
+    """The kernels that the replicas chose are the same."""
+    known = {one.replica: one.backend for one in overview.replicas if one.backend and one.revision == overview.revision}
+    kinds = {(tuple(one.kernels), one.collective, one.dtype): name for name, one in known.items()}
+    words = {
+        name: f"{dtype}, {', '.join(kernels)}" + (f", ranks over {collective}" if collective else "")
+        for (kernels, collective, dtype), name in kinds.items()
+    }
+    told = "; ".join(f"{name}: {text}" for name, text in words.items())
+    if len(kinds) > 1:
+        remedy = (
+            "Use hosts of one kind, or load the model with --deterministic; `furrow selftest` on the slower host shows "
+            "why it does without a kernel."
+        )
+        message = f"replicas compute with different kernels, so equal requests may differ in their last bits ({told})"
+        checks.warning("kernels", message, remedy)
+    elif kinds:
+        checks.ok("kernels", *words.values())
+
+
+def check_faults(
+    overview: health.Overview, faults: Mapping[tuple[str, str], list[health.Poison]], checks: Checks
+) -> None:
+    """Replicas that fail again and again, though each failure is repaired."""
+    since = now_ms() - WITHIN_MS
+    for replica in overview.replicas:
+        recent = [one for one in faults.get((overview.model, replica.replica), []) if one.epoch > since]
+        if len(recent) >= FAULTS:
+            last = recent[0]
+            message = f"{replica.replica} had {len(recent)} faults in an hour, at last {last.kind}: {last.message}"
+            remedy = f"See `furrow history {overview.model}` and the table of kinds in ops/runbook.md."
+            checks.warning("faults", message, remedy)
+
+
+def check_letters(model: str, count: int, checks: Checks) -> None:
+    if count:
+        remedy = f"See their causes with `furrow dead list {model}`; `furrow dead retry` and `drop` take one away."
+        what = "request" if count == 1 else "requests"
+        checks.warning("dead letters", f"{count} {what} crashed the group when run alone", remedy)

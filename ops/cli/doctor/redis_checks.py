@@ -1,0 +1,116 @@
+"""The checks of Redis, from its URL on: connection, certificate, servers, round trip, rights."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from dataclasses import dataclass, field
+
+import redis
+from redis import exceptions as redis_errors
+
+from control.errors import FurrowError, RedisUnavailable
+from control.listening import is_loopback
+from control.redis.address import address, endpoint
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.redis.round_trip import RoundTrip, measure
+from control.redis.routing.cluster import ABSENT, Cluster
+from ops.cli.doctor.certificate import check_certificate
+from ops.cli.doctor.findings import Checks, Finding
+from ops.cli.doctor.redis_server import Info, check_info, check_mode, check_round_trip
+from ops.cli.doctor.rights import check_rights
+
+
+@dataclass
+class RedisOutcome:
+    """`trip` is None where Redis can't be used: nothing else can be checked then."""
+
+    client: SyncRedis
+    trip: RoundTrip | None = None
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+
+def check_redis(url: str) -> RedisOutcome:
+    """Raises SettingsError for a URL that can't be read."""
+    client = connect(url)
+    where = address(client)
+    outcome, checks = RedisOutcome(client), Checks("redis", where)
+    if where.startswith("rediss"):
+        _check_tls(client, checks)
+    try:
+        _check_connection(client, checks)
+        clustered = isinstance(client, Cluster)
+        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+            found = Checks("redis", address(server))
+            _check_server(server, found, clustered)
+            checks.found += found.found
+        trip = measure(client)
+        check_round_trip(trip, checks)
+        check_rights(client, checks)
+        outcome.trip = trip
+    except redis_errors.NoPermissionError as error:
+        user = client.connection_pool.connection_kwargs.get("username") or "default"
+        remedy = f"Run `redis-cli ACL SETUSER {user} +ping +info +time +eval +evalsha '~furrow:*' '&furrow:*'`."
+        checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)
+    except (FurrowError, *ABSENT) as error:
+        checks.error("connection", *_described(error))
+    outcome.findings = checks.found
+    return outcome
+
+
+def _check_server(server: SyncRedis, checks: Checks, clustered: bool) -> None:
+    with contextlib.suppress(redis_errors.ResponseError):  # the check of rights tells that INFO is denied
+        info: Info = server.info()
+        check_info(info, checks)
+        check_mode(info, clustered, checks)
+
+
+def _check_connection(client: SyncRedis, checks: Checks) -> None:
+    """A server that anybody in its network can use. Raises what a first command raises."""
+    for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        server.ping()
+    place = endpoint(client)
+    kwargs = client.connection_pool.connection_kwargs
+    if place is not None and not kwargs.get("password") and not is_loopback(place[0]):
+        remedy = "Set `requirepass` or an ACL user on the server, and put the password into the URL (redis.md)."
+        checks.warning("password", "the server asks for no password: prompts and answers pass through it", remedy)
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    """An error of the first commands, and its remedy."""
+    while isinstance(error, RedisUnavailable) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    said = str(error) or type(error).__name__
+    if isinstance(error, redis_errors.AuthenticationError):
+        return (
+            f"the server refused the password: {said}",
+            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0.",
+        )
+    if "certificate" in said.lower() or "ssl" in said.lower():
+        return f"no TLS connection: {said}", "See the certificate above; a server without TLS has a URL of redis://."
+    if isinstance(error, redis_errors.BusyLoadingError):
+        return "the server loads its data", "Wait until it is done: `redis-cli INFO persistence`."
+    remedy = "Start it, or correct REDIS_URL or --redis: `redis-cli -h HOST -p PORT PING` must answer PONG here."
+    return f"Redis can't be reached: {said}", remedy
+
+
+def _check_tls(client: SyncRedis, checks: Checks) -> None:
+    try:
+        place = endpoint(client)
+    except redis.ConnectionError as error:
+        checks.error("certificate", f"the primary is not known: {error}", "Check the Sentinels that the URL names.")
+        return
+    if place is not None:
+        kwargs = client.connection_pool.connection_kwargs
+        try:
+            trusted = ssl.create_default_context(cafile=kwargs.get("ssl_ca_certs"), capath=kwargs.get("ssl_ca_path"))
+        except OSError as error:  # SSLError included: the file holds no certificate
+            named = kwargs.get("ssl_ca_certs") or kwargs.get("ssl_ca_path")
+            remedy = "Correct `ssl_ca_certs` in the URL: a file with the authority's certificate in PEM."
+            checks.error("certificate", f"the authorities in {named} can't be read: {error}", remedy)
+            return
+        trusted.check_hostname = bool(kwargs.get("ssl_check_hostname", True))
+        if kwargs.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE):
+            trusted.check_hostname, trusted.verify_mode = False, ssl.CERT_NONE
+        check_certificate(place, trusted, checks)

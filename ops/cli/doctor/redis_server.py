@@ -1,0 +1,135 @@
+"""Checks of one Redis server by its INFO: version, role, eviction, persistence, memory, clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from control.redis.readiness import OLDEST_VERSION
+from control.redis.round_trip import RoundTrip
+from control.replicas.health.memory import NEARLY_FULL, in_words
+from ops.cli.doctor.findings import Checks
+
+Info = dict[str, Any]
+SLOW_MS, TOO_SLOW_MS = 5.0, 100.0
+"""Limits of a round trip."""
+MANY_CLIENTS = 0.8
+"""Part of `maxclients`."""
+KEEP = "and write the same into its configuration file, or it is lost at the next start"
+
+
+def check_info(info: Info, checks: Checks) -> None:
+    """Every check of a server that one reading of INFO allows."""
+    for check in CHECKS:
+        check(info, checks)
+
+
+def check_version(info: Info, checks: Checks) -> None:
+    kind, version = kind_and_version(info)
+    if kind not in ("Redis", "Valkey"):
+        remedy = "Use Redis 6.2 to 8 or Valkey 7.2 to 9, on which Furrow is tested."
+        checks.warning("version", f"{kind} {version} is a server that Furrow is not tested on", remedy)
+        return
+    known = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
+    if known < OLDEST_VERSION:
+        checks.error("version", f"{kind} {version} is too old", "Install Redis 6.2 or newer, or Valkey 7.2 or newer.")
+    else:
+        checks.ok("version", f"{kind} {version}")
+
+
+def kind_and_version(info: Info) -> tuple[str, str]:
+    """The name of the server and its own version, which is not always the Redis version that it is compatible with."""
+    for name in ("dragonfly", "kvrocks", "keydb"):
+        if f"{name}_version" in info:
+            return name.capitalize(), str(info[f"{name}_version"])
+    version = str(info.get("redis_version", "unknown"))
+    if "valkey_version" in info or info.get("server_name") == "valkey":
+        return "Valkey", str(info.get("valkey_version", version))
+    return "Redis", version
+
+
+def check_mode(info: Info, clustered: bool, checks: Checks) -> None:
+    """`clustered`: the URL is that of a Cluster."""
+    mode = str(info.get("redis_mode") or info.get("server_mode") or "standalone")
+    if mode == "sentinel":
+        remedy = "Write the URL as redis+sentinel://HOST:PORT,HOST:PORT/NAME."
+        checks.error("role", "the server is a Sentinel and not a primary", remedy)
+    elif mode == "cluster" and not clustered:
+        remedy = "Write the URL as redis+cluster://HOST:PORT,HOST:PORT."
+        checks.error("role", "the server belongs to a Cluster, which the URL does not say", remedy)
+
+
+def check_role(info: Info, checks: Checks) -> None:
+    if info.get("role") == "slave":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        checks.error("role", "the server is a replica and takes no writes", f"Name its primary in the URL: {primary}.")
+
+
+def check_eviction(info: Info, checks: Checks) -> None:
+    policy, limit = str(info.get("maxmemory_policy", "noeviction")), int(info.get("maxmemory", 0))
+    remedy = f"Run `redis-cli CONFIG SET maxmemory-policy noeviction`, {KEEP}."
+    if policy == "noeviction":
+        checks.ok("eviction", "maxmemory-policy is noeviction")
+    elif limit:
+        message = f"maxmemory-policy is {policy}: a full server deletes queued requests. Workers refuse to start"
+        checks.error("eviction", message, remedy)
+    else:
+        message = f"maxmemory-policy is {policy}: once maxmemory is set, a full server deletes queued requests"
+        checks.warning("eviction", message, remedy)
+
+
+def check_persistence(info: Info, checks: Checks) -> None:
+    if not int(info.get("aof_enabled", 0)):
+        remedy = f"Run `redis-cli CONFIG SET appendonly yes`, {KEEP}."
+        checks.warning("persistence", "the append-only file is off: a restart loses requests and API keys", remedy)
+    elif info.get("aof_last_write_status", "ok") != "ok":
+        remedy = "Free the disk of the server's `dir`, and read the server's log."
+        checks.error("persistence", "the last write to the append-only file failed", remedy)
+    else:
+        checks.ok("persistence", "the append-only file is on")
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        remedy = "Free the disk and the memory of the server, then run `redis-cli BGSAVE`; its log has the reason."
+        checks.error("snapshot", "the last snapshot failed: the server may refuse writes (MISCONF)", remedy)
+
+
+def check_memory(info: Info, checks: Checks) -> None:
+    used, limit, machine = (int(info.get(name, 0)) for name in ("used_memory", "maxmemory", "total_system_memory"))
+    more = f"Run `redis-cli CONFIG SET maxmemory SIZE` with more than {in_words(max(limit, used))}, {KEEP}."
+    if limit:
+        level = "error" if used >= limit else "warning" if used >= NEARLY_FULL * limit else "ok"
+        full = {"error": ": new requests are refused", "warning": ": new requests will be refused", "ok": ""}
+        checks.judge(level, "memory", f"{in_words(used)} of {in_words(limit)} are used{full[level]}", more)
+    elif machine and used > machine / 2:
+        message = f"{in_words(used)} are used without a limit, more than half of the machine's {in_words(machine)}"
+        checks.warning("memory", message, f"Set one below the memory that is free: {more}")
+    else:
+        checks.ok("memory", f"{in_words(used)} are used, without a limit")
+
+
+def check_clients(info: Info, checks: Checks) -> None:
+    connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    if most and connected >= MANY_CLIENTS * most:
+        remedy = (
+            f"Run `redis-cli CONFIG SET maxclients {2 * most}`, {KEEP}; raise the server's limit of open files too."
+        )
+        checks.warning("clients", f"{connected} of at most {most} clients are connected", remedy)
+
+
+CHECKS: tuple[Callable[[Info, Checks], None], ...] = (
+    check_version,
+    check_role,
+    check_eviction,
+    check_persistence,
+    check_memory,
+    check_clients,
+)
+
+
+def check_round_trip(trip: RoundTrip, checks: Checks) -> None:
+    level = "error" if trip.ms > TOO_SLOW_MS else "warning" if trip.ms > SLOW_MS else "ok"
+    remedy = (
+        "Run Redis in the network of the workers, on a machine with an idle core; `redis-cli --latency` and "
+        "`redis-cli SLOWLOG GET 10` show where the time goes."
+    )
+    late = "" if level == "ok" else ": each step of a model waits for two"
+    checks.judge(level, "round trip", f"{trip.ms:.2g} ms{late}", remedy)

@@ -1,0 +1,126 @@
+"""The progress of a wait: a bar with rate and time left on a terminal, else a line every few seconds."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from control.replicas import health
+from ops.cli.tables import fit
+
+LINES_EVERY_S = 3.0
+_NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The stage of a wait: `done` of `total` bytes, where it has any."""
+
+    text: str
+    done: int = 0
+    total: int = 0
+
+
+def stage_of(overview: health.Overview) -> Stage:
+    """The stage of a model that is loaded: of the replica that is nearest to its end."""
+    first = overview.state in ("loading", "recovering") and overview.detail
+    text = f"{overview.model}: {overview.detail if first else overview.state}"
+    text += f" ({overview.detail})" if overview.detail and not first else ""
+    shares = [(one.done_bytes / one.total_bytes, one) for one in overview.replicas if one.total_bytes]
+    if not shares or overview.state not in ("loading", "recovering"):
+        return Stage(text)
+    _, best = max(shares, key=lambda share: share[0])
+    return Stage(text, best.done_bytes, best.total_bytes)
+
+
+class Waiting:
+    """Shows the stages of a wait on standard error; use as a context manager. The bar disappears at the end."""
+
+    def __init__(self, logs: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        """`logs`: other processes write to the terminal too, so that a bar is drawn for bytes only, not for words."""
+        self._logs, self._clock = logs, clock
+        self._printed: Stage | None = None
+        self._printed_at = -LINES_EVERY_S
+        self._bar: Progress | None = None
+        self._task = None
+        self._began: tuple[str, int] = ("", 0)
+        if sys.stderr.isatty():
+            console = Console(stderr=True)
+            # On a narrow terminal the text is cut, not the numbers.
+            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+            numbers = [BarColumn(16), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True)]
+            columns = [SpinnerColumn(table_column=Column(width=1)), text, *map(_OfBytes, numbers)]
+            self._bar = Progress(*columns, console=console, transient=True, expand=True)
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, stage: Stage) -> None:
+        """Show the stage. Without a bar a line is printed every LINES_EVERY_S at most, where something changed."""
+        stage = replace(stage, text=fit(stage.text, sys.stderr))
+        if self._bar is not None and (stage.total or not self._logs):
+            self._draw(self._bar, stage)
+            return
+        if self._bar is not None:
+            self._bar.stop()
+        if self._is_news(stage):
+            self._printed, self._printed_at = stage, self._clock()
+            click.echo(f"furrow: {stage.text}{_of(stage)}", err=True)
+
+    def print(self, line: str) -> None:
+        """Print a line on standard output; where a bar is drawn on the same terminal, above it."""
+        if self._bar is None or not sys.stdout.isatty():
+            click.echo(line)
+        else:
+            self._bar.console.print(line, markup=False, highlight=False)
+
+    def _draw(self, bar: Progress, stage: Stage) -> None:
+        kind = (_NUMBERS.sub("", stage.text), stage.total)
+        if self._task is None or kind != self._began:  # another file, whose rate is its own
+            for task in bar.task_ids:
+                bar.remove_task(task)
+            self._task, self._began = bar.add_task("", total=stage.total or None), kind
+        bar.update(self._task, description=stage.text, completed=stage.done)
+        bar.start()
+
+    def _is_news(self, stage: Stage) -> bool:
+        return stage != self._printed and self._clock() - self._printed_at >= LINES_EVERY_S
+
+
+def _of(stage: Stage) -> str:
+    return f", {stage.done / 1e6:.1f} of {stage.total / 1e6:.1f} MB" if stage.total else ""
+
+
+class _OfBytes(ProgressColumn):
+    """Another column, empty while there are no bytes to count."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self._column = column
+        self.max_refresh = None
+
+    def render(self, task: Task) -> Text:
+        return self._column(task) if task.total else Text("")  # type: ignore[return-value]

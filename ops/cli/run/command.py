@@ -1,0 +1,159 @@
+"""`furrow run`: talk to a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from control import logs
+from control.errors import SettingsError
+from control.messages import ModelSpec
+from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
+from control.settings import redis_reference
+from ops.cli.options import model_options
+from ops.cli.run import settings
+from ops.cli.run.api import Api
+from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
+from ops.cli.run.own_farm import OwnFarm
+from ops.cli.run.served import HttpFarm, RedisFarm, Served, wait_until_served
+from ops.demo import MODEL_DIR
+
+KEY_VARIABLE = "FURROW_API_KEY"
+
+
+@click.command(short_help="Talk to a model.")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("--url", metavar="URL", help=f"API to use, such as http://127.0.0.1:8000; its key is in ${KEY_VARIABLE}.")
+@click.option("--key-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the API key for --url.")
+@click.option("--system", default="", help="System prompt.")
+@click.option("--set", "assigned", metavar="NAME=VALUE", multiple=True, help="As /set: temperature=0. Repeatable.")
+@click.option("--history/--no-history", default=True, help="Keep the inputs for the arrow keys of the next time.")
+@click.option("--verbose", is_flag=True, help="Print the logs of the processes that are started.")
+@model_options
+@redis_option
+def run(
+    model: str,
+    prompt: str | None,
+    url: str | None,
+    key_file: Path | None,
+    system: str,
+    assigned: tuple[str, ...],
+    history: bool,
+    verbose: bool,
+    redis_url: str | None,
+    **options: Any,
+) -> None:
+    """Talk to MODEL (`demo`, a folder, a GGUF file, or a Hugging Face repository), which is loaded if it is not.
+
+    With PROMPT, or in a pipe, the answer alone is printed on standard output, and the command ends; text on standard
+    input is appended to PROMPT. Exit status 1: no answer.
+
+    The model is that of --url, or of the farm at --redis or $REDIS_URL, where it stays loaded. With neither the command
+    starts a private farm, which ends with it.
+    """
+    if url is not None and redis_url is not None:
+        raise click.UsageError("give --url or --redis, not both")
+    given = _settings(assigned)
+    spec = build_spec(model, demo=MODEL_DIR, **options)
+    one_answer = prompt is not None or not interactive()
+    text = _text(prompt) if one_answer else ""
+    logs.configure(level="info" if verbose else "critical")
+    end_in_order()
+    try:
+        with ExitStack() as stack:
+            api, served = (
+                _through_api(url, key_file, spec, model, stack)
+                if url
+                else _by_redis(redis_url, verbose, spec, model, stack)
+            )
+            conversation = begin(served, system, given)
+            if one_answer:
+                answer_once(api, conversation, text)
+            else:
+                talk(api, served, conversation, terminal(history))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed into the pipe at the exit
+        sys.exit(1)
+
+
+def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
+    api = stack.enter_context(Api(url, _key(key_file)))
+    farm = HttpFarm(api)
+    farm.desire(spec, model)
+    return api, wait_until_served(farm, api, spec)
+
+
+def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
+    """A farm's Redis with an API process of our own, or all of a private farm."""
+    named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
+    own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
+    client = connect_to_farm(named) if named else None
+    if client is not None and RedisFarm(client).desire(spec, model):
+        _say(f"{spec.name} is loaded on the farm, and stays loaded: `furrow models unload {spec.name}` ends it.")
+    stack.enter_context(own)
+    if client is None:
+        client = connect_to_farm(own.redis)
+        RedisFarm(client).desire(spec, model)
+    api = stack.enter_context(Api(own.url, own.key))
+    return api, wait_until_served(RedisFarm(client), api, spec, own.check)
+
+
+def _settings(assigned: tuple[str, ...]) -> dict[str, Any]:
+    """Raises SettingsError naming the parameter."""
+    given: dict[str, Any] = {}
+    for one in assigned:
+        name, separator, value = one.partition("=")
+        if not separator:
+            raise SettingsError(f"--set {one}: write NAME=VALUE, such as temperature=0")
+        given[name.strip()] = settings.read(name.strip(), value.strip())
+    return given
+
+
+def _key(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get(KEY_VARIABLE, "").strip()
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--key-file {file} can't be read: {error}") from None
+
+
+def _text(prompt: str | None) -> str:
+    """The prompt and what stands on standard input, with an empty line between."""
+    piped = ""
+    if not sys.stdin.isatty():
+        piped = sys.stdin.read()
+    elif prompt is None:
+        _say("type the prompt; Ctrl-D ends it")
+        piped = sys.stdin.read()
+    text = "\n\n".join(part for part in ((prompt or "").strip(), piped.strip()) if part)
+    if not text:
+        raise SettingsError("there is no prompt: give it as PROMPT, or on standard input")
+    return text
+
+
+def _say(line: str) -> None:
+    click.echo(f"furrow: {line}", err=True)
+
+
+def end_in_order() -> None:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-D does: the processes that it started are stopped in order."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)

@@ -1,0 +1,205 @@
+"""The model of a conversation: loaded on a farm where it is not, and described by the API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from control.errors import FurrowError, ModelUnavailable, SettingsError
+from control.messages import ModelSpec
+from control.operations import desired
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.replicas import health
+from ops.cli.progress import Stage, Waiting, stage_of
+from ops.cli.run.api import Api, ApiRefused
+
+TICK_S = 0.1
+TICK_HTTP_S = 0.3
+SILENCE_S = 120.0
+"""Time without an answer after which an API is given up."""
+
+
+class Silence:
+    """An API that does not answer, or with 502 to 504 as it or the proxy before it has no farm, is waited for; the wait
+    has an end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def bear(self, error: ApiRefused) -> None:
+        """Raises the error where it is another one, or where no other answer came for SILENCE_S."""
+        if error.status not in (0, 502, 503, 504):
+            raise error
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        if now - self._since >= SILENCE_S:
+            raise ApiRefused(f"{error} (for {SILENCE_S:.0f} s)", error.status)
+
+    def end(self) -> None:
+        """Another answer came."""
+        self._since = None
+
+
+class RedisFarm:
+    """A farm by its Redis."""
+
+    tick_s = TICK_S
+
+    def __init__(self, client: SyncRedis) -> None:
+        self._client = client
+
+    def desire(self, spec: ModelSpec, model: str) -> bool:
+        """Load the model, which the user named as `model`, unless the farm has it; True if it was loaded. A model that
+        the farm has keeps its specification. Raises FurrowError, also for a known model that failed."""
+        known = catalog.get_spec(self._client, spec.name)
+        if known is not None and known.source != spec.source and model != spec.name:
+            raise SettingsError(
+                f"the farm has another model named '{spec.name}', from {known.source}; give this one another --name"
+            )
+        if known is not None:
+            desired.check_stays(known)
+            self.stage(spec.name)
+            return False
+        return desired.load(self._client, spec, None).changed
+
+    def stage(self, model: str) -> Stage | None:
+        """How far the load is; None once the model is served. Raises ModelUnavailable for one that failed, and
+        FurrowError for one that was unloaded."""
+        overview = health.overview(self._client, model)
+        if not overview.revision:
+            raise FurrowError(f"the model '{model}' was unloaded from the farm")
+        if overview.state == "failed":
+            raise ModelUnavailable(model, "failed", overview.detail)
+        return None if overview.state == "loaded" else stage_of(overview)
+
+
+class HttpFarm:
+    """A farm by its API. Only operators may load a model."""
+
+    tick_s = TICK_HTTP_S
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._silence = Silence()
+        self._operator = True
+
+    def desire(self, spec: ModelSpec, model: str) -> bool:
+        """As RedisFarm's."""
+        if self._api.card(spec.name) is not None:
+            return False
+        body = {name: value for name, value in msgspec.to_builtins(spec).items() if name in _LOADED}
+        # A path is meant on the farm's hosts; `demo` is where they have it.
+        body |= {"source": model if model == spec.name else spec.source, "devices": ",".join(spec.devices) or None}
+        try:
+            self._api.ask("POST", "/farm/models/load", body)
+        except ApiRefused as error:
+            if error.status not in (401, 403):
+                raise
+            served = ", ".join(one["id"] for one in self._api.ask("GET", "/v1/models")["data"]) or "no model"
+            raise SettingsError(
+                f"{self._api.url} serves {served}, not '{spec.name}', and can't be told to load it: {error}"
+            ) from None
+        return True
+
+    def stage(self, model: str) -> Stage | None:
+        """As RedisFarm's. An API that does not answer is waited for, as Silence has it."""
+        try:
+            card = self._api.card(model)
+        except ApiRefused as error:
+            self._silence.bear(error)
+            return Stage(f"{model}: the API is waited for: {error}")
+        self._silence.end()
+        if card is None:
+            raise FurrowError(
+                f"{self._api.url} does not know the model '{model}' any more: it was unloaded, or the API key may not "
+                "use it"
+            )
+        state, detail = card.get("state"), card.get("detail")
+        if state == "failed":
+            raise ModelUnavailable(model, "failed", detail or "")
+        if state in ("loaded", None):  # other servers have no state
+            return None
+        return self._overview_stage(model) or Stage(f"{model}: {state}" + (f" ({detail})" if detail else ""))
+
+    def _overview_stage(self, model: str) -> Stage | None:
+        """With the bytes, which only operators are shown."""
+        if not self._operator:
+            return None
+        try:
+            found = msgspec.convert(self._api.ask("GET", "/farm/models")["data"], list[health.Overview], strict=False)
+        except (ApiRefused, msgspec.ValidationError, KeyError):
+            self._operator = False
+            return None
+        return next((stage_of(one) for one in found if one.model == model), None)
+
+
+_LOADED = (
+    "source",
+    "name",
+    "tp",
+    "dtype",
+    "max_context",
+    "kv_tokens",
+    "quant",
+    "gguf",
+    "dequantize",
+    "prefix_cache",
+    "images",
+    "lookup",
+    "deterministic",
+)
+"""Fields of a specification that the operator's route takes."""
+
+
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "do_sample"}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model as its API describes it. `chat`: it has a chat template; `sampling`: it has sampling defaults."""
+
+    name: str
+    chat: bool
+    context: int | None
+    sampling: bool = True
+
+
+def wait_until_served(
+    farm: RedisFarm | HttpFarm, api: Api, spec: ModelSpec, check: Callable[[], None] = lambda: None
+) -> Served:
+    """Show the progress until the API serves the model. `check` is called in every turn and may raise.
+
+    Raises ModelUnavailable, and FurrowError for a model that does not answer in text, and for an API that does not
+    answer.
+    """
+    silence, starts = Silence(), Stage(f"{spec.name}: loaded, the API process starts")
+    with Waiting() as waiting:
+        while (stage := farm.stage(spec.name)) is not None or (card := _card(api, spec.name, silence)) is None:
+            waiting.show(stage or starts)
+            check()
+            time.sleep(farm.tick_s)
+    kind = card.get("kind") or "generate"
+    if kind != "generate":
+        answers = {"embed": "embeddings (POST /v1/embeddings)", "score": "scores (POST /v1/rerank)"}.get(kind, kind)
+        raise FurrowError(f"the model '{spec.name}' gives {answers}, and no text; it can't be talked to")
+    info = api.tokenizer_info(spec.name)
+    chat = info is None or bool(info.get("chat_template"))
+    sampling = info is None or bool(_SAMPLING & info.get("generation_config", {"temperature": 1}).keys())
+    return Served(spec.name, chat, card.get("max_model_len"), sampling)
+
+
+def _card(api: Api, model: str, silence: Silence) -> dict[str, Any] | None:
+    """The model's entry once the API serves it; None while the process starts. Raises ApiRefused."""
+    try:
+        card = api.card(model)
+    except ApiRefused as error:
+        silence.bear(error)
+        return None
+    silence.end()
+    return card if card is not None and card.get("state", "loaded") == "loaded" else None

@@ -1,0 +1,84 @@
+"""The console while Redis or the API process is away, and where a key is needed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from control import access
+from tests.acceptance.console.conftest import Visit
+from tests.acceptance.console.scripted_farm import ScriptedFarm
+from tests.integration.api.conftest import running_api
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_redis_away_is_said_and_the_page_recovers(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Above the last known state, without a reload; an act meanwhile says why it failed."""
+    page = visit(expected=("503",))
+    row = page.get_by_role("table", name="Models").get_by_role("row").filter(has_text="org/large-instruct")
+    row.wait_for()
+    page.evaluate("document.body.dataset.kept = 'yes'")
+    scripted.server.kill()
+    banner = page.get_by_role("status").filter(has_text="Redis does not answer")
+    banner.wait_for()
+    assert "shows the state of" in banner.inner_text() and row.is_visible()
+    page.get_by_role("button", name="Drain beta").click()
+    page.get_by_role("button", name="Drain host").click()
+    page.get_by_role("alert").filter(has_text="Redis").wait_for()
+    scripted.server.start()
+    banner.wait_for(state="detached")
+    page.get_by_text("live", exact=True).wait_for()
+    row.get_by_text("loaded").wait_for()
+    assert page.evaluate("document.body.dataset.kept") == "yes"
+
+
+def test_an_api_process_that_dies_or_hangs_is_said(visit: Visit, scripted: ScriptedFarm, tmp_path: Path) -> None:
+    """Its end at once, a stop within seconds; the page goes on with the next process at the address."""
+    with running_api(scripted.server.url, tmp_path) as process:
+        page = visit(url=process.url, expected=("ERR_", "Failed to load resource"))
+        page.get_by_text("live", exact=True).wait_for()
+        process.process.send_signal(signal.SIGSTOP)
+        page.get_by_text("No news from the farm.").wait_for()
+        process.process.send_signal(signal.SIGCONT)
+        page.get_by_text("live", exact=True).wait_for()
+        process.process.kill()
+        process.process.wait()
+        page.get_by_text("The API process does not answer.").wait_for()
+        with running_api(scripted.server.url, tmp_path, port=process.port):
+            page.get_by_text("live", exact=True).wait_for()
+
+
+def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(
+    visit: Visit, scripted: ScriptedFarm, tmp_path: Path
+) -> None:
+    """A wrong key and one without the right are refused with the reason; no cookie is set, no address has the key."""
+    secrets = []
+    for admin in (False, True):
+        key, secret = access.mint(admin=admin)
+        access.create(scripted.client, key)
+        secrets.append(secret)
+    plain, operator = secrets
+    with running_api(scripted.server.url, tmp_path, "--keys") as process:
+        page = visit("#/hosts/alpha", url=process.url, expected=("401", "403"))
+        page.get_by_role("heading", name="This farm asks for a key").wait_for()
+        for wrong, reason in (("sk-wrong", "The API key is wrong"), (plain, "no operator's")):
+            page.get_by_label("Operator's API key").fill(wrong)
+            page.keyboard.press("Enter")
+            page.get_by_role("alert").filter(has_text=reason).wait_for()
+        page.get_by_label("Operator's API key").fill(operator)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="alpha").wait_for()
+        page.reload()
+        page.get_by_role("table", name="Ranks").wait_for()
+        assert page.context.cookies() == [] and operator not in page.url
+        assert page.evaluate("localStorage.length") == 0
+        other = page.context.new_page()
+        other.goto(f"{process.url}/console/")
+        other.get_by_role("heading", name="This farm asks for a key").wait_for()
+        page.get_by_role("button", name="Forget key").click()
+        page.get_by_role("heading", name="This farm asks for a key").wait_for()
+        until(lambda: page.evaluate("sessionStorage.length") == 0)

@@ -1,0 +1,116 @@
+"""`furrow run`: answers survive deaths of the farm's processes, and a private farm leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from control.redis.clients import connect
+from ops.cli.run.api import Api
+from ops.cli.run.chat import begin
+from ops.cli.run.served import HttpFarm, Served
+from ops.demo import MODEL_DIR
+from tests.farm import Farm, furrow
+from tests.terminal import CTRL_C, on_terminal
+from tests.waiting import until
+
+pytestmark = pytest.mark.timeout(180)
+QUESTION = "Count from 1 to 30."
+
+
+def said(farm: Farm, settings: dict[str, Any], strike: Callable[[], object] | None = None) -> str:
+    """The answer to QUESTION; `strike` is called after its third piece."""
+    with Api(f"http://{farm.address}", "") as api:
+        conversation = begin(Served("demo", True, None), given=settings)
+        with closing(api.answer(conversation, QUESTION)) as answer:
+            for place, _ in enumerate(answer):
+                if place == 2 and strike is not None:
+                    strike()
+        assert answer.error == "" and answer.finish == "stop"
+        return answer.text
+
+
+def kill_api(farm: Farm) -> None:
+    found = [one for one in map(psutil.Process, farm.processes()) if "api" in one.cmdline()]
+    assert len(found) == 1
+    found[0].kill()
+
+
+def kill_leader(farm: Farm) -> None:
+    farm.kill("demo", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "strike"),
+    [({"temperature": 0}, kill_leader), ({"temperature": 0.9, "seed": 11}, kill_api)],
+    ids=["greedy-leader", "drawn-api"],
+)
+def test_an_answer_is_the_same_though_a_process_dies(
+    farm: Farm, settings: dict[str, Any], strike: Callable[[Farm], None]
+) -> None:
+    """It is killed in the middle of the answer; the API process comes back on its port."""
+    assert said(farm, settings, lambda: strike(farm)) == said(farm, settings)
+
+
+def test_a_model_is_loaded_by_the_farms_api(farm: Farm) -> None:
+    """One of the name is left as it is, and a pipe gets its answer; the process for it ends with the command."""
+    from control.operations.spec import build_spec
+
+    with Api(f"http://{farm.address}", "") as api:
+        assert not HttpFarm(api).desire(build_spec("demo", demo=MODEL_DIR), "demo")
+    before = len(farm.processes())
+    found = furrow("run", "demo", "What is 2 + 3?", "--set", "temperature=0", REDIS_URL=farm.redis_url)
+    assert found.returncode == 0 and "5" in found.stdout, found.stderr
+    assert len(farm.processes()) == before and farm.redis.zcard("furrow:{demo}:queue:normal") == 0
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+
+
+def test_a_private_farm_ends_with_the_terminal(tmp_path: Path) -> None:
+    """Ctrl-C ends the answer and its request; a hang-up ends every process, and deletes the data."""
+    state = tmp_path / "furrow" / "run"
+    options = ("--set", "temperature=0")
+    with on_terminal("run", "demo", *options, XDG_STATE_HOME=str(tmp_path), FURROW_STANDBY="0") as terminal:
+        terminal.expect(r"demo answers[^>]*>>>")
+        [folder] = state.iterdir()
+        url = (folder / "redis" / "url").read_text().strip()
+        with connect(url) as client:
+            ended = ""
+            while ended != "stopped":  # on a fast machine an answer may end before the key arrives
+                terminal.line("/clear")
+                terminal.expect(">>>")
+                terminal.line("Count from 1 to 250.")
+                terminal.expect("1, 2, 3")
+                terminal.send(CTRL_C)
+                ended = terminal.expect(r"\[(stopped|\d+ tokens)")[1]
+                terminal.expect(">>>")
+            until(lambda: client.hget("furrow:{demo}:r0:hb:0", "running") == "0")
+            assert not client.keys("furrow:{demo}:queue*")
+        terminal.line("What is 2 + 3?")
+        terminal.expect("5")
+        processes = descendants(terminal.process.pid)
+        assert len(processes) >= 4
+        os.kill(terminal.process.pid, signal.SIGHUP)
+        assert terminal.process.wait(60) == 128 + signal.SIGHUP
+    assert gone(processes) and list(state.iterdir()) == []
+
+
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    with on_terminal("run", "demo", XDG_STATE_HOME=str(tmp_path), FURROW_STANDBY="0") as terminal:
+        processes = until(lambda: found if len(found := descendants(terminal.process.pid)) >= 3 else None)
+        terminal.process.kill()
+        terminal.process.wait()
+        until(lambda: gone(processes))

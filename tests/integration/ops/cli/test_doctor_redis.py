@@ -1,0 +1,257 @@
+"""`furrow doctor` and Redis: a real server is broken in one way, the finding is read, and its remedy is followed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.redis.round_trip import RoundTrip
+from control.scripts import SCRIPTS
+from ops.cli.doctor.doctor import doctor, examine
+from ops.cli.doctor.findings import Checks, Finding
+from ops.cli.doctor.redis_server import (
+    check_clients,
+    check_memory,
+    check_mode,
+    check_persistence,
+    check_role,
+    check_round_trip,
+    check_version,
+)
+from ops.cli.doctor.rights import PROBES
+from tests.integration.ops.cli.tls_front import certificate, tls_front
+from tests.servers import NEW, OLD, Server, serving
+
+ROOT = Path(__file__).parents[4]
+SECRET = "geheim-7"
+
+
+@pytest.fixture(scope="module", params=[OLD, NEW], ids=["old", "new"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serving(request.param, "appendonly yes") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[SyncRedis]:
+    with connect(server.url) as connected:
+        connected.flushall()
+        yield connected
+
+
+def found(url: str, check: str) -> Finding:
+    """The only finding of a check of Redis."""
+    [one] = [one for one in examine(url, None) if (one.subject, one.check) == ("redis", check)]
+    assert bool(one.remedy) == (one.level != "ok")
+    return one
+
+
+def follow(client: SyncRedis, finding: Finding) -> None:
+    """Run the `redis-cli` commands of a remedy as they stand."""
+    commands = re.findall(r"`redis-cli (.*?)`", finding.remedy)
+    assert commands, finding
+    for command in commands:
+        if command != "ACL SAVE":  # these servers have no ACL file
+            client.execute_command(*shlex.split(command))
+
+
+def test_a_fit_server_has_no_finding(server: Server, client: SyncRedis) -> None:
+    """Its kind and version are told; the check of rights leaves no key behind."""
+    findings = [one for one in examine(server.url, None) if one.subject == "redis"]
+    assert {one.level for one in findings if one.check != "round trip"} == {"ok"}  # a busy machine is slow
+    assert {"version", "eviction", "persistence", "memory", "round trip", "rights"} == {one.check for one in findings}
+    version = found(server.url, "version").message
+    assert version.startswith("Valkey 9" if server.binary == NEW else "Redis 6.2")
+    assert client.dbsize() == 0
+
+
+def test_an_evicting_server(server: Server, client: SyncRedis) -> None:
+    """A warning, and with maxmemory an error; the remedy mends it."""
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert found(server.url, "eviction").level == "warning"
+        client.config_set("maxmemory", "1gb")
+        finding = found(server.url, "eviction")
+        assert finding.level == "error" and "allkeys-lru" in finding.message
+        follow(client, finding)
+        assert found(server.url, "eviction").level == "ok"
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "0")
+
+
+def test_a_server_that_keeps_nothing(server: Server, client: SyncRedis) -> None:
+    """Without the append-only file; the remedy mends it."""
+    client.config_set("appendonly", "no")
+    finding = found(server.url, "persistence")
+    assert finding.level == "warning"
+    follow(client, finding)
+    assert found(server.url, "persistence").level == "ok"
+
+
+def test_a_full_server(server: Server, client: SyncRedis) -> None:
+    """More than maxmemory is used: an error, though scripts still answer."""
+    client.config_set("maxmemory", "100kb")
+    try:
+        assert found(server.url, "memory").level == "error"
+        assert found(server.url, "rights").level == "ok"
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+def test_a_user_without_rights(server: Server, client: SyncRedis) -> None:
+    """Commands, keys and channels that are missing are named; the remedy gives exactly these. No password."""
+    limited = ("on", f">{SECRET}", "resetkeys", "resetchannels", "+@all", "-xadd", "-publish", "-info", "-evalsha")
+    client.execute_command("ACL", "SETUSER", "farm", *limited)
+    url = f"unix://farm:{SECRET}@{server.socket}"
+    said: list[str] = []
+    for _ in range(4):  # without keys the script that tries commands is refused as a whole
+        finding = found(url, "rights")
+        said.append(finding.message)
+        if finding.level == "ok":
+            break
+        assert finding.level == "error"
+        follow(client, finding)
+    assert found(url, "rights").level == "ok"
+    assert "furrow:*" in said[0] and any("xadd" in text and "publish" in text for text in said)
+    for words in ((), ("--json",)):
+        assert SECRET not in CliRunner().invoke(doctor, [*words], env={"REDIS_URL": url}).output
+
+
+def test_a_user_without_info_is_a_warning(server: Server, client: SyncRedis) -> None:
+    """The farm runs without it."""
+    client.execute_command(
+        "ACL", "SETUSER", "blind", "on", f">{SECRET}", "resetchannels", "~furrow:*", "&furrow:*", "+@all", "-info"
+    )
+    assert found(f"unix://blind:{SECRET}@{server.socket}", "rights").level == "warning"
+
+
+def test_a_user_that_may_do_nothing(server: Server, client: SyncRedis) -> None:
+    """Not even PING; one finding says so."""
+    client.execute_command("ACL", "SETUSER", "nobody", "on", f">{SECRET}", "-@all")
+    finding = found(f"unix://nobody:{SECRET}@{server.socket}", "rights")
+    assert finding.level == "error" and "SETUSER nobody" in finding.remedy
+
+
+def test_a_wrong_password_and_a_server_that_is_away(server: Server, client: SyncRedis, tmp_path: Path) -> None:
+    """An error each, with status 2 and without the password; hosts and models are not judged."""
+    client.execute_command("ACL", "SETUSER", "farm", "on", f">{SECRET}")
+    for url in (f"unix://farm:wrong-{SECRET}@{server.socket}", f"unix://farm:{SECRET}@{tmp_path}/none"):
+        ended = CliRunner().invoke(doctor, ["--json"], env={"REDIS_URL": url})
+        report = json.loads(ended.output)
+        assert ended.exit_code == 2 and SECRET not in ended.output
+        assert [one["check"] for one in report["findings"]] == ["connection"]
+
+
+def test_no_redis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 2, and the ways to name one."""
+    ended = CliRunner().invoke(doctor, [], env={"REDIS_URL": "", "FURROW_REDIS_URL": ""})
+    assert ended.exit_code == 2 and "REDIS_URL" in ended.output
+    ended = CliRunner().invoke(doctor, ["--redis", f"redis://:{SECRET}@:x/"])
+    assert ended.exit_code == 2 and SECRET not in ended.output.replace(f"://:{SECRET}@:x/", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "words"),
+    [(-3, "error", "expired on"), (5, "warning", "expires on"), (90, "ok", "valid for 89 days")],
+)
+def test_the_certificate_of_a_server(new_server: Server, tmp_path: Path, days: int, level: str, words: str) -> None:
+    """Expired, about to expire, and fit, by a TLS front before a real server."""
+    authority = certificate(tmp_path, days)
+    with tls_front(new_server.socket, tmp_path) as port:
+        url = f"rediss://localhost:{port}/0?ssl_ca_certs={authority}"
+        findings = [one for one in examine(url, None) if one.subject == "redis"]
+    [finding] = [one for one in findings if one.check == "certificate"]
+    assert (finding.level, words in finding.message) == (level, True)
+    assert ("connection" in {one.check for one in findings}) == (level == "error")
+
+
+def test_a_certificate_that_is_not_trusted(new_server: Server, tmp_path: Path) -> None:
+    """It is fit, but no authority of this host has signed it; the remedy names the option."""
+    certificate(tmp_path, 90)
+    with tls_front(new_server.socket, tmp_path) as port:
+        finding = found(f"rediss://localhost:{port}/0", "certificate")
+        assert finding.level == "error" and "ssl_ca_certs" in finding.remedy
+        for file in ("missing", "key.pem"):
+            finding = found(f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}/{file}", "certificate")
+            assert finding.level == "error" and "can't be read" in finding.message
+
+
+def test_a_server_without_tls(server: Server, tmp_path: Path) -> None:
+    """rediss:// to a port that speaks plain text, and to one where nothing is."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Plain) as plain:
+        threading.Thread(target=plain.serve_forever, args=(0.01,)).start()
+        url = f"rediss://127.0.0.1:{plain.server_address[1]}/0"
+        assert found(url, "certificate").level == "error"
+        plain.shutdown()
+    assert [one.check for one in examine(url, None)] == ["connection"]
+
+
+class Plain(socketserver.BaseRequestHandler):
+    """Answers as a server without TLS does to a TLS client."""
+
+    def handle(self) -> None:
+        self.request.recv(1024)
+        self.request.sendall(b"-ERR unknown command\r\n")
+
+
+def level_of(check: object, told: object) -> str:
+    checks = Checks("redis")
+    check(told, checks)  # type: ignore[operator]
+    return checks.found[-1].level if checks.found else "ok"
+
+
+def in_a_farm_of_one(info: dict[str, object], checks: Checks) -> None:
+    check_mode(info, False, checks)
+
+
+@pytest.mark.parametrize(
+    ("check", "info", "level"),
+    [
+        (check_version, {"redis_version": "6.0.16"}, "error"),
+        (check_version, {"redis_version": "7.2.4", "server_name": "valkey"}, "ok"),
+        (check_version, {"redis_version": "7.4.0", "dragonfly_version": "df-1.30"}, "warning"),
+        (check_role, {"role": "slave", "master_host": "h", "master_port": 1}, "error"),
+        (in_a_farm_of_one, {"redis_mode": "sentinel"}, "error"),
+        (in_a_farm_of_one, {"redis_mode": "cluster"}, "error"),
+        (in_a_farm_of_one, {"redis_mode": "standalone"}, "ok"),
+        (check_role, {"role": "master"}, "ok"),
+        (check_persistence, {"aof_enabled": 1, "aof_last_write_status": "err"}, "error"),
+        (check_persistence, {"aof_enabled": 1, "rdb_last_bgsave_status": "err"}, "error"),
+        (check_memory, {"used_memory": 95, "maxmemory": 100}, "warning"),
+        (check_memory, {"used_memory": 60, "total_system_memory": 100}, "warning"),
+        (check_memory, {"used_memory": 40, "total_system_memory": 100}, "ok"),
+        (check_clients, {"connected_clients": 90, "maxclients": 100}, "warning"),
+        (check_clients, {"connected_clients": 9, "maxclients": 100}, "ok"),
+    ],
+)
+def test_a_reading_of_info(check: object, info: dict[str, object], level: str) -> None:
+    """States that are hard to bring a server into."""
+    assert level_of(check, info) == level
+
+
+@pytest.mark.parametrize(("ms", "level"), [(0.2, "ok"), (20.0, "warning"), (300.0, "error")])
+def test_a_slow_network(ms: float, level: str) -> None:
+    """By the fastest of a few round trips."""
+    assert level_of(check_round_trip, RoundTrip(ms, 0, 0)) == level
+
+
+def test_every_command_that_furrow_sends_is_tried() -> None:
+    """Those of the scripts, and those that Python sends."""
+    scripts = "".join(script.text for script in SCRIPTS.values())
+    sent = set(re.findall(r"redis\.p?call\(['\"]([A-Z]+)['\"]", scripts))
+    for part in ("control", "worker", "api"):
+        for path in (ROOT / part).rglob("*.py"):
+            sent |= set(re.findall(r"\b(?:read|write)\(\s*\"([A-Z]+)\"", path.read_text()))
+    assert len(sent) > 40
+    assert sent - set(PROBES) - {"EVAL"} == set()

@@ -1,0 +1,113 @@
+"""The doctor's checks of hosts: one fact is changed, and one finding tells it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from control.placement.farm import HostCard
+from control.placement.host_facts import HostFacts, Space
+from control.process import VERSION
+from ops.cli.doctor.findings import Finding, report_of
+from ops.cli.doctor.hosts import check_hosts
+
+GIB = 2**30
+
+
+def space(free: int, total: int = 1000 * GIB) -> Space:
+    return Space(path="/x", total=total, free=free)
+
+
+FACTS = HostFacts(
+    at_ms=1,
+    version=VERSION,
+    clock_ms=3,
+    round_trip_ms=0.2,
+    models=space(500 * GIB),
+    cache=space(500 * GIB),
+    shared_memory=space(8 * GIB),
+    compiler="c++: 12.2",
+    native="",
+    kernels_off=[],
+    files={},
+)
+CARD = HostCard(id="alpha", alive=True, drained=False, version=VERSION, devices=[], replicas=["m:r0"])
+
+
+def findings(
+    card: dict[str, Any] | None = None, skew_ms: int = 0, apis: dict[str, str] | None = None, **facts: Any
+) -> list[Finding]:
+    """Those of two hosts, alpha being the one with the changes."""
+    changed = msgspec.structs.replace(CARD, **(card or {}))
+    other = msgspec.structs.replace(CARD, id="beta", replicas=[])
+    told = {"alpha": msgspec.structs.replace(FACTS, **facts), "beta": FACTS}
+    return check_hosts([changed, other], told, {"api-1": VERSION} if apis is None else apis, skew_ms)
+
+
+def test_hosts_that_are_well() -> None:
+    """All is told in lines without remedies."""
+    assert {(one.level, one.remedy) for one in findings()} == {("ok", "")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "level", "words"),
+    [
+        ({"card": {"version": "0.0.9"}}, "version", "warning", "0.0.9: host alpha"),
+        ({"card": {"version": None}}, "version", "warning", "unknown: host alpha"),
+        ({"apis": {"api-1": "0.0.9"}}, "version", "warning", "0.0.9: API api-1"),
+        ({"apis": {}}, "api", "warning", "no API process"),
+        ({"clock_ms": 9_000}, "clock", "warning", "alpha +9.0 s"),
+        ({"skew_ms": -5_000}, "clock", "warning", "this command -5.0 s"),
+        ({"models": space(5 * GIB)}, "models", "warning", "5 GiB free"),
+        ({"models": space(GIB // 2)}, "models", "error", "512 MiB free"),
+        ({"models": None}, "models", "error", "does not answer"),
+        ({"cache": space(2**20)}, "cache", "error", "1 MiB free"),
+        ({"shared_memory": None}, "shared memory", "warning", "no /dev/shm"),
+        ({"shared_memory": space(2**26, 2**26)}, "shared memory", "warning", "64 MiB"),
+        ({"shared_memory": space(2**20, 2**30)}, "shared memory", "error", "1 MiB"),
+        ({"compiler": ""}, "compiler", "warning", "no C++ compiler that runs"),
+        ({"native": "there is no C++ compiler"}, "compiler", "warning", "nothing is computed in C++"),
+        ({"native": "this processor (x) has no avx2"}, "compiler", "warning", "avx2"),
+        ({"kernels_off": ["triton.decode: differs"]}, "kernels", "warning", "triton.decode"),
+        ({"ports": {"beta": "10.0.0.2:5: timed out"}}, "ports", "error", "timed out"),
+        ({"ports": {"alpha": "10.0.0.1: no such address"}}, "ports", "error", "can't listen"),
+        ({"card": {"alive": False}}, "alive", "warning", "its agent is away"),
+    ],
+)
+def test_each_thing_that_is_wrong(changes: dict[str, Any], check: str, level: str, words: str) -> None:
+    """One finding with its level, and a remedy."""
+    wrong = [one for one in findings(**changes) if one.level != "ok"]
+    assert [(one.check, one.level) for one in wrong] == [(check, level)]
+    assert words in wrong[0].message and wrong[0].remedy
+    assert report_of(wrong).level == level
+
+
+def test_a_host_without_facts() -> None:
+    """An agent of an older version, or one that has just started."""
+    [wrong] = [one for one in check_hosts([CARD], {}, {"a": VERSION}, 0) if one.level != "ok"]
+    assert (wrong.check, wrong.level) == ("facts", "warning")
+
+
+def test_no_host_and_only_drained_ones() -> None:
+    """Nothing can be served, or placed."""
+    assert check_hosts([], {}, {"a": VERSION}, 0)[0].level == "error"
+    drained = msgspec.structs.replace(CARD, drained=True)
+    found = [one for one in check_hosts([drained], {"alpha": FACTS}, {"a": VERSION}, 0) if one.level != "ok"]
+    assert [(one.check, one.level) for one in found] == [("drained", "error")] and "--undo" in found[0].remedy
+
+
+def test_a_host_that_has_left_for_good_is_no_finding() -> None:
+    """It has no replicas, so nothing is missing."""
+    gone = msgspec.structs.replace(CARD, id="gone", alive=False, replicas=[])
+    found = check_hosts([CARD, gone], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
+    assert {one.level for one in found} == {"ok"}
+
+
+def test_the_clock_of_redis_is_the_wrong_one() -> None:
+    """All hosts differ from it by the same: one finding about its machine."""
+    ahead = msgspec.structs.replace(FACTS, clock_ms=60_000)
+    found = check_hosts([CARD], {"alpha": ahead}, {"a": VERSION}, 60_100)
+    [wrong] = [one for one in found if one.level != "ok"]
+    assert wrong.check == "clock" and "Redis' machine" in wrong.message and "-60.0 s" in wrong.message

@@ -1,0 +1,84 @@
+"""The collection of a host's facts: disks, shared memory, compiler, kernels; no device is opened."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from control.cache import files as cache_files
+from control.placement.host_facts import FilesHere, HostFacts, Space
+from control.process import VERSION
+from control.redis.round_trip import RoundTrip
+from worker.native import compiled, host
+from worker.repository.source import cache_folder
+from worker.verdicts import switches
+from worker.verdicts.records import KIND, Record
+
+SHARED_MEMORY = Path("/dev/shm")
+COMPILER_WITHIN_S = 10.0
+
+
+def collect(trip: RoundTrip, files: dict[str, FilesHere]) -> HostFacts:
+    """The facts of this host; `files` are those of the models here."""
+    return HostFacts(
+        at_ms=trip.at_ms,
+        version=VERSION,
+        clock_ms=trip.skew_ms,
+        round_trip_ms=round(trip.ms, 3),
+        models=space(cache_folder(None, os.environ)[0]),
+        cache=space(cache_files.folder("weights").parent),
+        shared_memory=space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
+        compiler=compiler(),
+        native=host.unavailable() or "",
+        kernels_off=kernels_off(),
+        files=files,
+    )
+
+
+def space(folder: Path, statvfs: Callable[[Path], Any] = os.statvfs) -> Space | None:
+    """Of the file system that holds the folder, or that will hold it once it is made; None where it does not answer."""
+    try:
+        there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+        found = statvfs(there)
+    except OSError:
+        return None
+    return Space(path=str(folder), total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)
+
+
+def compiler() -> str:
+    """The command and the first line of its version; empty where there is no compiler, or none that runs."""
+    command = compiled.compiler_command()
+    return _compiler(command) if command else ""
+
+
+@functools.lru_cache(4)
+def _compiler(command: str) -> str:
+    try:
+        said = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, timeout=COMPILER_WITHIN_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{command}: {said.stdout.partition(chr(10))[0].strip()}"
+
+
+def kernels_off() -> list[str]:
+    """Kernels that FURROW_DISABLE names, and those that failed the latest trial of each device."""
+    forced = [name.strip() for name in os.environ.get(switches.VARIABLE, "").split(",") if name.strip()]
+    found = [f"{name}: named in {switches.VARIABLE}" for name in forced]
+    tried: set[str] = set()
+    for entry in cache_files.entries(KIND):
+        try:
+            record = msgspec.json.decode(entry.path.read_bytes(), type=Record)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if record.subject.device not in tried:
+            tried.add(record.subject.device)
+            found += [f"{name} on {record.subject.device}: {reason}" for name, reason in sorted(record.off().items())]
+    return found

@@ -1,0 +1,59 @@
+// States behind guesses that were right.
+//
+// A step leaves a sequence's states as they are before its guesses, and keeps what its recurrent layers get of them: for each layer
+// the outputs of both projections, (guesses, projections.outputs) and behind them (guesses, rates.outputs). When it is known how many
+// were right, the states advance over those: no other product is computed again, and no copy of a state is made.
+#pragma once
+
+#include "delta.h"
+
+namespace furrow {
+
+inline int64_t guess_floats(const Delta& delta) { return delta.projections.outputs + delta.rates.outputs; }
+
+inline int64_t guessed_floats(const Model& model, int64_t guesses) {
+  int64_t floats = 0;
+  for (int64_t i = 0; i < model.delta_count; ++i) floats += guesses * guess_floats(model.deltas[i]);
+  return floats;
+}
+
+// What a layer gets of the guesses.
+inline Guesses guesses_of(const Model& model, const Batch& batch, int64_t layer) {
+  if (!batch.guess_count) return {};
+  float* rows = batch.guessed;
+  for (int64_t i = 0; i < layer; ++i) rows += batch.guess_count * guess_floats(model.deltas[i]);
+  return {rows, rows + batch.guess_count * model.deltas[layer].projections.outputs};
+}
+
+class Replay {
+ public:
+  // `batch` has spans, the tokens of each among the guesses, and `guessed`. Without memory it only counts.
+  Replay(const Model& model, const Batch& batch, char* memory, int threads)
+      : deltas_(model.deltas, model.deltas + model.delta_count), spans_(batch.spans, batch.spans + batch.span_count) {
+    int64_t width = 0, held = 0;
+    for (int64_t i = 0; i < model.delta_count; ++i) {
+      guesses_.push_back(guesses_of(model, batch, i));
+      width = std::max(width, deltas_[i].value_heads * deltas_[i].value_dim), held = std::max(held, held_floats(deltas_[i]));
+    }
+    out_ = reinterpret_cast<float*>(memory);
+    held_ = {out_ + batch.guess_count * width, held};
+    bytes_ = (batch.guess_count * width + held * threads) * static_cast<int64_t>(sizeof(float));
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+  void run(Hand& hand) const {
+    for (size_t i = 0; i < deltas_.size(); ++i)
+      DeltaPass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_).advance_all(hand);
+  }
+
+ private:
+  const std::vector<Delta> deltas_;
+  const std::vector<Span> spans_;
+  std::vector<Guesses> guesses_;
+  float* out_;
+  Held held_;
+  int64_t bytes_;
+};
+
+}  // namespace furrow

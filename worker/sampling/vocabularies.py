@@ -1,0 +1,80 @@
+"""The forms of a model's vocabulary that a leader needs: made at its start, or before it by the standby that forks it.
+
+A large vocabulary takes a second, in which no other Python thread runs. A forked leader shares the standby's memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
+
+from control.messages import ModelAssets
+from control.process import give_back_memory
+from control.text.grammar import tokenizer_of
+from control.text.text import Decode
+from control.text.vocabulary import read_token_bytes, without_merges
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids to text, and the form in which the library of grammars takes a vocabulary."""
+
+    decode: Decode
+    for_grammars: Future[LLTokenizer]
+
+
+_prepared: dict[str, tuple[bytes, Vocabulary]] = {}
+"""By the name that `prepare` was given: the digest of the assets, and what was made of them."""
+
+
+def prepare(name: str, assets: ModelAssets) -> None:
+    """Make the vocabulary now, for the `vocabulary_of` of processes that are forked from this one. Raises any error."""
+    made = Vocabulary(_decode_of(assets), Future())
+    _fulfil(made.for_grammars, assets)
+    made.for_grammars.result()
+    _prepared[name] = _digest(assets), made
+
+
+def keep_prepared(names: set[str]) -> None:
+    """Release the vocabularies that were prepared under other names."""
+    for name in _prepared.keys() - names:
+        del _prepared[name]
+
+
+def vocabulary_of(assets: ModelAssets) -> Vocabulary:
+    """The one that was prepared, if it was of the same assets; else a new one, whose form for grammars is made in a
+    thread."""
+    if _prepared:
+        digest = _digest(assets)
+        for made_of, vocabulary in _prepared.values():
+            if made_of == digest:
+                return vocabulary
+    vocabulary = Vocabulary(_decode_of(assets), Future())
+    made = vocabulary.for_grammars
+    threading.Thread(target=_fulfil, args=(made, assets), name="vocabulary", daemon=True).start()
+    return vocabulary
+
+
+def _digest(assets: ModelAssets) -> bytes:
+    """Of all that a vocabulary is made of. It takes some hundredths of a second for a large one."""
+    parts = f"{assets.vocab_size} {assets.eos_ids} {assets.tokenizer_json}"
+    return hashlib.sha256(parts.encode()).digest()
+
+
+def _decode_of(assets: ModelAssets) -> Decode:
+    tokenizer = Tokenizer.from_str(without_merges(assets.tokenizer_json))
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _fulfil(future: Future[LLTokenizer], assets: ModelAssets) -> None:
+    try:
+        tokens = read_token_bytes(assets.tokenizer_json, assets.vocab_size)
+        future.set_result(tokenizer_of(tokens, assets.eos_ids))
+    except BaseException as error:
+        future.set_exception(error)
+    give_back_memory()  # the file and its entries took several times what is kept

@@ -1,0 +1,91 @@
+"""A request's predicted content: where its n-grams are, and how much of it an answer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+NGRAM = 3
+"""Tokens that must have occurred before in the same order: shorter ones repeat in any text."""
+PAST_TOKENS = 32
+"""Tokens of a common past that are compared."""
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+_ID_BITS = 21
+"""Bits of a token id in an n-gram's number: no vocabulary has two million tokens."""
+
+
+class Prediction:
+    """The tokens that are expected to come after a prompt. It never changes: all choices of a request share it."""
+
+    def __init__(self, prompt: Sequence[int], predicted: Sequence[int]) -> None:
+        self.predicted = predicted
+        self._before = prompt[-PAST_TOKENS:]
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The end of the prompt and the predicted tokens."""
+        return np.array([*self._before, *self.predicted], dtype=np.int32)
+
+    @cached_property
+    def _index(self) -> tuple[Places, Places]:
+        """The numbers of the n-grams of `tokens` in ascending order, and where each begins."""
+        grams = np.zeros(max(0, len(self.tokens) - NGRAM + 1), dtype=np.int64)
+        for offset in range(NGRAM):
+            grams = grams << _ID_BITS | self.tokens[offset : offset + len(grams)]
+        starts = np.argsort(grams, kind="stable")
+        return grams[starts], starts
+
+    def starts(self, gram: Sequence[int]) -> Places:
+        """Where in `tokens` the n-gram begins, in ascending order: a binary search."""
+        number = 0
+        for token in gram:
+            number = number << _ID_BITS | token
+        numbers, starts = self._index
+        low = int(numbers.searchsorted(number))
+        if low == len(numbers) or numbers[low] != number:
+            return starts[:0]
+        return starts[low : int(numbers.searchsorted(number, "right"))]
+
+    def after(self, place: int, gram: Sequence[int]) -> int | None:
+        """The first place of the predicted tokens from `place` on where `gram` begins; None if there is none."""
+        starts, begin = self.starts(gram), len(self._before)
+        found = int(starts.searchsorted(begin + place)) if len(starts) else 0
+        return int(starts[found]) - begin if found < len(starts) else None
+
+
+class Accepted:
+    """How many of the predicted tokens an answer has in the same order, counted as it grows.
+
+    Both are followed together from their beginnings. Where they part, they meet again at the next place of the
+    prediction that has the answer's last three tokens. The count is a function of the two alone, so a recovery counts
+    alike.
+    """
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.count = 0
+        self._prediction = prediction
+        self._read = 0
+        """Tokens of the answer that have been followed."""
+        self._place = self._matched = 0
+        self._lost = False
+
+    def follow(self, output: list[int]) -> None:
+        """Count on to the end of the answer `output`: its new tokens are read, each with one lookup at most."""
+        predicted = self._prediction.predicted
+        for at in range(self._read, len(output)):
+            if not self._lost and self._place < len(predicted) and predicted[self._place] == output[at]:
+                self.count, self._place, self._matched = self.count + 1, self._place + 1, at + 1
+                continue
+            self._lost = True
+            if at + 1 < NGRAM:
+                continue
+            start = self._prediction.after(self._place, output[at + 1 - NGRAM : at + 1])
+            if start is not None:
+                self.count += min(NGRAM, at + 1 - self._matched)
+                self._place, self._matched, self._lost = start + NGRAM, at + 1, False
+        self._read = len(output)
