@@ -75,7 +75,7 @@ class ModelKeys:
     def log(self, rid: str) -> str:  # stream `<seq>-0`: emit -> api; as the request
         return f"{self.base}log:{rid}"
 
-    def images(self, rid: str) -> str:  # hash `image:piece` -> base64: stage_image, enqueue -> leader; until its end
+    def images(self, rid: str) -> str:  # hash `image:piece` -> bytes: stage_image, enqueue -> leader; until its end
         return f"{self.base}images:{rid}"
 
     @property

@@ -25,7 +25,7 @@ HELD_BYTES = 256 * 1024 * 1024
 _CHANNELS = 3
 
 
-class HeldPieces(list[str]):
+class HeldPieces(list[bytes]):
     """The pieces of an image. Their memory counts for as long as this lives."""
 
 

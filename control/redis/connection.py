@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from redis import exceptions as redis_errors
+from redis.client import NEVER_DECODE
 
 from control.errors import ArgumentsRefused, FurrowError, RedisFull, RedisUnavailable
 from control.redis.clients import AsyncRedis, SyncRedis, unavailable
@@ -45,6 +46,8 @@ class Call(Generic[T]):
     keys: tuple[str, ...]
     args: tuple[Any, ...]
     parse: Callable[[Any], T]
+    binary: bool = False
+    """The reply is bytes, in every client; else text."""
 
     def words(self, *, by_sha: bool) -> list[Any]:
         if not self.script:
@@ -53,10 +56,18 @@ class Call(Generic[T]):
         head = ["EVALSHA", script.sha] if by_sha else ["EVAL", script.text]
         return [*head, len(self.keys), *self.keys, *self.args]
 
+    def command(self, *, by_sha: bool) -> Command:
+        return Command(tuple(self.words(by_sha=by_sha)), {NEVER_DECODE: True} if self.binary else {})
+
 
 def read(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
     """A plain command as a Call: only for reads and for writes that may be repeated."""
     return Call("", (), words, parse)
+
+
+def read_bytes(*words: Any, parse: Callable[[Any], T]) -> Call[T]:
+    """As `read`, of values that are bytes and no text."""
+    return Call("", (), words, parse, binary=True)
 
 
 def optional_text(reply: str | None) -> str | None:
@@ -126,7 +137,7 @@ class Posted:
 
     def _send(self) -> Wire | Routed | Exception:
         self._sending = _Sending(self._calls)
-        return _depart(self._client, self._sending.words())
+        return _depart(self._client, self._sending.commands())
 
     def outcomes(self) -> list[Any]:
         """As of `run_all`."""
@@ -135,8 +146,8 @@ class Posted:
         sending.begin()
         sending.take(_arrive(self._client, under_way))
         for wait in (*RETRY_AFTER_S, None):
-            while words := sending.words():
-                sending.take(_arrive(self._client, _depart(self._client, words)))
+            while commands := sending.commands():
+                sending.take(_arrive(self._client, _depart(self._client, commands)))
             if wait is None or not sending.again():
                 break
             time.sleep(wait)
@@ -162,8 +173,8 @@ async def arun_all(client: AsyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     """As `run_all`, on an asyncio client."""
     sending = _Sending(calls)
     for wait in (*RETRY_AFTER_S, None):
-        while words := sending.words():
-            sending.take(await _aexchange(client, words))
+        while commands := sending.commands():
+            sending.take(await _aexchange(client, commands))
         if wait is None or not sending.again():
             break
         await asyncio.sleep(wait)
@@ -190,10 +201,10 @@ class _Sending:
         """The wait for answers begins."""
         self._began = time.monotonic()
 
-    def words(self) -> list[list[Any]]:
+    def commands(self) -> list[Command]:
         """The commands to send now; none once every call has an answer or has failed."""
         self._sent = list(self._by_sha)
-        return [self._calls[i].words(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
+        return [self._calls[i].command(by_sha=by_sha) for i, by_sha in self._by_sha.items()]
 
     def take(self, replies: list[Any] | Exception) -> None:
         """The replies, or what the whole round trip failed with."""
@@ -227,11 +238,10 @@ class _Sending:
         ]
 
 
-def _depart(client: SyncRedis, commands: Sequence[list[Any]]) -> Wire | Routed | Exception:
+def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed | Exception:
     """The first half of a pipelined round trip; the exception that it failed with is its result."""
-    batch = [Command(tuple(words)) for words in commands]
     try:
-        return client.depart(batch) if isinstance(client, Cluster) else Wire(client, batch)
+        return client.depart(commands) if isinstance(client, Cluster) else Wire(client, commands)
     except ABSENT as error:
         drop_idle(client, error)
         return error
@@ -248,11 +258,10 @@ def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | E
         return error
 
 
-async def _aexchange(client: AsyncRedis, commands: Sequence[list[Any]]) -> list[Any] | Exception:
+async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[Any] | Exception:
     """One pipelined round trip; the exception that it failed with is its result."""
     try:
-        batch = [Command(tuple(words)) for words in commands]
-        return await (client.exchange(batch) if isinstance(client, AsyncCluster) else exchange(client, batch))
+        return await (client.exchange(commands) if isinstance(client, AsyncCluster) else exchange(client, commands))
     except ABSENT as error:
         await adrop_idle(client, error)
         return error

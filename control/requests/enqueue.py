@@ -29,7 +29,7 @@ class Enqueue(msgspec.Struct, frozen=True, kw_only=True):
     rid: str
     model: str
     params: GenerationRequest
-    images: list[list[str]] = []
+    images: list[list[bytes]] = []
     """The pieces of each image of `params`, which `stage_images` has written."""
     tenant: str
     account: str = ""

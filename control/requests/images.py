@@ -1,12 +1,11 @@
 """The pixels of a request's images, beside the request: written in pieces before it is queued, gone with its end.
 
-A hash has a field `image:piece` for each piece, as base64: values are text in every client. Its life is that of the
-request; before the request is queued it is STAGED_MS.
+A hash has a field `image:piece` for each piece. Its life is that of the request; before the request is queued it is
+STAGED_MS.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +13,12 @@ import msgspec
 
 from control.errors import ImagesFull, RequestError
 from control.keys import ModelKeys
-from control.redis.connection import Call, read
+from control.redis.connection import Call, read_bytes
 
 PIECE_BYTES = 768 * 1024
 """Pixels of one piece: a round trip of a few milliseconds, far below the time-outs of connections."""
 
-Pieces = Sequence[str]
+Pieces = Sequence[bytes]
 """The pieces of one image."""
 
 
@@ -28,14 +27,13 @@ def piece_count(size: int) -> int:
     return -(-size // PIECE_BYTES)
 
 
-def pieces_of(pixels: bytes) -> list[str]:
+def pieces_of(pixels: bytes) -> list[bytes]:
     """The pixels of an image in pieces."""
-    view = memoryview(pixels)
-    return [base64.b64encode(view[at : at + PIECE_BYTES]).decode() for at in range(0, len(view), PIECE_BYTES)]
+    return [pixels[at : at + PIECE_BYTES] for at in range(0, len(pixels), PIECE_BYTES)]
 
 
 class ImageBounds(msgspec.Struct, frozen=True):
-    """Bytes that the images of requests which have not ended may take in Redis, as base64."""
+    """Bytes that the images of requests which have not ended may take in Redis."""
 
     model: int
     """All of a model; 0: any number."""
@@ -53,7 +51,7 @@ def stage_images(model: str, rid: str, images: Sequence[Pieces], tenant: str, bo
     Each returns the number of pieces that are there. The first raises ImagesFull where others take what there is, and
     RequestError where the images alone are too large.
     """
-    keys, total = ModelKeys(model), sum(len(text) for pieces in images for text in pieces)
+    keys, total = ModelKeys(model), sum(len(piece) for pieces in images for piece in pieces)
 
     def parse(reply: list[Any]) -> int:
         if not reply[1]:
@@ -69,17 +67,17 @@ def stage_images(model: str, rid: str, images: Sequence[Pieces], tenant: str, bo
 
     head = (keys.base, rid, tenant, total, bounds.model, bounds.tenant)
     return [
-        Call("stage_image", (keys.images(rid), keys.image_bytes), (*head, f"{image}:{piece}", text), parse)
+        Call("stage_image", (keys.images(rid), keys.image_bytes), (*head, f"{image}:{place}", piece), parse)
         for image, pieces in enumerate(images)
-        for piece, text in enumerate(pieces)
+        for place, piece in enumerate(pieces)
     ]
 
 
 def read_image(model: str, rid: str, image: int, size: int) -> list[Call[bytes | None]]:
     """Calls that read an image of `size` bytes, one for each piece; a piece that is gone is None."""
     key = ModelKeys(model).images(rid)
+    return [read_bytes("HGET", key, f"{image}:{piece}", parse=_piece) for piece in range(piece_count(size))]
 
-    def parse(reply: str | None) -> bytes | None:
-        return None if reply is None else base64.b64decode(reply)
 
-    return [read("HGET", key, f"{image}:{piece}", parse=parse) for piece in range(piece_count(size))]
+def _piece(reply: bytes | None) -> bytes | None:
+    return reply

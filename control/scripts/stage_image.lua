@@ -3,11 +3,11 @@
 -- KEYS 1 images (hash)  2 bytes of images (hash)
 -- ARGV 1 the model's base key  2 rid  3 tenant  4 bytes of all pieces (int)
 --      5 most bytes of the model (int), 0 for any  6 most bytes of a tenant (int)
---      7 field `image:piece`  8 the piece (base64)
+--      7 field `image:piece`  8 the piece (bytes)
 -- Returns {pieces that are there now, '', 0}, or {0, 'model' or 'tenant', bytes that are taken}. A repeat writes the
 -- same, and shortens no life.
 --@keys hash hash
---@arguments base word text count count count word word
+--@arguments base word text count count count word name
 local base, rid, tenant, bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 -- The bytes that images take now, of all and of the tenant. Requests whose images are gone, in whatever way, are forgotten.

@@ -160,7 +160,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "retire": lambda s: retire(),
     "settle": lambda s: settle(KEY.id, "spent", "spent", 500),
     "spend": lambda s: spend(KEY, "more", MODEL, {"more": 10, "else": 5}),
-    "stage_image": lambda s: requests.stage_images(MODEL, "more", [["AAAA"]], "t", requests.ImageBounds(9, 9))[0],
+    "stage_image": lambda s: requests.stage_images(MODEL, "more", [[b"AAAA"]], "t", requests.ImageBounds(9, 9))[0],
     "stage": lambda s: plain("stage", (KEYS.base + "staged",), 1, "[1,0,5]", "[2,0,6]"),
     "suspect": lambda s: requests.note_suspects(s.lease, "{}", ["run"], ["gone"]),
     "takeover": lambda s: requests.takeover(s.lease, "r1"),

@@ -7,10 +7,12 @@ import pytest
 from control import requests
 from control.errors import ImagesFull, RequestError
 from control.requests import ANY_BYTES, ImageBounds
+from control.requests.images import PIECE_BYTES
 from tests.contract.conftest import MODEL, Farm
 
 BOUNDS = ImageBounds(model=24, tenant=12)
-PIECE = "AAAA"
+PIECE = bytes(range(0xFC, 0x100))
+"""No text: these bytes occur in no UTF-8."""
 
 
 def stage(farm: Farm, rid: str, tenant: str, pieces: int, bounds: ImageBounds = BOUNDS) -> None:
@@ -20,6 +22,19 @@ def stage(farm: Farm, rid: str, tenant: str, pieces: int, bounds: ImageBounds = 
 
 def held(farm: Farm) -> set[str]:
     return {str(rid) for rid in farm.client.hgetall(farm.keys.image_bytes)}
+
+
+def test_pixels_are_held_as_bytes(farm: Farm) -> None:
+    """A byte for each byte, whatever it is, and they come back as they went, in every piece."""
+    pixels = bytes(range(256)) * (PIECE_BYTES // 256) + PIECE
+    for call in requests.stage_images(MODEL, "a", [requests.pieces_of(pixels)], "t", ANY_BYTES):
+        farm.run(call)
+    key = farm.keys.images("a")
+    assert sum(farm.client.hstrlen(key, field) for field in farm.client.hkeys(key)) == len(pixels)
+    pieces = [farm.run(call) for call in requests.read_image(MODEL, "a", 0, len(pixels))]
+    assert pieces == [pixels[:PIECE_BYTES], PIECE]
+    farm.client.hdel(key, "0:1")
+    assert farm.run(requests.read_image(MODEL, "a", 0, len(pixels))[1]) is None
 
 
 def test_a_tenant_and_a_model_have_their_bounds(farm: Farm) -> None:

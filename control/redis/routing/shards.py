@@ -35,17 +35,21 @@ class Command:
 
 def routing_key(words: Sequence[Any]) -> str | None:
     """The key that decides which node gets the command; None for one without a key."""
-    flat = [*str(words[0]).split(" "), *(word.decode() if isinstance(word, bytes) else word for word in words[1:])]
+    flat = [*str(words[0]).split(" "), *words[1:]]
     name = str(flat[0]).upper()
     if name in _WITHOUT_KEY:
         return None
     if name in ("EVAL", "EVALSHA"):
         at = 3
     elif name in ("XREAD", "XREADGROUP"):
-        at = next(i for i, word in enumerate(flat) if str(word).upper() == "STREAMS") + 1
+        at = next(i for i, word in enumerate(flat) if _text(word).upper() == "STREAMS") + 1
     else:
         at = 2 if name in _KEY_AFTER_SUBCOMMAND else 1
-    return str(flat[at]) if len(flat) > at else None
+    return _text(flat[at]) if len(flat) > at else None
+
+
+def _text(word: Any) -> str:
+    return word.decode() if isinstance(word, bytes) else str(word)
 
 
 class Shards:

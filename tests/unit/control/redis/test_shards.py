@@ -29,6 +29,7 @@ def routing(table: Shards, *keys: str) -> Routing:
     [
         (("GET", "k"), "k"),
         (("EVALSHA", "sha", 2, "k", "l", "arg"), "k"),
+        (("EVALSHA", "sha", 1, b"k", b"no text: \xff"), "k"),
         (("XREAD", "BLOCK", 5, b"STREAMS", "k", "0"), "k"),
         (("XREADGROUP", "GROUP", "g", "c", "STREAMS", "k", ">"), "k"),
         (("XINFO GROUPS", "k"), "k"),
