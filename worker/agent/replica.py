@@ -12,7 +12,7 @@ import structlog
 from control.messages import Assignment, encode
 from control.process import VERSION, python_command
 from worker.agent.standby import Preparation, Standby, rank_environment
-from worker.native.compiled import was_compiled
+from worker.native.host import to_be_compiled
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.wire import AT_ONCE, Ending, Tag
 
@@ -143,8 +143,8 @@ class ReplicaProcesses:
         return bool(outdated)
 
     def _compile_early(self, rank: int, device: str) -> None:
-        """Compile a CPU rank's library while it waits for the standby, on a host that has compiled none yet."""
-        if device != "cpu" or self.compiles or was_compiled("native"):
+        """Compile a CPU rank's library while it waits for the standby, on a host that has none of this version yet."""
+        if device != "cpu" or self.compiles or not to_be_compiled():
             return
         self.compiles = True
         environment = rank_environment(self.redis_url) | self._duty(rank, device)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from worker.formats.kinds import ALL, bits_of
 from worker.native import compiled
-from worker.native.host import SWITCH
+from worker.native.host import SOURCE, SWITCH
 from worker.verdicts import switches
 from worker.verdicts.shapes import Shapes
-
-SOURCE = Path(__file__).parent / "source" / "native.cpp"
 
 
 def build(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:

@@ -98,9 +98,10 @@ def compiler_command() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
-def was_compiled(stem: str) -> bool:
-    """True if a library of a source with this stem was compiled before, in any version."""
-    return any(cache_files.folder("compiled").glob(f"{stem}-*.so"))
+def was_compiled(source: Path) -> bool:
+    """True if the cache has a library of this version of a source for this processor, with any of its parts."""
+    stems = (_stem(source, flags) for flags in INSTRUCTIONS.values())
+    return any(any(cache_files.folder("compiled").glob(f"{stem}*.so")) for stem in stems)
 
 
 def source_digest(source: Path) -> str:
@@ -159,13 +160,7 @@ def _load(
 ) -> tuple[int, ctypes.CDLL | None]:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
-    words = (
-        *_sources(source),
-        " ".join(FLAGS + more_flags).encode(),
-        (_processor() if more_flags else platform.machine()).encode(),
-        platform.libc_ver()[1].encode(),
-    )
-    wanted, stem = parts or 0, f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}"
+    wanted, stem = parts or 0, _stem(source, more_flags)
     name = f"{stem}.so" if parts is None else f"{stem}-{parts:x}.so"
     refused = (cache_files.folder("compiled") / name).with_suffix(".refused")
     kept = _kept(stem, wanted)
@@ -198,6 +193,17 @@ def _load(
         _check_kept(built, shapes)
     cache_files.mark_used(built)
     return had, ctypes.CDLL(str(built))
+
+
+def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
+    """The begin of the names of a source's libraries: all that they depend on but their parts."""
+    words = (
+        *_sources(source),
+        " ".join(FLAGS + more_flags).encode(),
+        (_processor() if more_flags else platform.machine()).encode(),
+        platform.libc_ver()[1].encode(),
+    )
+    return f"{source.stem}-{hashlib.sha256(b'|'.join(words)).hexdigest()[:24]}"
 
 
 def _compile(source: Path, compiler: str, more_flags: tuple[str, ...], parts: int | None, built: Path) -> None:

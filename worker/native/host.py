@@ -9,6 +9,7 @@ from pathlib import Path
 from control.errors import SettingsError
 from worker.native import compiled
 
+SOURCE = Path(__file__).parent / "source" / "native.cpp"
 SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 torch computes everything."""
 
@@ -31,9 +32,14 @@ def unavailable() -> str | None:
         return f"{SWITCH} is 0"
     if missing := [name for name in NEEDED if name not in processor_flags()]:
         return f"this processor ({platform.machine()}) has no {', '.join(missing)}"
-    if compiled.compiler_command() is None and not compiled.was_compiled("native"):
+    if compiled.compiler_command() is None and not compiled.was_compiled(SOURCE):
         return "there is no C++ compiler (c++, g++ or clang++, or CXX)"
     return None
+
+
+def to_be_compiled() -> bool:
+    """True where this host runs the library, and has none of this version yet."""
+    return unavailable() is None and not compiled.was_compiled(SOURCE)
 
 
 def processor_flags() -> frozenset[str]:

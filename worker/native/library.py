@@ -13,8 +13,9 @@ import torch
 
 from worker.formats.blocks import BlockFormat
 from worker.formats.kinds import NUMBERS
-from worker.native.build import SOURCE, build
+from worker.native.build import build
 from worker.native.compiled import source_digest
+from worker.native.host import SOURCE
 from worker.verdicts.shapes import Shapes
 
 log = structlog.get_logger()

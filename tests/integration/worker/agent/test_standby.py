@@ -24,6 +24,8 @@ from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.standby import Preparation, Standby
 from worker.health.exit_codes import REFUSED, STOPPED
+from worker.native import host
+from worker.native.compiled import INSTRUCTIONS, _stem
 from worker.supervision.client import SupervisorClient
 from worker.supervision.wire import AT_ONCE
 
@@ -112,18 +114,20 @@ def test_every_rank_is_forked(stand_in: Path, standby: Standby) -> None:
 def test_a_host_s_first_library_is_compiled_while_the_standby_imports(
     stand_in: Path, standby: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, for CPU ranks, by a process of its own; a host that has a library starts none."""
+    """Once, for CPU ranks, by a process of its own; also after an upgrade, but not where this version's library is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(stand_in))
+    monkeypatch.setattr(host, "unavailable", lambda: None)
     (stand_in / "slow").touch()
+    compiled = stand_in / "furrow/compiled"
+    compiled.mkdir(parents=True)
+    (compiled / "native-0.so").touch()
     standby.tend(serving=False)
     gpu, first = replica_of(standby, device="cuda:0"), replica_of(standby)
     for replica in (gpu, first, first):
         replica.spawn_missing()
         assert not replica.processes, "it waits"
     until(lambda: list(stand_in.glob("compile-1-*")), 40.0)
-    compiled = stand_in / "furrow/compiled"
-    compiled.mkdir(parents=True)
-    (compiled / "native-0.so").touch()
+    (compiled / f"{_stem(host.SOURCE, INSTRUCTIONS['AVX2'])}-9.so").touch()
     later = replica_of(standby)
     later.spawn_missing()
     assert (gpu.compiles, first.compiles, later.compiles) == (False, True, False)

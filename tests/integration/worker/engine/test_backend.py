@@ -14,8 +14,7 @@ from worker.collective import Solo
 from worker.models.backend import describe
 from worker.models.loading import load
 from worker.native import compiled
-from worker.native.build import SOURCE
-from worker.native.host import SWITCH
+from worker.native.host import SOURCE, SWITCH
 from worker.native.library import library
 
 

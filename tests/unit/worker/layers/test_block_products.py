@@ -18,7 +18,7 @@ from worker.layers.blocks import Blocks
 from worker.layers.linear import NativeLinear, threads_here
 from worker.models.gguf.dequantize import dequantize
 from worker.native import library
-from worker.native.build import SOURCE
+from worker.native.host import SOURCE
 from worker.native.library import Groups, Threads
 
 NATIVE = threads_here()

@@ -16,7 +16,7 @@ from control.errors import SettingsError
 from worker.formats.kinds import bits_of
 from worker.layers.packing import packing
 from worker.native import build, compiled
-from worker.native.build import SOURCE as NATIVE
+from worker.native.host import SOURCE as NATIVE
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 

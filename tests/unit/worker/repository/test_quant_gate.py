@@ -69,9 +69,12 @@ def test_without_a_compiler_blocks_are_refused(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(SettingsError, match=r"--quant q4k .* there is no C\+\+ compiler .* Use --quant int8 or f16"):
         preparation.check(assignment("q4k"))
     assert preparation.check(assignment("int8")) == MODEL_DIR
-    library = tmp_path / "furrow" / "compiled" / "native-1.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
+    folder = tmp_path / "furrow" / "compiled"
+    folder.mkdir(parents=True)
+    (folder / "native-1.so").touch()
+    with pytest.raises(SettingsError, match="no C"):  # one of another version
+        preparation.check(assignment("q4k"))
+    (folder / f"{compiled._stem(host.SOURCE, compiled.INSTRUCTIONS['AVX2'])}-9.so").touch()
     assert preparation.check(assignment("q4k")) == MODEL_DIR
 
 
