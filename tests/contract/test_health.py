@@ -10,6 +10,7 @@ from control.errors import Fenced
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.records import catalog
+from control.records.backend import Backend, put_backend
 from control.replicas import health
 from control.replicas.lease import Lease
 from tests.contract.conftest import MODEL, Farm
@@ -131,6 +132,28 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     assert (replica.host, replica.devices, replica.epoch, replica.seq) == ("h", ["cpu", "cpu"], lease.epoch, 4)
     health.write_poison(farm.client, MODEL, "r0", lease.epoch, 1, "desync", "differs")
     assert health.overview(farm.client, MODEL).state == "poisoned"
+
+
+def test_only_a_replica_that_has_served_recovers(farm: Farm) -> None:
+    """The first load of a replica is one, though another replica has published the model's assets before."""
+    catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x"))
+    lease = farm.lead()
+    beat(farm, lease, 0, structs.replace(word(lease, phase="loading"), read_bytes=430, weight_bytes=1000))
+    farm.client.hset(ModelKeys(MODEL).assets, "created", "1")
+    [replica] = health.overview(farm.client, MODEL).replicas
+    assert (replica.state, replica.detail, replica.done_bytes) == ("loading", "rank 0 is loading: 43 %", 430)
+    backend = Backend(
+        weights="w",
+        dtype="float32",
+        quant=None,
+        dequantize=False,
+        tp=1,
+        collective="",
+        kernels=[],
+        batch_invariant=True,
+    )
+    farm.run(put_backend(MODEL, "r0", backend))
+    assert health.overview(farm.client, MODEL).state == "recovering"
 
 
 def test_a_status_is_cleared(farm: Farm) -> None:

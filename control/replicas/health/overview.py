@@ -133,9 +133,9 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 
 
 def _overview(about: _Model, found: Iterator[Any]) -> Overview:
-    spec, served, known = about.spec, about.assets is not None, _known(about.spec, about.assigned)
+    spec, published, known = about.spec, about.assets is not None, _known(about.spec, about.assigned)
     replicas = [
-        _replica(spec, served, name, revision, list(islice(found, 4 + tp)), about.backends.get(name))
+        _replica(spec, published, name, revision, list(islice(found, 4 + tp)), about.backends.get(name))
         for name, (revision, tp) in known.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
@@ -165,11 +165,20 @@ def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, 
 
 
 def _replica(
-    spec: ModelSpec, served: bool, name: str, revision: int, found: list[Any], backend: Backend | None
+    spec: ModelSpec, published: bool, name: str, revision: int, found: list[Any], backend: Backend | None
 ) -> ReplicaOverview:
     token, look = found[0], Look.of(found[1:])
     status, epoch, beats = look.status, look.epoch, look.beats
-    view = ReplicaView(spec.unload, served, status, epoch, token is not None, look.poison, beats)
+    view = ReplicaView(
+        unload=spec.unload,
+        published=published,
+        served_before=backend is not None,
+        status=status,
+        epoch=epoch,
+        locked=token is not None,
+        poison=look.poison,
+        beats=beats,
+    )
     state, detail = replica_state(view)
     leader = beats[0]
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)

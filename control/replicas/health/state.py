@@ -32,8 +32,10 @@ class ReplicaView:
 
     unload: bool
     """The model's specification is a tombstone."""
+    published: bool
+    """The model's assets are there, without which no API process serves it."""
     served_before: bool
-    """The model's assets are there, so it was loaded once."""
+    """The replica published what its answers depend on, which it does before it claims its first request."""
     status: Status | None
     epoch: int
     locked: bool
@@ -44,7 +46,8 @@ class ReplicaView:
 def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
     """The state and, where it is not simply loaded, why.
 
-    Loaded means progress, not pulse: every rank beats in the current epoch, is ready, and none is stuck.
+    Loaded means progress, not pulse: every rank beats in the current epoch, is ready, and none is stuck. Until it has
+    served for the first time a replica is loading, also where a process of it died meanwhile; later it is recovering.
     """
     status = view.status
     if view.unload:
@@ -58,9 +61,8 @@ def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
     obstacle = _obstacle(view)
     if obstacle is None:
         return "loaded", ""
-    away = status is not None and status.state == "backoff"
     detail = status.detail if status is not None and status.detail else obstacle
-    return ("recovering" if view.served_before or away else "loading"), detail
+    return ("recovering" if view.served_before else "loading"), detail
 
 
 def _obstacle(view: ReplicaView) -> str | None:
@@ -78,7 +80,7 @@ def _obstacle(view: ReplicaView) -> str | None:
             return f"rank {rank} is {beat.phase}{much}"
     if (stuck := _stuck(view.beats)) is not None:
         return stuck
-    return None if view.served_before else "the model's assets are not published yet"
+    return None if view.published else "the model's assets are not published yet"
 
 
 def _stuck(beats: Sequence[Beat | None]) -> str | None:

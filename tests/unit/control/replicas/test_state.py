@@ -26,6 +26,7 @@ def beat(epoch: int = 5, phase: str = "ready", pending_ms: int = 0, stalled_ms: 
 def view(**changes: Any) -> ReplicaView:
     healthy: dict[str, Any] = {
         "unload": False,
+        "published": True,
         "served_before": True,
         "status": Status(state="running"),
         "epoch": 5,
@@ -56,11 +57,13 @@ def view(**changes: Any) -> ReplicaView:
         ),
         ({"beats": [beat(), beat(pending_ms=90_000, stalled_ms=100)]}, "loaded", ""),
         ({"beats": [beat(pending_ms=90_000, stalled_ms=80_000), beat(pending_ms=90_000, stalled_ms=9)]}, "loaded", ""),
-        ({"served_before": False}, "loading", "the model's assets are not published yet"),
+        ({"published": False, "served_before": False}, "loading", "the model's assets are not published yet"),
+        ({"beats": [beat(phase="loading"), beat()], "served_before": False}, "loading", "rank 0 is loading"),
+        ({"served_before": False}, "loaded", ""),
         ({"status": None, "locked": False, "served_before": False}, "loading", "no worker has it yet"),
         (
             {"status": Status(state="backoff", detail="rank 1 died"), "locked": False, "served_before": False},
-            "recovering",
+            "loading",
             "rank 1 died",
         ),
         ({"unload": True}, "draining", ""),
