@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(args=list(arguments) if arguments is not None else None, prog_name="furrow", standalone_mode=True)
     except FurrowError as error:
-        from ops.cli.tables import fit
+        from ops.cli.tables import lines_of
 
-        click.echo(fit(f"furrow: {error}", sys.stderr), err=True)
+        click.echo(lines_of(f"furrow: {error}"), err=True)
         sys.exit(1)

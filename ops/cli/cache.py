@@ -10,7 +10,7 @@ import click
 
 from control.cache import files
 from control.cache.files import KINDS, Entry
-from ops.cli.tables import echo_json, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -64,7 +64,7 @@ def clear(what: tuple[str, ...]) -> None:
     removed = [one for one in chosen if one not in kept]
     click.echo(f"{len(removed)} files deleted, {_size(sum(one.bytes for one in removed))}.")
     for one in kept:
-        click.echo(f"furrow: {one.path} can't be deleted: no permission.", err=True)
+        echo_line(f"furrow: {one.path} can't be deleted: no permission.", err=True)
     sys.exit(1 if kept else 0)
 
 

@@ -14,6 +14,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
+from ops.cli.tables import echo_line
 
 TICK_S = 0.2
 
@@ -48,18 +49,18 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
     """Drain the host, and print its replicas until the last one has left."""
     changed = farm.drain(client, host_id, drained=not undo)
     if undo:
-        click.echo(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
+        echo_line(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
         return
-    click.echo(f"{host_id}: drains.")
+    echo_line(f"{host_id}: drains.")
     told = ""
     while not no_wait:
         left = farm.assignments(client, host_id)
         line = ", ".join(_describe(client, one) for one in left)
         if line and line != told:
-            click.echo(f"{host_id}: {line}")
+            echo_line(f"{host_id}: {line}")
             told = line
         if not left:
-            click.echo(f"{host_id}: empty. It can be switched off; `furrow drain {host_id} --undo` takes it back.")
+            echo_line(f"{host_id}: empty. It can be switched off; `furrow drain {host_id} --undo` takes it back.")
             return
         time.sleep(TICK_S)
 
@@ -67,14 +68,14 @@ def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> No
 def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) -> None:
     """Withdraw every part of the replica. Raises SettingsError if no host has it."""
     parts = farm.drain_replica(client, model, replica)
-    click.echo(f"{model}:{replica}: drains.")
+    echo_line(f"{model}:{replica}: drains.")
     while not no_wait and replica in run(client, catalog.replicas(model)):
         again = [one for host, _ in parts for one in farm.assignments(client, host) if one.replica == replica]
         if not any(one.withdrawn and one.spec.name == model for one in again):
             break  # its name has gone to its successor
         time.sleep(TICK_S)
     if not no_wait:
-        click.echo(f"{model}:{replica}: gone.")
+        echo_line(f"{model}:{replica}: gone.")
 
 
 def _describe(client: SyncRedis, held: Assignment) -> str:

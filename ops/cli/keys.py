@@ -18,7 +18,7 @@ from control.access.usage import usage as read_usage
 from control.errors import SettingsError
 from control.keys import CLASSES
 from control.operations.options import connect_to_farm, redis_option
-from ops.cli.tables import echo_json, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 
@@ -59,7 +59,7 @@ def create(redis_url: str | None, name: str, tenant: str, admin: bool, **limits:
     """
     key, secret = access.mint(name=name, tenant=tenant, admin=admin, **given(limits))
     access.create(connect_to_farm(redis_url), key)
-    click.echo(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
+    echo_line(f"API key {key.id} ({key.name}). Its secret is not shown again:", err=True)
     click.echo(secret)
 
 
@@ -99,7 +99,7 @@ def show(redis_url: str | None, as_json: bool, key: str) -> None:
         echo_json(key_card(found, time.time()))
         return
     for name, value in described(found).items():
-        click.echo(f"{name:<15} {', '.join(value) if isinstance(value, list) else value}".rstrip())
+        echo_line(f"{name:<15} {', '.join(value) if isinstance(value, list) else value}".rstrip())
 
 
 @keys.command()
@@ -109,7 +109,7 @@ def revoke(redis_url: str | None, key: str) -> None:
     """Revoke KEY (an id or a name) within about a second. Its running requests continue."""
     client = connect_to_farm(redis_url)
     revoked = access.revoke(client, access.find(client, key))
-    click.echo(f"{revoked.id} ({revoked.name}): revoked.")
+    echo_line(f"{revoked.id} ({revoked.name}): revoked.")
 
 
 @keys.command()
@@ -124,7 +124,7 @@ def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> 
     if not changes:
         raise SettingsError(f"say what to change of {found.id}; `furrow keys limits --help` lists what there is")
     access.change(client, found, **changes)
-    click.echo(f"{found.id} ({found.name}): changed.")
+    echo_line(f"{found.id} ({found.name}): changed.")
 
 
 @keys.command()

@@ -17,7 +17,7 @@ from control.replicas import health
 from control.replicas.health.memory import server_memory
 from ops.cli.options import model_options
 from ops.cli.progress import Waiting, stage_of
-from ops.cli.tables import echo_json, echo_table, json_option
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
 
 TICK_S = 0.1
@@ -52,18 +52,18 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
     desired = desired_state.load(client, spec, replicas)
     if not desired.changed:
         if if_needed:
-            click.echo(f"{spec.name}: already desired with these settings.")
+            echo_line(f"{spec.name}: already desired with these settings.")
             return
         raise SettingsError(
             f"model '{spec.name}' is already loaded with these settings; nothing was changed. "
             f"If its files are new, use `furrow models reload {spec.name}`"
         )
     if desired.before not in (0, desired.revision):
-        click.echo(
+        echo_line(
             f"{spec.name}: revision {desired.revision} is desired. `furrow models list` shows how far it is rolled out."
         )
     else:
-        click.echo(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+        echo_line(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
     if wait:
         wait_until_rolled_out(client, spec.name)
 
@@ -79,7 +79,7 @@ def reload(name: str, wait: bool, redis_url: str | None) -> None:
     """
     client = connect_to_farm(redis_url)
     revision = desired_state.reload(client, name)
-    click.echo(f"{name}: revision {revision} is desired.")
+    echo_line(f"{name}: revision {revision} is desired.")
     if wait:
         wait_until_rolled_out(client, name)
 
@@ -93,7 +93,7 @@ def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
     """Run more or fewer replicas of the model NAME. A replica that stops finishes its requests."""
     client = connect_to_farm(redis_url)
     desired_state.scale(client, name, replicas)
-    click.echo(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
+    echo_line(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
     if wait:
         wait_until_rolled_out(client, name)
 
@@ -129,7 +129,7 @@ def pause(name: str, redis_url: str | None) -> None:
     """
     changed = desired_state.pause(connect_to_farm(redis_url), name, paused=True)
     again = f"`furrow models resume {name}` claims them again"
-    click.echo(f"{name}: {'paused' if changed else 'was paused already'}. Its requests wait; {again}.")
+    echo_line(f"{name}: {'paused' if changed else 'was paused already'}. Its requests wait; {again}.")
 
 
 @models.command()
@@ -138,7 +138,7 @@ def pause(name: str, redis_url: str | None) -> None:
 def resume(name: str, redis_url: str | None) -> None:
     """Claim the requests of the paused model NAME again."""
     changed = desired_state.pause(connect_to_farm(redis_url), name, paused=False)
-    click.echo(f"{name}: {'resumed' if changed else 'was not paused'}.")
+    echo_line(f"{name}: {'resumed' if changed else 'was not paused'}.")
 
 
 @models.command()
@@ -148,7 +148,7 @@ def unload(name: str, redis_url: str | None) -> None:
     """Unload the model NAME. Running requests are finished first."""
     client = connect_to_farm(redis_url)
     desired_state.unload(client, name)
-    click.echo(f"{name}: unloading.")
+    echo_line(f"{name}: unloading.")
 
 
 def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
@@ -214,4 +214,4 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
             done = f"{overview.rolled_out} of {overview.wanted} replicas"
-            click.echo(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")
+            echo_line(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")

@@ -25,7 +25,7 @@ from rich.table import Column
 from rich.text import Text
 
 from control.replicas import health
-from ops.cli.tables import fit
+from ops.cli.tables import LONGEST_CELL, echo_line, one_line
 
 LINES_EVERY_S = 3.0
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -80,7 +80,7 @@ class Waiting:
 
     def show(self, stage: Stage) -> None:
         """Show the stage. Without a bar a line is printed every LINES_EVERY_S at most, where something changed."""
-        stage = replace(stage, text=fit(stage.text, sys.stderr))
+        stage = replace(stage, text=one_line(stage.text, LONGEST_CELL))
         if self._bar is not None and (stage.total or not self._logs):
             self._draw(self._bar, stage)
             return
@@ -93,9 +93,9 @@ class Waiting:
     def print(self, line: str) -> None:
         """Print a line on standard output; where a bar is drawn on the same terminal, above it."""
         if self._bar is None or not sys.stdout.isatty():
-            click.echo(line)
+            echo_line(line)
         else:
-            self._bar.console.print(line, markup=False, highlight=False)
+            self._bar.console.print(one_line(line), markup=False, highlight=False)
 
     def _draw(self, bar: Progress, stage: Stage) -> None:
         kind = (_NUMBERS.sub("", stage.text), stage.total)

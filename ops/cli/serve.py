@@ -32,6 +32,7 @@ from control.requests.upkeep.abandon import abandon
 from control.settings import redis_reference
 from ops.cli.options import demo_environment, model_options
 from ops.cli.progress import Stage, Waiting, stage_of
+from ops.cli.tables import echo_line
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
@@ -164,7 +165,7 @@ class Stopping:
 
 def say(line: str) -> None:
     """Print progress on standard error, as the logs of the parts do; standard output has only the URL."""
-    click.echo(f"furrow: {line}", err=True)
+    echo_line(f"furrow: {line}", err=True)
 
 
 def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:

@@ -1,4 +1,4 @@
-"""Tables and JSON on standard output, and text of others without control characters."""
+"""Tables, lines and JSON on standard output. Text of others in them has no control characters and no line breaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import msgspec
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
+LONGEST_CELL = 500
+"""Characters of a cell; the rest is cut off. JSON has all of it."""
+LONGEST_LINE = 4_000
+
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_DIRECTIONS = dict.fromkeys((0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))
+"""Marks that turn the direction of the text after them, so that a name could change how the rest of its line reads."""
+_BREAKS = dict.fromkeys((0x0A, 0x0D, 0x09, 0x0B, 0x0C, 0x85, 0x2028, 0x2029), " ")
+_IN_A_LINE = _CONTROLS | _DIRECTIONS | _BREAKS
 
 
 def plain(text: str) -> str:
@@ -29,9 +37,31 @@ def fit(text: str, file: TextIO | None = None) -> str:
     return plain(text) if (file or sys.stdout).isatty() else text
 
 
+def one_line(text: str, most: int | None = None) -> str:
+    """Text of others as a part of one line: as `plain`, without marks of direction, and with spaces for line breaks.
+    Of more than `most` characters the end is cut off.
+
+    >>> one_line("a\x1b[2Jb\\nc\u202e", 5)
+    'a[2J…'
+    """
+    clean = text.translate(_IN_A_LINE)
+    return clean if most is None or len(clean) <= most else clean[: most - 1] + "…"
+
+
+def lines_of(text: str) -> str:
+    """A message of several lines, which may name what others wrote: each as `one_line`, all but the first indented."""
+    first, *others = (one_line(line, LONGEST_LINE) for line in text.split("\n"))
+    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in others)])
+
+
+def echo_line(text: str, err: bool = False) -> None:
+    """Print one line, which may have text of others; in a pipe too, where a line break would look like a line more."""
+    click.echo(one_line(text, LONGEST_LINE), err=err)
+
+
 def echo_table(rows: Sequence[Sequence[str]]) -> None:
     """Rows of equally many cells, the first one being the header, in columns two spaces apart."""
-    rows = [[fit(cell) for cell in row] for row in rows]
+    rows = [[one_line(cell, LONGEST_CELL) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

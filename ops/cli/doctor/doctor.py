@@ -23,7 +23,7 @@ from ops.cli.doctor.findings import LEVELS, Checks, Finding, Report, Subject, re
 from ops.cli.doctor.hosts import check_hosts
 from ops.cli.doctor.models import check_models
 from ops.cli.doctor.redis_checks import check_redis
-from ops.cli.tables import echo_json, fit
+from ops.cli.tables import LONGEST_CELL, LONGEST_LINE, echo_json, one_line
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}
 
@@ -105,8 +105,13 @@ def _print(report: Report) -> None:
 
 
 def _lines(subject: str, where: str, findings: Sequence[Finding]) -> Iterable[str]:
-    findings = [msgspec.structs.replace(one, message=fit(one.message), remedy=fit(one.remedy)) for one in findings]
-    yield click.style(fit(f"{subject} {where}".strip()), bold=True)
+    findings = [
+        msgspec.structs.replace(
+            one, message=one_line(one.message, LONGEST_LINE), remedy=one_line(one.remedy, LONGEST_LINE)
+        )
+        for one in findings
+    ]
+    yield click.style(one_line(f"{subject} {where}".strip(), LONGEST_CELL), bold=True)
     if well := "; ".join(f"{one.check}: {one.message}" for one in findings if one.level == "ok"):
         yield f"  {_marked('ok')} {well}"
     for one in findings:

@@ -13,7 +13,7 @@ from control import requests
 from control.operations.options import connect_to_farm, redis_option
 from control.redis.connection import run
 from control.requests import DeadLetter
-from ops.cli.tables import echo_json, json_option
+from ops.cli.tables import echo_json, echo_line, json_option
 
 
 @click.group()
@@ -35,9 +35,9 @@ def list_dead(model: str, as_json: bool, redis_url: str | None) -> None:
         echo_json([letter_card(model, letter) for letter in letters])
         return
     if not letters:
-        click.echo(f"No dead letters of '{model}'.")
+        echo_line(f"No dead letters of '{model}'.")
     for letter in letters:
-        click.echo(f"{_when(letter)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
+        echo_line(f"{_when(letter)}  {letter.rid}  {letter.prompt_tokens:>7}  {letter.cause}")
 
 
 @dead.command()
@@ -65,7 +65,7 @@ def retry(model: str, rid: str, redis_url: str | None) -> None:
     """
     client = connect_to_farm(redis_url)
     again = requests.retry_letter(client, model, requests.dead_letter(client, model, rid), uuid.uuid4().hex)
-    click.echo(f"{rid} is tried again as {again}.")
+    echo_line(f"{rid} is tried again as {again}.")
 
 
 @dead.command()
@@ -76,7 +76,7 @@ def drop(model: str, rid: str, redis_url: str | None) -> None:
     """Delete the dead letter RID of MODEL."""
     client = connect_to_farm(redis_url)
     run(client, requests.drop_letter(model, requests.dead_letter(client, model, rid)))
-    click.echo(f"{rid} is dropped.")
+    echo_line(f"{rid} is dropped.")
 
 
 def _when(letter: DeadLetter) -> str:

@@ -19,6 +19,7 @@ from control.redis.connection import run
 from control.requests.upkeep.life import bare_id
 from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
 from control.requests.upkeep.replay import replay as compute_again
+from ops.cli.tables import echo_line
 
 TICK_S = 0.1
 
@@ -46,7 +47,8 @@ def replay(rid: str, times: int, redis_url: str | None) -> None:
             with suppress(RequestNotFound):  # it could not be enqueued
                 run(client, requests.cancel(kept.model, copy, TENANT))
     for _, lines in outcomes:
-        click.echo("\n".join(lines))
+        for line in lines:
+            echo_line(line)
     if any(differs for differs, _ in outcomes):
         sys.exit(1)
 

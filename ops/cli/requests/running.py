@@ -8,7 +8,7 @@ from control import requests as control_requests
 from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.requests.upkeep.life import life_of
-from ops.cli.tables import duration, echo_json, echo_table, json_option
+from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
 
 MOST = 1_000
 
@@ -58,15 +58,15 @@ def show(rid: str, as_json: bool, redis_url: str | None) -> None:
     if as_json:
         echo_json(life)
         return
-    click.echo(f"{life.id}: {life.state}" + (f" ({life.cause})" if life.cause else ""))
-    click.echo(f"  model {life.model}, replica {life.replica or '-'}, attempts {life.attempts}, choices {life.choices}")
-    click.echo(f"  tenant {life.tenant}, key {life.key or '-'}, priority {life.priority}")
+    echo_line(f"{life.id}: {life.state}" + (f" ({life.cause})" if life.cause else ""))
+    echo_line(f"  model {life.model}, replica {life.replica or '-'}, attempts {life.attempts}, choices {life.choices}")
+    echo_line(f"  tenant {life.tenant}, key {life.key or '-'}, priority {life.priority}")
     cached = f" ({life.cached_tokens} cached)" if life.cached_tokens else ""
-    click.echo(f"  prompt {life.prompt_tokens} tokens{cached}, answer {life.completion_tokens} tokens")
+    echo_line(f"  prompt {life.prompt_tokens} tokens{cached}, answer {life.completion_tokens} tokens")
     begin = life.phases[0].at_ms if life.phases else 0
     for phase in life.phases:
         detail = f"  {phase.detail}" if phase.detail else ""
-        click.echo(f"  {'+' + duration(phase.at_ms - begin):>10}  {phase.name}{detail}")
+        echo_line(f"  {'+' + duration(phase.at_ms - begin):>10}  {phase.name}{detail}")
 
 
 @requests.command()
@@ -76,4 +76,4 @@ def cancel(rid: str, redis_url: str | None) -> None:
     """End the request RID: at once while it waits, with its next step while it runs."""
     client = connect_to_farm(redis_url)
     state = control_requests.cancel_any(client, catalog.model_names(client), rid)
-    click.echo(f"{rid}: {'ends with its next step' if state == 'running' else f'is {state}'}.")
+    echo_line(f"{rid}: {'ends with its next step' if state == 'running' else f'is {state}'}.")

@@ -24,6 +24,7 @@ from ops.cli.run.api import Api
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
 from ops.cli.run.own_farm import OwnFarm
 from ops.cli.run.served import HttpFarm, RedisFarm, Served, wait_until_served
+from ops.cli.tables import echo_line
 from ops.demo import MODEL_DIR
 
 KEY_VARIABLE = "FURROW_API_KEY"
@@ -144,7 +145,7 @@ def _text(prompt: str | None) -> str:
 
 
 def _say(line: str) -> None:
-    click.echo(f"furrow: {line}", err=True)
+    echo_line(f"furrow: {line}", err=True)
 
 
 def end_in_order() -> None:

@@ -9,7 +9,7 @@ import click
 from control.operations.history import EpochEvent
 from control.operations.history import history as events_of
 from control.operations.options import connect_to_farm, redis_option
-from ops.cli.tables import duration, echo_json, echo_table, json_option
+from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
 
 
 @click.command()
@@ -27,7 +27,7 @@ def history(model: str, as_json: bool, redis_url: str | None) -> None:
         echo_json(found)
         return
     if not found:
-        click.echo(f"No epochs of '{model}' are known.")
+        echo_line(f"No epochs of '{model}' are known.")
         return
     rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in found]
     echo_table([("TIME", "REPLICA", "EPOCH", "EVENT", "DETAIL"), *rows])

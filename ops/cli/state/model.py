@@ -19,7 +19,7 @@ from control.redis.connection import run
 from control.replicas.health.memory import in_words
 from control.settings import redis_url_from_environment
 from ops.cli.state.model_summary import ModelSummary, summarize
-from ops.cli.tables import echo_json, fit, json_option
+from ops.cli.tables import echo_json, echo_line, fit, json_option
 from ops.demo import MODEL_DIR
 from worker.repository.files import inspect
 from worker.repository.source import on_this_host
@@ -68,7 +68,7 @@ def show(model: str, gguf: str | None, template: bool, as_json: bool, redis_url:
         echo_json(shown)
     else:
         for name, value in _lines(shown):
-            click.echo(fit(f"{name:<16} {value}".rstrip()))
+            echo_line(f"{name:<16} {value}".rstrip())
 
 
 def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:

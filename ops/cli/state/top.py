@@ -18,7 +18,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
-from ops.cli.tables import duration, echo_json, plain
+from ops.cli.tables import LONGEST_CELL, duration, echo_json, one_line
 
 EVERY_S = 1.0
 LONG_MS = 2_000
@@ -172,7 +172,7 @@ def _turn(client: SyncRedis, rates: Rates) -> Any:
     try:
         return _table(_read(client, rates))
     except RedisUnavailable as error:
-        return Text(plain(f"Redis is away: {error}"), style="bold red")
+        return Text(one_line(f"Redis is away: {error}"), style="bold red")
 
 
 def _read(client: SyncRedis, rates: Rates) -> list[ModelRow]:
@@ -213,10 +213,10 @@ def _cells(model: ModelRow, replica: ReplicaRow, first: bool) -> list[Text]:
     wait = "-" if model.expected_wait_ms is None else duration(model.expected_wait_ms)
     state = "paused" if model.paused and replica.state == "loaded" else replica.state
     return [
-        Text(plain(model.model) if first else ""),
-        Text(plain(replica.replica)),
+        Text(one_line(model.model) if first else ""),
+        Text(one_line(replica.replica)),
         Text(state, style="yellow" if state == "paused" else _STYLES.get(replica.state, "")),
-        Text(plain(replica.host) or "-"),
+        Text(one_line(replica.host) or "-"),
         Text(str(replica.running)),
         Text(str(model.queued) if first else ""),
         Text(wait if first else ""),
@@ -224,11 +224,11 @@ def _cells(model: ModelRow, replica: ReplicaRow, first: bool) -> list[Text]:
         Text("-" if replica.first_token_ms is None else duration(replica.first_token_ms)),
         Text("-" if replica.kv_usage is None else f"{replica.kv_usage:.0%}"),
         Text("  ").join([_rank_text(rank) for rank in replica.ranks]) if replica.ranks else Text("-"),
-        Text(plain(replica.detail)),
+        Text(one_line(replica.detail, LONGEST_CELL)),
     ]
 
 
 def _rank_text(rank: RankRow) -> Text:
     waits = f" {duration(rank.pending_ms)}" if rank.pending_ms > LONG_MS else ""
     mark = " slow" if rank.slow else ""
-    return Text(f"{rank.rank}:{plain(rank.device)}:{rank.step}{waits}{mark}", style="bold red" if rank.slow else "")
+    return Text(f"{rank.rank}:{one_line(rank.device)}:{rank.step}{waits}{mark}", style="bold red" if rank.slow else "")

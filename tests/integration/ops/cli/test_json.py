@@ -1,4 +1,5 @@
-"""`--json` of every command that lists or shows, on a farm in the middle of its work and on an empty one."""
+"""`--json` and the tables of every command that lists or shows: on a farm in the middle of its work, on an empty one,
+and on one whose names and causes are hostile."""
 
 from __future__ import annotations
 
@@ -11,8 +12,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from control.redis.connection import connect
-from ops.cli import cli
+from control import access, requests
+from control.messages import GenerationRequest, ModelSpec, Sampling
+from control.placement import farm
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.connection import connect, run
+from control.replicas import health
+from control.requests import Enqueue
+from ops.cli import cli, main
+from ops.cli.tables import LONGEST_LINE
 from tests.integration.ops.populated import MODEL, Populated, populate
 from tests.servers import Server
 
@@ -100,3 +109,68 @@ def test_no_command_that_lists_is_left_out() -> None:
         assert name.rpartition(" ")[2] not in ("list", "show", "usage") or "--json" in options, name
     known = {name for name, command in found.items() if any("--json" in one.opts for one in command.params)}
     assert known - ELSEWHERE == {*LISTS, *SHOWS}
+
+
+EVIL = "x\x1b]0;title\x07\x9b2J\x1b[2J\r\nFORGED \u202e\u2066" + 10_000 * "y"
+NAME = "x\x1b]0;title\x07\u202e" + 100 * "y"
+"""As EVIL, as far as the name of a model may be so."""
+ACTS = (
+    *("models pause NAME", "models resume NAME", "models scale NAME --replicas 2", "models reload NAME"),
+    *("drain EVIL --no-wait", "drain EVIL --undo", "drain ABSENT", "requests cancel TENANT", "dead retry MODEL LETTER"),
+    *("keys limits KEY --rpm 5", "keys revoke KEY", "models unload NAME"),
+)
+
+
+def make_hostile(found: Populated) -> dict[str, str]:
+    """Write hostile text wherever a client, a model, a host or another operator can; the ids by the words of ACTS."""
+    client, lease = found.client, found.lease
+    catalog.put_spec(client, ModelSpec(name=NAME, source=EVIL))
+    health.write_status(client, NAME, "r0", "failed", EVIL, host=EVIL)
+    health.write_status(client, MODEL, "r0", "running", EVIL, host=EVIL)
+    farm.beat_host(client, Host(EVIL, (EVIL,)), pid=1, memory_bytes=1)
+    beat = health.Beat(
+        epoch=lease.epoch, seq=1, oldest_pending_ms=0, device=EVIL, memory_bytes=1, phase=EVIL, pid=7, host=EVIL
+    )
+    run(client, health.beat(MODEL, "r0", 0, beat))
+    params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=5))
+    for rid in ("letter", "tenant"):
+        run(client, requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant=EVIL, priority="high")))
+        if rid == "letter":
+            run(client, requests.claim(lease, 1, 1000))
+            assert run(client, requests.bury(lease, rid, EVIL))
+    assert health.write_poison(client, MODEL, "r0", lease.epoch, 0, "exited", EVIL)
+    key, _ = access.mint(name="k", tenant="t")  # names of keys are checked
+    access.create(client, key)
+    return {
+        "NAME": NAME,
+        "EVIL": EVIL,
+        "ABSENT": "absent" + EVIL,
+        "KEY": key.id,
+        "TENANT": "tenant",
+        "LETTER": "letter",
+    }
+
+
+def test_text_of_others_moves_no_cursor_and_forges_no_line(
+    populated: Populated, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a table and in a message, on a terminal and in a pipe; a name of 10 kB does not fill the screen."""
+    words = make_hostile(populated)
+    shows = [f"requests show {found}" for found in ("letter", "tenant")]
+    shows += [f"keys show {words['KEY']}", "show NAME", f"show {MODEL}", "doctor"]
+    lists = [" ".join((name, *rest)) for name, rest in LISTS.items()]
+    monkeypatch.setattr("ops.cli.state.top.EVERY_S", 0.01)
+    hostile = 0
+    for line in [*lists, *shows, *ACTS]:
+        with pytest.raises(SystemExit):
+            main([words.get(word, MODEL if word == "MODEL" else word) for word in line.split()])
+        told = "".join(capsys.readouterr())
+        assert told, line
+        wrong = {
+            one for one in told if (ord(one) < 0x20 and one != "\n") or 0x7F <= ord(one) < 0xA0 or one in "\u202e\u2066"
+        }
+        assert not wrong, (line, wrong)
+        assert not [one for one in told.splitlines() if one.startswith("FORGED")], line
+        assert max(map(len, told.splitlines())) <= 2 * LONGEST_LINE, line
+        hostile += "yyy" in told
+    assert hostile >= 15
