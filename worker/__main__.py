@@ -3,10 +3,12 @@ downloads."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -20,15 +22,22 @@ def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
     from control.process import die_with_parent, name_process
     from worker.agent.standby import Standby
-    from worker.metrics.counters import forget_folder, share_folder
+    from worker.metrics.counters import FOLDER_KEY, forget_folder, share_folder
     from worker.supervision.client import SupervisorClient
 
     agent: Agent | None = None
+    counters: Path | None = None
 
     def stop() -> None:
         if agent is None:  # nothing was started yet
+            leave_nothing()
             os._exit(0)
         agent.stopping = True
+
+    def leave_nothing() -> None:
+        """Delete the folder of an agent that did not start: no rank and no later agent has it."""
+        if counters is not None and FOLDER_KEY not in supervisor.kept:
+            forget_folder(counters)
 
     try:
         supervisor = SupervisorClient(take_channel(), stop)
@@ -38,7 +47,8 @@ def run_agent() -> None:
     settings = Settings.from_environment()
     name_process("furrow-agent")
     logs.configure(settings.log_format, settings.log_level)
-    share_folder(supervisor.kept)
+    counters = share_folder(supervisor.kept)
+    atexit.register(leave_nothing)
     standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process
@@ -68,7 +78,7 @@ def run_agent() -> None:
     FactsPublisher(connect(settings.redis_url), host.id).start()
     agent.run()
     if agent.stopping:
-        forget_folder()
+        forget_folder(counters)
     logging.shutdown()
     os._exit(0)  # a download that is under way must not delay it
 

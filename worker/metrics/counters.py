@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
@@ -9,6 +10,7 @@ import shutil
 import tempfile
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ FOLDER_VARIABLE = "FURROW_COUNTERS"
 """Names the folder of the counters of a host's ranks; where it is unset a rank counts in memory of its own."""
 FOLDER_KEY = "counters"
 """The key under which a supervisor stores the folder for its next agent."""
+SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "furrow-counters-"
 HEAD_BYTES = 1024
 CELL_BYTES = 8
@@ -76,27 +79,54 @@ class Counters:
         self._cells[PID] = pid
 
 
-def share_folder(kept: Mapping[str, Any]) -> None:
+def share_folder(kept: Mapping[str, Any]) -> Path:
     """Name the folder for the ranks that this agent starts: the one that its supervisor has `kept`, or a new one.
 
-    It is in shared memory where there is such, and its name has the supervisor's pid. Those of supervisors that were
-    killed are deleted.
+    It is in shared memory where there is such, and its name has the supervisor's pid. Those that nobody uses any more
+    are deleted.
     """
     folder = Path(kept.get(FOLDER_KEY) or "")
     if FOLDER_KEY not in kept or not folder.is_dir():
-        root = Path("/dev/shm")
-        root = root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+        root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         for left in root.glob(f"{_PREFIX}*"):
-            pid = left.name.removeprefix(_PREFIX).partition("-")[0]
-            if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            if _is_stale(left):
                 shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getppid()}-", dir=root))
     os.environ[FOLDER_VARIABLE] = str(folder)
+    _use(folder)
+    return folder
 
 
-def forget_folder() -> None:
-    """Delete the counters of this host, which stops."""
-    shutil.rmtree(os.environ[FOLDER_VARIABLE], ignore_errors=True)
+def forget_folder(folder: Path) -> None:
+    """Delete the counters of this host, which stops, or could not start."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _use(folder: Path) -> None:
+    """Keep others from deleting the folder until this process ends: theirs may not see its pid, in a container."""
+    with suppress(OSError):
+        fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_SH)
+
+
+def _is_stale(folder: Path) -> bool:
+    """True where no process uses the folder, and its supervisor has ended, or is this agent's and has not kept it."""
+    pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    if not pid.isdecimal():
+        return False
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A process that is younger than the folder only has the number of its supervisor.
+        return int(pid) == os.getppid() or psutil.Process(int(pid)).create_time() > os.fstat(lock).st_mtime + 1.0
+    except (psutil.NoSuchProcess, OverflowError):
+        return True
+    except (OSError, psutil.Error):
+        return False
+    finally:
+        os.close(lock)
 
 
 def counters_of(labels: Labels) -> Counters:
@@ -107,6 +137,7 @@ def counters_of(labels: Labels) -> Counters:
         return Counters()
     try:
         counters = _open(Path(folder), labels)
+        _use(Path(folder))
     except (OSError, ValueError):
         return Counters()
     counters.begin(os.getpid())

@@ -6,10 +6,12 @@ import gzip
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ from control.replicas.health import AgentState, write_poison, write_status
 from control.replicas.lease import acquire
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import ReplicaRedis
+from worker.metrics.counters import SHARED_MEMORY
 from worker.metrics.farm_series import FarmCollector
 from worker.metrics.server import MetricsServer, parse_address
 
@@ -108,12 +111,15 @@ def test_addresses() -> None:
 
 
 def test_a_port_in_use_that_was_asked_for(serve: Start, redis: ReplicaRedis) -> None:
-    """`furrow worker` ends with status 1 and names it."""
+    """`furrow worker` ends with status 1, names it, and leaves no folder for counters."""
     address = serve().address
     environment = clean_environment(FURROW_REDIS_URL=redis.url)
     command = [sys.executable, "-m", "ops.cli", "worker", "--host-id", "lonely", "--metrics", address]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
-    assert ended.returncode == 1 and f"can't listen on {address}" in ended.stderr, ended.stderr
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+        _, told = worker.communicate(timeout=50)
+    assert worker.returncode == 1 and f"can't listen on {address}" in told, told
+    roots = (SHARED_MEMORY, Path(tempfile.gettempdir()))
+    assert not [one for root in roots for one in root.glob(f"furrow-counters-{worker.pid}-*")]
 
 
 def shown(client: Any, plans: bool) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +15,17 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from worker.metrics import counters as counters_module
 from worker.metrics import series
-from worker.metrics.counters import FOLDER_VARIABLE, Counters, Labels, counters_of, read_counters
+from worker.metrics.counters import (
+    FOLDER_KEY,
+    FOLDER_VARIABLE,
+    Counters,
+    Labels,
+    counters_of,
+    read_counters,
+    share_folder,
+)
 from worker.metrics.exposition import RankCollector
 
 LABELS = Labels("tiny", "r0", 0)
@@ -172,3 +183,41 @@ def test_times_count_as_often_as_said() -> None:
     counters.observe(series.BETWEEN_TOKENS, 0.02, times=4)
     cells = counters.read(series.BETWEEN_TOKENS)
     assert cells[:3] == [0, 4, 0] and cells[-1] == pytest.approx(0.08)
+
+
+def test_only_folders_that_nobody_uses_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ended supervisors, of one whose pid another process has, and what an agent of this supervisor left that did
+    not start; not those of a live supervisor, and none that a process uses whose pid is not seen here."""
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    monkeypatch.setattr(counters_module, "SHARED_MEMORY", tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+
+    def made(pid: int, name: str, age_s: float = 0.0) -> Path:
+        path = tmp_path / f"furrow-counters-{pid}-{name}"
+        path.mkdir()
+        (path / "x.counters").write_bytes(b"")
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
+        return path
+
+    live = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        stale = [
+            made(ended.pid, "ended"),
+            made(live.pid, "reused", 1e6),
+            made(os.getppid(), "failed"),
+            made(2**40, "x"),
+        ]
+        kept = [made(live.pid, "live"), made(ended.pid, "used"), tmp_path / "furrow-counters-other"]
+        kept[2].mkdir()
+        held = os.open(kept[1], os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_SH)  # a rank in another container
+        folder = share_folder({})
+        assert sorted(tmp_path.iterdir()) == sorted([*kept, folder])
+        assert share_folder({FOLDER_KEY: str(folder)}) == folder
+        assert not any(one.exists() for one in stale)
+        os.close(held)
+        share_folder({})
+        assert not kept[1].exists() and folder.exists()  # the control; this process uses the other one
+    finally:
+        live.communicate()
