@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Tokens
+from threading import Event, Thread, current_thread
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,14 @@ from control.messages import GenerationRequest, Sampling
 from control.requests import Claimed
 from worker.leader.requests.running import RunningRequest
 from worker.scheduling.lookup.context_lookup import FIRST_GUESSES, ContextLookup
-from worker.scheduling.lookup.prediction import NGRAM, PAST_TOKENS, Accepted, Places, Prediction
+from worker.scheduling.lookup.prediction import (
+    INDEXED_AT_ONCE,
+    NGRAM,
+    PAST_TOKENS,
+    Accepted,
+    Places,
+    Prediction,
+)
 from worker.scheduling.sequence import Sequence
 
 PROMPT = list(range(100, 140))
@@ -121,6 +129,35 @@ def test_an_answer_does_not_meet_the_prompt() -> None:
     """Its end is in the index for the guesses only."""
     assert accepted([1, 2, 3, 4], PROMPT[-5:]) == 0
     assert accepted(PROMPT, [0, *PROMPT[-5:]]) == 5
+
+
+def test_a_large_prediction_is_indexed_beside_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lookup sorts it in its caller's thread or waits for the one that does, and it finds the same meanwhile."""
+    draw, argsort, sorts = random.Random(6), np.argsort, list[Thread]()
+    answer = [draw.randrange(9) for _ in range(3 * INDEXED_AT_ONCE)]
+    begun, go_on = Event(), Event()
+
+    def slow(grams: Places, kind: Literal["stable"]) -> Places:
+        sorts.append(current_thread())
+        begun.set()
+        assert go_on.wait(20)
+        return argsort(grams, kind=kind)
+
+    monkeypatch.setattr(np, "argsort", slow)
+    prediction = Prediction(PROMPT, answer)
+    grams = [*(answer[at : at + NGRAM] for at in range(0, 3000, 500)), [8, 8, 9], PROMPT[-2:] + answer[:1]]
+    found = [prediction.starts(gram).tolist() for gram in grams]
+    output = answer[:50] + answer[90:120]
+    one = Accepted(prediction)
+    one.follow(output)
+    assert begun.wait(20)
+    [thread] = sorts
+    assert thread is not current_thread() and thread.is_alive()
+    go_on.set()
+    thread.join(20)
+    assert [prediction.starts(gram).tolist() for gram in grams] == found and len(sorts) == 1
+    assert found[6] == [] and found[7] == [PAST_TOKENS - 2] and all(found[:6])
+    assert accepted(answer, output) == one.count > 70
 
 
 def test_the_choices_of_a_request_share_one_index(monkeypatch: pytest.MonkeyPatch) -> None:
