@@ -134,6 +134,13 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_dense": {"attention_bias": True},
     "internlm3": {"qkv_bias": True, "bias": True},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_bias": True,
+        "block_multiple_of": 15,
+        "block_ffn_dim_multiplier": 1.2,
+        "tie_word_embeddings": True,
+    },
     "llama": {
         "rope_parameters": {
             "rope_type": "llama3",

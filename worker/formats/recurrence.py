@@ -9,6 +9,9 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
+DELTA_RULE, SHORT_CONVOLUTION = "gated_delta", "short_convolution"
+"""Kinds of recurrent layers."""
+
 DEFAULTS = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,
@@ -20,24 +23,18 @@ DEFAULTS = {
 """Those of transformers' classes, which these types share."""
 
 TILED = "linear_value_heads_tiled"
-"""Field of the configuration of a GGUF file, whose value heads are in another order: see `Recurrence`."""
+"""Field of the configuration of a GGUF file, whose value heads are in another order: see `DeltaRule`."""
 
 LARGEST = 2**20
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The heads of recurrent layers (gated delta rule) and the kinds of all layers. `taps`: inputs that the convolution
-    reads, the newest included. `tiled`: value head h belongs to key head h mod `key_heads`, as in GGUF files, so that
-    the value heads of a key head lie apart; else the value heads of each key head lie side by side."""
+    """The recurrent layers of a model. `kinds` has LINEAR for each of them, whatever their type calls it, and FULL for
+    each layer with attention. `taps`: inputs that the convolution of a layer reads, the newest included."""
 
     kinds: tuple[str, ...]
     taps: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    tiled: bool = False
 
     @property
     def layers(self) -> int:
@@ -45,17 +42,59 @@ class Recurrence:
 
     @property
     def regions(self) -> tuple[int, ...]:
+        """Widths of the parts of a weight with the role `regions`, each shared evenly by the ranks."""
+        raise NotImplementedError
+
+    @property
+    def channels(self) -> int:
+        """Those of the convolution, shared evenly by the ranks."""
+        return sum(self.regions)
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Heads, which the ranks share evenly, and the shape of the matrix that each keeps of a sequence."""
+        return 0, 0, 0
+
+    @property
+    def shared(self) -> tuple[int, str]:
+        """A number that the ranks must divide, and its description with the field that holds it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DeltaRule(Recurrence):
+    """Gated delta rule. `tiled`: value head h belongs to key head h mod `key_heads`, as in GGUF files, so that the
+    value heads of a key head lie apart; else the value heads of each key head lie side by side."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool = False
+
+    @property
+    def regions(self) -> tuple[int, ...]:
         """Widths of all queries, all keys and all values; where those are tiled, of each tile of values, which has one
-        for each key head. The ranks share each region evenly."""
+        for each key head."""
         keys = self.key_heads * self.key_dim
         tiles = self.value_heads // self.key_heads if self.tiled else 1
         return keys, keys, *([self.value_heads * self.value_dim // tiles] * tiles)
 
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        return self.value_heads, self.key_dim, self.value_dim
 
-def recurrence_of(config: dict[str, Any]) -> Recurrence:
-    """The recurrent layers of a model type that has some. Raises ModelFilesError or UnsupportedArchitecture naming a
-    field and its value."""
-    taps, key_dim, value_dim, key_heads, value_heads, interval = (_size(config, name) for name in DEFAULTS)
+    @property
+    def shared(self) -> tuple[int, str]:
+        return self.key_heads, "key heads of recurrent layers (linear_num_key_heads)"
+
+
+def delta_rule_of(config: dict[str, Any]) -> DeltaRule:
+    """The recurrent layers of a model type that has the gated delta rule. Raises ModelFilesError or
+    UnsupportedArchitecture naming a field and its value."""
+    taps, key_dim, value_dim, key_heads, value_heads, interval = (
+        size(config, name, default) for name, default in DEFAULTS.items()
+    )
     if config.get("hidden_act") not in (None, "silu", "swish"):
         raise UnsupportedArchitecture(
             f"config.json has hidden_act = {str(config['hidden_act'])[:60]!r}; recurrent layers are served with silu."
@@ -68,31 +107,39 @@ def recurrence_of(config: dict[str, Any]) -> Recurrence:
             "(linear_num_value_heads, linear_num_key_heads)."
         )
     tiled = config.get(TILED) is True and value_heads != key_heads
-    return Recurrence(_kinds(config, interval), taps, key_heads, value_heads, key_dim, value_dim, tiled)
+    return DeltaRule(_kinds(config, interval), taps, key_heads, value_heads, key_dim, value_dim, tiled)
 
 
 def _kinds(config: dict[str, Any], interval: int) -> tuple[str, ...]:
-    given, layers = config.get("layer_types"), config["num_hidden_layers"]
-    if given is None:
-        given = [FULL if (layer + 1) % interval == 0 else LINEAR for layer in range(layers)]
+    if config.get("layer_types") is None:
+        layers = range(config["num_hidden_layers"])
+        return checked_kinds(config, [FULL if (layer + 1) % interval == 0 else LINEAR for layer in layers], LINEAR)
+    return checked_kinds(config, config["layer_types"], LINEAR)
+
+
+def checked_kinds(config: dict[str, Any], given: Any, recurrent: str) -> tuple[str, ...]:
+    """`given` as kinds of layers, LINEAR for each that is `recurrent`. Raises ModelFilesError or
+    UnsupportedArchitecture."""
+    layers = config["num_hidden_layers"]
     if not isinstance(given, list) or len(cast(list[Any], given)) != layers:
         raise ModelFilesError(
             f"config.json has layer_types = {str(given)[:60]}; a list of num_hidden_layers = {layers} kinds is needed."
         )
     kinds = tuple(str(kind) for kind in cast(list[Any], given))
-    strange = sorted(set(kinds) - {LINEAR, FULL})
+    strange = sorted(set(kinds) - {recurrent, FULL})
     if strange:
         raise UnsupportedArchitecture(
-            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {LINEAR} and {FULL}."
+            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {recurrent} and {FULL}."
         )
     if FULL not in kinds:
         raise UnsupportedArchitecture(f"config.json has no layer of type {FULL}: a model without one is not served.")
-    return kinds
+    return tuple(LINEAR if kind == recurrent else FULL for kind in kinds)
 
 
-def _size(config: dict[str, Any], name: str) -> int:
+def size(config: dict[str, Any], name: str, default: int) -> int:
+    """The size `name`, or `default` where there is none. Raises ModelFilesError."""
     value = config.get(name)
-    value = DEFAULTS[name] if value is None else value
+    value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
         raise ModelFilesError(
             f"config.json has {name} = {str(value)[:60]}; a whole number from 1 to {LARGEST} is needed."

@@ -13,7 +13,7 @@ rowwise          a share of the inputs; the products are summed over the ranks
 halves           gate above up in one matrix: the same share of the outputs of each
 query_key_value  queries, keys and values in one matrix: whole heads of each
 width_norm       an RMS norm over all heads at once: the ranks sum their squares
-regions          queries, keys and values of a recurrent layer, one below the other: whole heads of each
+regions          parts of a recurrent layer, one below the other: the same share of each, whole heads where it has some
 experts          a share of each expert's inner width; the outputs are summed over the ranks
 """
 

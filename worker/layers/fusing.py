@@ -12,6 +12,7 @@ from torch import Tensor, nn
 SIBLINGS = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
+    ("w1", "w3"),
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )

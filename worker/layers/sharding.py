@@ -35,7 +35,7 @@ class ShardPlan:
     """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
     layer_kv_heads: Sequence[int] = ()
     regions: tuple[int, ...] = ()
-    """Widths of the queries, keys and values of a recurrent layer; several of values where those are tiled."""
+    """Widths of the parts of a weight with the role `regions`, as `Recurrence.regions`."""
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -70,7 +70,7 @@ class ShardPlan:
                 tiles = max(1, len(self.regions) - 2)
                 start, stop = share(size // tiles, self.rank, self.world_size)
                 return [(at + start, at + stop) for at in range(0, size, size // tiles)]
-            case _ if ".mlp." in module:
+            case _ if ".mlp." in module or ".feed_forward." in module:
                 return [self.feed_forward_share(size)]
             case _:
                 return [share(size, self.rank, self.world_size)]

@@ -270,7 +270,8 @@ def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None
 def _cache_layout(
     config: Any, plan: ShardPlan, dtype: torch.dtype, device: torch.device, recurrent: Recurrence | None = None
 ) -> CacheLayout:
-    kinds = list(getattr(config, "layer_types", None) or [SLIDING] * config.num_hidden_layers)
+    given = getattr(config, "layer_types", None) if recurrent is None else recurrent.kinds
+    kinds = list(given or [SLIDING] * config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
     by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
     sources = _sources(config)

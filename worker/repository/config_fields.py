@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.formats import short_convolution
+from worker.formats.recurrence import SHORT_CONVOLUTION
 from worker.repository.families import BATCHABLE_ROPE, LONGROPE_NAMES, OWN_ROPE, Family
 
 LARGEST = 2**31 - 1
@@ -40,7 +42,10 @@ COUNTS = (
     "hidden_size_per_layer_input",
 )
 """Whole numbers that may be 0."""
-NUMBERS = ("rope_theta", "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor", "logit_scale")
+NUMBERS = (
+    *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"),
+    *("partial_rotary_factor", "logit_scale"),
+)
 SWITCHES = (
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
     *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
@@ -76,7 +81,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in SWITCHES:
         if not isinstance(value := config.get(name), bool | None):
             raise _wrong(name, value, "true or false")
-    if not family.recurrent:  # formats/recurrence.py checks the layers of those
+    if family.recurrent is None:  # formats/recurrence.py checks the layers of those
         _check_layers(config)
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
@@ -95,6 +100,14 @@ def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
         full["num_key_value_heads"] = config["num_global_key_value_heads"]
     return [full if kind == FULL else {} for kind in _gemma4_kinds(config)]
+
+
+def feed_forward_width(config: dict[str, Any], family: Family) -> int | None:
+    """The width of the feed-forward networks that are no experts; None for transformers' default. `config` must have
+    been checked."""
+    if family.recurrent == SHORT_CONVOLUTION:
+        return short_convolution.feed_forward_width(config)
+    return config.get("intermediate_size")
 
 
 def token_ids(source: dict[str, Any], name: str) -> list[int] | None:

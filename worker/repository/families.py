@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from worker.formats.recurrence import DELTA_RULE, SHORT_CONVOLUTION
 from worker.formats.roles import Roles
 
 
@@ -35,8 +36,8 @@ class Family:
     experts_switch: str | None = None
     heads_by_layer: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
-    recurrent: bool = False
-    """True if layers of type `linear_attention` keep a recurrent state (gated delta rule)."""
+    recurrent: str | None = None
+    """The kind of the recurrent layers (formats/recurrence.py); None for a type without."""
 
     def has_experts(self, config: Mapping[str, object]) -> bool:
         """True if a model of this config.json has experts."""
@@ -52,6 +53,11 @@ _ATTENTION: Roles = {**_QUERY_KEY_VALUE, "self_attn.o_proj": "rowwise"}
 _WIDTH_NORMS: Roles = {"self_attn.q_norm": "width_norm", "self_attn.k_norm": "width_norm"}
 _FEED_FORWARD: Roles = {"mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise"}
 _PACKED_FEED_FORWARD: Roles = {"mlp.gate_up_proj": "halves", "mlp.down_proj": "rowwise"}
+_NUMBERED_FEED_FORWARD: Roles = {
+    "feed_forward.w1": "colwise",
+    "feed_forward.w3": "colwise",
+    "feed_forward.w2": "rowwise",
+}
 _EXPERTS: Roles = {"mlp.experts": "experts"}
 _DENSE: Roles = {**_ATTENTION, **_FEED_FORWARD}
 _RECURRENT_HEADS: Roles = {
@@ -72,6 +78,7 @@ _DELTA_BY_HEAD: Roles = {
     "linear_attn.in_proj_qkvz": "colwise",
     "linear_attn.in_proj_ba": "colwise",
 }
+_CONVOLUTION: Roles = {"conv.in_proj": "regions", "conv.conv": "colwise", "conv.out_proj": "rowwise"}
 
 
 def _shared(name: str) -> Roles:
@@ -136,6 +143,11 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(_DENSE),
     "hunyuan_v1_dense": Family(_DENSE),
     "internlm3": Family(_DENSE, kv_heads=2),
+    "lfm2": Family(
+        {**_QUERY_KEY_VALUE, "self_attn.out_proj": "rowwise", **_CONVOLUTION, **_NUMBERED_FEED_FORWARD},
+        kv_heads=8,
+        recurrent=SHORT_CONVOLUTION,
+    ),
     "llama": Family(_DENSE),
     "minimax_m2": Family(
         {**_ATTENTION, **_WIDTH_NORMS, **_EXPERTS},
@@ -174,16 +186,16 @@ FAMILIES: dict[str, Family] = {
         experts="num_experts",
         expert_keys=_QWEN_EXPERTS,
         gate_above_up=True,
-        recurrent=True,
+        recurrent=DELTA_RULE,
     ),
-    "qwen3_5_text": Family({**_DENSE, **_DELTA}, kv_heads=4, recurrent=True),
+    "qwen3_5_text": Family({**_DENSE, **_DELTA}, kv_heads=4, recurrent=DELTA_RULE),
     "qwen3_moe": Family({**_DENSE, **_EXPERTS}, kv_heads=4, experts="num_experts", expert_keys=_QWEN_EXPERTS),
     "qwen3_next": Family(
         {**_DENSE, **_DELTA_BY_HEAD, **_EXPERTS, **_shared("shared_expert")},
         kv_heads=2,
         experts="num_experts",
         expert_keys=_QWEN_EXPERTS,
-        recurrent=True,
+        recurrent=DELTA_RULE,
     ),
     "seed_oss": Family(_DENSE, kv_heads=8),
     "smollm3": Family(_DENSE, kv_heads=4),
@@ -198,7 +210,7 @@ _ENCODER = "it is no decoder that generates text"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
-    **dict.fromkeys(("kimi_linear", "lfm2", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
+    **dict.fromkeys(("kimi_linear", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.formats.recurrence import Recurrence, recurrence_of
+from worker.formats import short_convolution
+from worker.formats.recurrence import DELTA_RULE, SHORT_CONVOLUTION, Recurrence, delta_rule_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.families import FAMILIES, REFUSED, Family
@@ -15,6 +16,12 @@ from worker.repository.multimodal.text_part import TEXT_PARTS
 from worker.repository.pooling import gate
 from worker.repository.pooling.description import pooling_of
 from worker.repository.quantization.scheme import scheme_of
+
+RECURRENCES: dict[str, Callable[[dict[str, Any]], Recurrence]] = {
+    DELTA_RULE: delta_rule_of,
+    SHORT_CONVOLUTION: short_convolution.short_convolutions_of,
+}
+"""By kind of recurrent layers, their reader from config.json."""
 
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads", "layer_kv_heads"]
 
@@ -88,8 +95,10 @@ def layer_kv_heads(config: dict[str, Any]) -> list[int]:
 
 
 def recurrence(config: dict[str, Any]) -> Recurrence | None:
-    """The recurrent layers of the model; None for a type without. Raises as `recurrence_of`."""
-    return recurrence_of(config) if family_of(config).recurrent else None
+    """The recurrent layers of the model; None for a type without. Raises ModelFilesError or UnsupportedArchitecture
+    naming a field and its value."""
+    kind = family_of(config).recurrent
+    return None if kind is None else RECURRENCES[kind](config)
 
 
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
@@ -141,18 +150,19 @@ def _check_features(config: dict[str, Any]) -> None:
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
     experts = ("moe_intermediate_size", "shared_expert_intermediate_size") if family.experts else ()
-    for name in ("intermediate_size", *experts):
-        if isinstance(width := config.get(name), int) and width < tp:
+    widths = {"intermediate_size": config_fields.feed_forward_width(config, family)}
+    for name, width in (widths | {name: config.get(name) for name in experts}).items():
+        if isinstance(width, int) and width < tp:
             raise UnsupportedArchitecture(f"{name} = {width} can't be divided among {tp} ranks.")
 
 
 def _check_recurrence(config: dict[str, Any], tp: int) -> None:
     found = recurrence(config)
-    if found is not None and found.key_heads % tp:
-        raise UnsupportedArchitecture(
-            f"{found.key_heads} key heads of recurrent layers (linear_num_key_heads) can't be divided among {tp} "
-            f"ranks. {_remedy(found.key_heads)}"
-        )
+    if found is None:
+        return
+    count, what = found.shared
+    if count % tp:
+        raise UnsupportedArchitecture(f"{count} {what} can't be divided among {tp} ranks. {_remedy(count)}")
 
 
 def _remedy(number: int) -> str:

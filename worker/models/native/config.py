@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.formats.recurrence import FULL
+from worker.formats.recurrence import FULL, DeltaRule
 from worker.models.native.families import FAMILIES, SLIDING, Fields, NativeFamily
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import WHOLE_VECTORS
@@ -132,6 +132,8 @@ def _recurrent(config: dict[str, Any]) -> dict[str, Any]:
     found = validation.recurrence(config)
     if found is None:
         return {}
+    require(isinstance(found, DeltaRule), f"its recurrent layers are {type(found).__name__}s")
+    assert isinstance(found, DeltaRule)
     widths = found.key_dim, found.value_dim
     require(all(width % WHOLE_VECTORS == 0 for width in widths), f"its recurrent heads are {widths} wide")
     return {

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.formats.recurrence import LINEAR, Recurrence
+from worker.formats.recurrence import LINEAR, DeltaRule, Recurrence
+from worker.formats.short_convolution import ShortConvolution
 from worker.kv.base import StateLayout
+from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 
 
 def install(model: Any, recurrent: Recurrence) -> None:
     """Replace the recurrent layers' modules, which hold this rank's weights, by Furrow's. Layers with attention are
     numbered among themselves: only they have keys and values."""
-    attention = delta = 0
+    attention = number = 0
     for layer, kind in zip(model.model.layers, recurrent.kinds, strict=True):
         if kind == LINEAR:
-            layer.linear_attn = GatedDelta(layer.linear_attn, model.config, delta, recurrent.tiled)
-            delta += 1
+            match recurrent:
+                case DeltaRule():
+                    layer.linear_attn = GatedDelta(layer.linear_attn, model.config, number, recurrent.tiled)
+                case ShortConvolution():
+                    layer.conv = GatedConvolution(layer.conv, number)
+                case _:
+                    raise NotImplementedError(type(recurrent).__name__)
+            number += 1
         else:
             layer.self_attn.layer_idx = attention
             attention += 1
@@ -24,11 +32,12 @@ def install(model: Any, recurrent: Recurrence) -> None:
 
 def state_layout(recurrent: Recurrence, ranks: int) -> StateLayout:
     """The state of a sequence on one of `ranks` ranks."""
+    heads, key_dim, value_dim = recurrent.matrices
     return StateLayout(
         layers=recurrent.layers,
         window=recurrent.taps - 1,
-        channels=sum(recurrent.regions) // ranks,
-        heads=recurrent.value_heads // ranks,
-        key_dim=recurrent.key_dim,
-        value_dim=recurrent.value_dim,
+        channels=recurrent.channels // ranks,
+        heads=heads // ranks,
+        key_dim=key_dim,
+        value_dim=value_dim,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
-from worker.formats.recurrence import LINEAR, TILED, recurrence_of
+from worker.formats.recurrence import LINEAR, TILED, delta_rule_of
 from worker.formats.shares import ends_at
 from worker.native.host import check_host
 from worker.repository.gguf.architectures import Architecture, architecture, prediction_layers, stored_name
@@ -109,7 +109,7 @@ def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> I
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
     shapes, recurrent = _layer_shapes(config), _recurrent_shapes(config) if kind.recurrent else {}
-    kinds = recurrence_of(config).kinds if kind.recurrent else ()
+    kinds = delta_rule_of(config).kinds if kind.recurrent else ()
     for layer in range(config["num_hidden_layers"]):
         of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
         for inner, shape in of_layer.items():
@@ -160,7 +160,7 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _recurrent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of one recurrent layer, as `_layer_shapes`."""
-    hidden, found = config["hidden_size"], recurrence_of(config)
+    hidden, found = config["hidden_size"], delta_rule_of(config)
     heads, values, channels = found.value_heads, found.value_heads * found.value_dim, sum(found.regions)
     return {
         "linear_attn.in_proj_qkv.weight": (channels, hidden),

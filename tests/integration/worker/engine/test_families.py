@@ -21,6 +21,7 @@ from worker.repository.families import FAMILIES
 OWN_PLANS = {
     "gpt_oss": "none",
     "hunyuan_v1_dense": "none",
+    "lfm2": "none",
     "glm": "gathers",
     "glm4": "gathers",
     "minimax_m2": "gathers",
@@ -183,6 +184,16 @@ def recurrent(model: Any) -> bool:
     )
 
 
+def convolving(model: Any) -> bool:
+    """Convolutions of three inputs beside attention with normed heads, and a feed-forward width of another formula."""
+    layers = model.model.layers
+    convolutions = [layer.conv.conv.weight.shape for layer in layers if hasattr(layer, "conv")]
+    attending = [layer.self_attn.q_layernorm.weight.numel() for layer in layers if hasattr(layer, "self_attn")]
+    widths = {layer.feed_forward.w1.out_features for layer in layers}
+    kinds = set(model.config.layer_types)
+    return (convolutions, attending, widths, kinds) == ([(64, 1, 3)] * 2, [16], {75}, {"conv", "full_attention"})
+
+
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "apertus": [config("hidden_act", "xielu"), norm_over(16), part("mlp.act_fn.alpha_p")],
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
@@ -211,6 +222,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "granite": [config("residual_multiplier", 0.5), config("logits_scaling", 2.0)],
     "hunyuan_v1_dense": [part("self_attn.query_layernorm"), biased("self_attn.o_proj")],
     "internlm3": [biased("self_attn.q_proj"), biased("self_attn.o_proj")],
+    "lfm2": [
+        *(convolving, tied, biased("conv.in_proj"), biased("conv.conv"), biased("conv.out_proj")),
+        *(part("self_attn.k_layernorm"), part("feed_forward.w3"), part("operator_norm"), part("ffn_norm")),
+    ],
     "llama": [lambda model: model.config.rope_parameters["rope_type"] == "llama3"],
     "minimax_m2": [norm_over(64), part("mlp.experts"), partly_rotated],
     "ministral": [alternating],

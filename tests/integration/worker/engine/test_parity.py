@@ -23,7 +23,7 @@ from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 
-ALONE_TOO = ("llama", "qwen3_moe", "qwen3_next")
+ALONE_TOO = ("lfm2", "llama", "qwen3_moe", "qwen3_next")
 """Families whose two ranks run a sequence alone too. That company changes nothing is shown for each on one rank."""
 
 

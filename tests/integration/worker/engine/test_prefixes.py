@@ -70,7 +70,7 @@ def test_one_rank_equals_generate(family: str, checkpoint: Checkpoint) -> None:
     folder = checkpoint(family)
     engine = engine_of(folder, "float64")
     for chunk in CHUNKS if family in EVERY_CHUNK else CHUNKS[:1]:
-        jobs = conversation(folder, chunk, recurrent=FAMILIES[family].recurrent)
+        jobs = conversation(folder, chunk, recurrent=FAMILIES[family].recurrent is not None)
         outcome = play(engine, write(jobs))
         assert_identical(folder, jobs, outcome)
         assert outcome.left_over == 0

@@ -27,6 +27,7 @@ from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
+from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.native.library import library
 
@@ -83,12 +84,32 @@ def test_a_layer_is_the_paper_s_formula(family: str, checkpoint: Checkpoint) -> 
     assert (theirs(hidden[None])[0] - expected).abs().max() > 1e-9
     ours = load(folder, collective=Solo(), dtype="float64")
     layer = next(part for part in ours.parts() if isinstance(part, GatedDelta))
-    store, found = SlabStore(ours.cache_layout, 4096), []
+    assert (in_chunks(layer, ours.cache_layout, hidden) - expected).abs().max() < 1e-9
+
+
+@torch.no_grad()
+def test_a_short_convolution_is_its_formula(checkpoint: Checkpoint) -> None:
+    """In float64, in chunks and token by token, a layer of lfm2 is C · convolution(B · x), with its biases."""
+    folder = checkpoint("lfm2")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).model.layers[0].conv
+    hidden = torch.randn(40, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    before, after, values = theirs.in_proj(hidden).split(64, 1)
+    inputs, taps = torch.cat([hidden.new_zeros(2, 64), before * values]), theirs.conv.weight[:, 0].t()
+    mixed = inputs[:-2] * taps[0] + inputs[1:-1] * taps[1] + inputs[2:] * taps[2] + theirs.conv.bias
+    expected = theirs.out_proj(after * mixed)
+    ours = load(folder, collective=Solo(), dtype="float64")
+    layer = next(part for part in ours.parts() if isinstance(part, GatedConvolution))
+    assert (in_chunks(layer, ours.cache_layout, hidden) - expected).abs().max() < 1e-9
+
+
+def in_chunks(layer: Any, layout: CacheLayout, hidden: Tensor) -> Tensor:
+    """What `layer` puts out for 40 rows of one sequence."""
+    store, found = SlabStore(layout, 4096), []
     for offset, count in [(0, 1), (1, 16), (17, 2), (19, 20), (39, 1)]:
         extents = [Extent(1, offset, count)]
         found.append(layer(hidden[None, offset : offset + count], cache_step=store.begin(extents))[0])
         store.commit(extents)
-    assert (torch.cat(found) - expected).abs().max() < 1e-9
+    return torch.cat(found)
 
 
 @compiled

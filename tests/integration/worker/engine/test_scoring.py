@@ -67,7 +67,7 @@ def test_one_rank_scores_every_position_once(
     """Every position is told once, few at a time, and what is sampled beside it stays what it was."""
     monkeypatch.setattr(served, "SCORED_AT_ONCE", 5)
     engine = engine_of(checkpoint(family), "float32")
-    outcome = play(engine, write(jobs(recurrent=FAMILIES[family].recurrent)), targets())
+    outcome = play(engine, write(jobs(recurrent=FAMILIES[family].recurrent is not None)), targets())
     assert_scored(checkpoint(family), outcome)
     unscored = [Job(job.sid, job.prompt, job.chunk, job.new, job.start) for job in jobs()]
     engine.clear()

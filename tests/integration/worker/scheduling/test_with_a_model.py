@@ -30,7 +30,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_5_text"])
+@pytest.fixture(scope="module", params=["llama", "qwen3_5_text", "lfm2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     """A model of attention, and one with recurrent layers; the latter in C++ where this is possible."""
     torch.set_num_threads(1)

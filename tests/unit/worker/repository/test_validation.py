@@ -7,8 +7,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from transformers import Lfm2Config, Lfm2Model
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
+from worker.formats.short_convolution import feed_forward_width
 from worker.repository import validation
 
 LLAMA: dict[str, Any] = {
@@ -98,6 +101,64 @@ def test_recurrent_layers_that_can_not_be_served(
     validation.check(RECURRENT, 2)
     with pytest.raises(kind, match=message):
         validation.check(RECURRENT | changes, tp)
+
+
+LFM2 = LLAMA | {"model_type": "lfm2", "num_hidden_layers": 4, "full_attn_idxs": [1]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "kind", "message"),
+    [
+        ({"hidden_size": 63}, 2, UnsupportedArchitecture, "63 channels .*hidden_size.* can't be divided among 2"),
+        ({"full_attn_idxs": []}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
+        ({"full_attn_idxs": [4]}, 1, ModelFilesError, r"full_attn_idxs = \[4\]; a list of layers below"),
+        ({"full_attn_idxs": 1}, 1, ModelFilesError, "full_attn_idxs = 1"),
+        ({"layer_types": ["conv"] * 4}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
+        ({"layer_types": ["linear_attention"] * 4}, 1, UnsupportedArchitecture, "Served are conv and full_attention"),
+        ({"layer_types": ["conv"]}, 1, ModelFilesError, "a list of num_hidden_layers = 4 kinds"),
+        ({"conv_L_cache": 1}, 1, ModelFilesError, "conv_L_cache = 1; at least 2"),
+        ({"conv_L_cache": 2**40}, 1, ModelFilesError, "conv_L_cache = 1099511627776"),
+        ({"conv_bias": "no"}, 1, ModelFilesError, "conv_bias = no; true or false"),
+        ({"conv_dim": 7}, 1, UnsupportedArchitecture, "conv_dim = 7"),
+        ({"head_dim": None}, 1, ModelFilesError, "head_dim = None"),
+        ({"norm_eps": "x"}, 1, ModelFilesError, "norm_eps = 'x'"),
+        ({"block_ff_dim": 0}, 1, ModelFilesError, "block_ff_dim = 0"),
+        ({"block_multiple_of": 0}, 1, ModelFilesError, "block_multiple_of = 0"),
+        ({"block_ffn_dim_multiplier": float("nan")}, 1, ModelFilesError, "block_ffn_dim_multiplier = nan"),
+        ({"block_ffn_dim_multiplier": 10**400}, 1, ModelFilesError, "a width of at most"),
+        ({"block_auto_adjust_ff_dim": 1}, 1, ModelFilesError, "block_auto_adjust_ff_dim = 1"),
+        ({"block_ffn_dim_multiplier": None}, 1, ModelFilesError, "block_ffn_dim_multiplier = None"),
+        ({"intermediate_size": 1}, 1, ModelFilesError, "a width of at least 1"),
+    ],
+)
+def test_short_convolutions_that_can_not_be_served(
+    changes: dict[str, Any], tp: int, kind: type[Exception], message: str
+) -> None:
+    """Fields of lfm2 that are none, or that no model has, are refused by name."""
+    validation.check(LFM2, 2)
+    with pytest.raises(kind, match=message):
+        validation.check(LFM2 | changes, tp)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_auto_adjust_ff_dim": False},
+        {"block_ff_dim": 6656, "block_ffn_dim_multiplier": 1.0},
+        {"intermediate_size": 1000, "block_multiple_of": 48, "block_ffn_dim_multiplier": 1.3},
+    ],
+)
+def test_the_layers_of_lfm2(changes: dict[str, Any]) -> None:
+    """The layers with attention, and the feed-forward width, are those of transformers' class."""
+    config = LFM2 | changes
+    kept = {name: value for name, value in config.items() if name != "model_type"}
+    with torch.device("meta"):
+        layers = Lfm2Model(Lfm2Config(**kept)).layers
+    found = validation.recurrence(config)
+    assert found is not None
+    assert [kind == "full_attention" for kind in found.kinds] == [hasattr(layer, "self_attn") for layer in layers]
+    assert feed_forward_width(config) == layers[0].feed_forward.w1.out_features
 
 
 def test_recurrent_layers_on_a_gpu() -> None:
