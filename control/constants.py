@@ -28,6 +28,8 @@ END_REASON_MS = 3_600_000
 """Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
 RETENTION_MS = 120_000
 """Time for which a request can be read after its end."""
+ASSETS_LEFT_MS = 2 * RETENTION_MS
+"""Time for which an unloaded model's assets stay: the texts of answers that ended before are made with them."""
 LOOK_AFTER_MS = 20_000
 """How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
 

@@ -130,6 +130,10 @@ class ModelKeys:
     def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
         return f"{self.base}assets"
 
+    @property
+    def assets_left(self) -> str:  # hash: those of a model that was unloaded; ASSETS_LEFT_MS
+        return f"{self.base}assets:left"
+
     def usage(self, day: int) -> str:  # hash `key:kind` -> count, per day since 1970: every end -> operator; 400 days
         return f"{self.base}usage:{day}"
 

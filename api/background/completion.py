@@ -28,7 +28,7 @@ from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import EventRenderer, renderer_of
 from api.rendering.response_events import response_object
-from api.schemas.view import Cursor, decode_view
+from api.schemas.view import Cursor, View, decode_view
 from control import requests
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
 from control.records.responses import (
@@ -55,11 +55,36 @@ _CANCELLED_WITHIN_S = 2.0
 _LOOK_AGAIN_S = 0.02
 _UNDER_WAY = ("queued", "in_progress")
 
-_LOST = {"code": "server_error", "message": "The request was lost before its end was seen. Send it again."}
+_LOST = "The request was lost before its end was seen. Send it again."
+_WITHOUT_VOCABULARY = (
+    "The model '{model}' was unloaded, or its tokenizer can't be used here, before the text of this answer was made. "
+    "Load the model again, or send the request to another one."
+)
 
 
-def _lost(stored: StoredResponse) -> dict[str, Any]:
-    return {**response_object(stored.rid, decode_view(stored.view), "failed", []), "error": _LOST}
+class _Unreadable(RequestNotFound):
+    """The record of a response does not say how its answer is shown."""
+
+
+def _failed(stored: StoredResponse, why: str) -> dict[str, Any]:
+    error = {"code": "server_error", "message": why}
+    return {**response_object(stored.rid, _view_of(stored), "failed", []), "error": error}
+
+
+def _view_of(stored: StoredResponse) -> View:
+    """How the answer is shown. Raises _Unreadable."""
+    try:
+        return decode_view(stored.view)
+    except msgspec.MsgspecError as error:
+        raise _Unreadable(
+            f"The record of the response 'resp_{stored.rid}' can't be read, as it was damaged or written by another "
+            f"version ({error}). Send the request again.",
+            code="response_not_found",
+        ) from error
+
+
+def _shown_state(fields: dict[str, str]) -> str:
+    return "queued" if fields["state"] == "queued" else "in_progress"
 
 
 class ResponseCompletion:
@@ -96,21 +121,22 @@ class ResponseCompletion:
         task.add_done_callback(lambda _: self._following.pop(session.rid, None))
 
     async def current(self, stored: StoredResponse) -> dict[str, Any]:
-        """The response as it is now. Raises RedisUnavailable, or ModelNotFound once its model is gone."""
+        """The response as it is now, whatever the state of its model. Raises RedisUnavailable, ModelUnavailable while
+        Redis has lost its model, and RequestNotFound for a record that can't be read."""
         if stored.response is None:
             try:
                 return await self._rebuild(stored)
             except RequestNotFound:
                 again = await arun(self._client, read_response(stored.rid, stored.owner))
                 if again is None or again.response is None:
-                    return _lost(stored)
+                    return _failed(stored, _LOST)
                 stored = again
         assert stored.response is not None
         return msgspec.json.decode(stored.response)
 
     async def ended_chat(self, stored: StoredResponse) -> StoredResponse | None:
         """The record of a chat completion with its body; None while it runs, where it failed, which is not stored, and
-        where its model was unloaded.
+        where no vocabulary is left of its model.
 
         Raises RedisUnavailable, or RequestNotFound where its log is gone.
         """
@@ -151,9 +177,13 @@ class ResponseCompletion:
             await arun(self._client, call)
 
     async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
-        """The response from its token log; stored, if that has its end."""
-        served, fields = await self._existing.find(stored.rid, stored.tenant, stored.model)
-        view = decode_view(fields["view"])
+        """The response from its token log; stored, if that has its end. Raises RequestNotFound."""
+        served, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
+        view = _view_of(stored)
+        if served is None:
+            if fields["state"] in ("queued", "running"):
+                return response_object(stored.rid, view, _shown_state(fields), [])
+            return _failed(stored, _WITHOUT_VOCABULARY.format(model=stored.model))
         seal = await self._seals.sealer_for(view, stored.tenant)
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]), seal=seal)
         assert isinstance(renderer, EventRenderer)
@@ -162,13 +192,23 @@ class ResponseCompletion:
                 renderer.collect([], 0, page[at : at + TURN_SCORED])
                 await asyncio.sleep(0)
         if renderer.finished and "t_last" not in fields:  # it ended while its log was read
-            _, fields = await self._existing.find(stored.rid, stored.tenant, stored.model)
+            _, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
         if not renderer.finished or "t_last" not in fields:
-            return {**renderer.so_far(), "status": "queued" if fields["state"] == "queued" else "in_progress"}
+            return {**renderer.so_far(), "status": _shown_state(fields)}
         renderer.ended_s = int(fields["t_last"]) / 1000
         body = renderer.to_store
         assert body is not None
         return msgspec.json.decode(await self._archive.complete(stored.rid, stored.owner, body))
+
+    async def _end_lost(self, stored: StoredResponse) -> None:
+        """End a response whose log is gone; one that can't be shown is dropped."""
+        try:
+            body = msgspec.json.encode(_failed(stored, _LOST))
+        except _Unreadable as error:
+            log.warning("dropped a response", action="drop_response", rid=stored.rid, why=str(error))
+            await self._archive.drop(stored.rid, stored.owner)
+            return
+        await self._archive.complete(stored.rid, stored.owner, body)
 
     # --- in the background ---
 
@@ -241,14 +281,16 @@ class ResponseCompletion:
                 await self._drop(stored, "its log lapsed before any process could read it")
             return
         try:
-            _, fields = await self._existing.find(rid, stored.tenant, stored.model)
+            _, fields = await self._existing.found(rid, stored.tenant, stored.model)
             if fields["state"] not in ("queued", "running"):
                 await self._rebuild(stored)
                 return
+        except _Unreadable:
+            raise  # while its log is there a process of another version may read it
         except RequestNotFound:
-            await self._archive.complete(rid, owner, msgspec.json.encode(_lost(stored)))
+            await self._end_lost(stored)
             return
-        if decode_view(stored.view).told["background"] and not fields.get("followers"):
+        if _view_of(stored).told["background"] and not fields.get("followers"):
             request_log = RequestLog(self._metrics, path="/v1/responses", client_request_id=None)
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
             caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity, stalled=lambda: False)

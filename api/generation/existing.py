@@ -40,8 +40,11 @@ class ExistingRequests:
         self._settings, self._interrupted = settings, interrupted
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
-        """The model and the hash of a request; looks in every model unless one is named. Raises RequestNotFound."""
-        served = await self._models.resolve(model) if model is not None else None
+        """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
+        RequestNotFound, and as `Models.resolve`."""
+        served = None
+        if model is not None:
+            served = await self._models.known(self._models.real_name(model)) or await self._models.resolve(model)
         places = [served] if served is not None else await self._models.all_served()
         looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
         for place, found in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
@@ -52,8 +55,13 @@ class ExistingRequests:
         raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
 
     async def found(self, rid: str, tenant: str, model: str) -> tuple[ServedModel | None, dict[str, str]]:
-        """As `find`, for a model that need not serve any more: None where it was unloaded. Raises RequestNotFound."""
-        found = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
+        """As `find`, for a model that need not serve any more: None where its vocabulary is gone. Raises
+        RequestNotFound, or ModelUnavailable where Redis has lost the model and may have lost the request."""
+        try:
+            found = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
+        except RequestNotFound:
+            self._models.check_lost(model)
+            raise
         return await self._models.known(model), found.fields
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:

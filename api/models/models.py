@@ -18,6 +18,7 @@ from api.images.loading import ImageLoader
 from api.models.served import ServedModel, serve
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
+from control.constants import ASSETS_LEFT_MS
 from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
@@ -35,6 +36,10 @@ SHARED_AFTER_S = 2.0
 
 LOST_S = 10.0
 """A model that Redis has lost is unavailable for so long, not unknown: the agents write its specification again."""
+
+LEFT_S = ASSETS_LEFT_MS / 1000
+
+_LOST = "its specification is not in Redis just now; retry shortly"
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
@@ -58,6 +63,9 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second."""
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
+        self._left: dict[str, tuple[float, ServedModel]] = {}
+        """Models that were unloaded: when that was seen, by the monotonic clock, and how they were served."""
+        self._reading_left = asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
@@ -79,21 +87,24 @@ class Models:
         Raises ModelNotFound, or ModelUnavailable for one that failed, is leaving, or has never been loaded; at once
         RedisUnavailable where the last look met nothing else.
         """
-        if self._away is not None and self._task.started:
-            raise self._away
+        self._check_away()
         if self._real_name(name) not in self._served or not self.seen:
             await self.look()
         real = self._real_name(name)
         overview = self._overviews.get(real) if real is not None else None
         if real is None or overview is None:
             if (lost := self._lost_name(name)) is not None:
-                raise ModelUnavailable(lost, "loading", "its specification is not in Redis just now; retry shortly")
+                raise ModelUnavailable(lost, "loading", _LOST)
             raise ModelNotFound(name or "(none given)", self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state))
         if real not in self._served:
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return self._served[real][1]
+
+    def _check_away(self) -> None:
+        if self._away is not None and self._task.started:
+            raise self._away
 
     async def all_served(self) -> list[ServedModel]:
         """Every model whose assets are known."""
@@ -140,11 +151,22 @@ class Models:
         return self._served[real][1].assets if real is not None and real in self._served else None
 
     async def known(self, name: str) -> ServedModel | None:
-        """A model by its own name, whatever its state; None where it was unloaded. Raises RedisUnavailable."""
+        """A model by its own name, whatever its state, or as it was when it was unloaded a short time ago; None where
+        it has no assets (any more) that can be used. Raises RedisUnavailable."""
+        self._check_away()
         if not self.seen:
             await self.look()
-        known = self._served.get(name)
+        if name not in self._overviews and name not in self._left:
+            async with self._reading_left:
+                if name not in self._left and (found := await asyncio.to_thread(self._read_left, name)) is not None:
+                    self._left[name] = time.monotonic(), found
+        known = self._served.get(name) or self._left.get(name)
         return known[1] if known is not None else None
+
+    def check_lost(self, name: str) -> None:
+        """Raises ModelUnavailable for a model that Redis has lost just now, with its requests."""
+        if name in self._lost:
+            raise ModelUnavailable(name, "loading", _LOST)
 
     async def look(self, *, shared: bool = False) -> None:
         """Read the catalog and every model's state now; calls meanwhile share the next answer. Raises RedisUnavailable.
@@ -165,7 +187,12 @@ class Models:
         except RedisUnavailable as error:
             self.seen, self._away = False, error
             raise
+        now, before = time.monotonic(), self._served
         self._overviews, self._served, self._lost, self.seen, self._away = *found, True, None
+        self._left |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
+        gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
+        for name in gone:
+            del self._left[name]
 
     def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
         """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
@@ -207,6 +234,14 @@ class Models:
                     self._broken[name] = mark
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served, self._still_lost(overviews)
+
+    def _read_left(self, name: str) -> ServedModel | None:
+        assets = catalog.get_assets_left(self._client, name)
+        try:
+            return None if assets is None else serve(name, assets, None, self._images, self._tool_parser)
+        except Exception as error:
+            log.error("an unloaded model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
+            return None
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)

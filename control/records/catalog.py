@@ -11,7 +11,7 @@ from control.errors import ModelNotFound
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every, write
+from control.redis.connection import Call, read, run, run_all, run_every, write
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -82,7 +82,14 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
     statuses = [model_keys.replica(replica).status for replica in sorted(names)]
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
-    known = (model_keys.spec, model_keys.assets, model_keys.replicas, model_keys.weights, model_keys.backends)
+    # The rename fails where no leader has published assets, and where this is a repeat.
+    left = model_keys.assets_left
+    keep = [
+        read("RENAME", model_keys.assets, left, parse=str),
+        read("PEXPIRE", left, constants.ASSETS_LEFT_MS, parse=int),
+    ]
+    run_all(client, keep)
+    known = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
     run(client, read("DEL", *known, *statuses, parse=int))
 
 
@@ -158,6 +165,11 @@ def put_assets(model: str, assets: ModelAssets) -> Call[bool]:
 def get_assets(client: SyncRedis, model: str) -> ModelAssets | None:
     """None until a leader has loaded the model once."""
     return run(client, _read_struct(ModelKeys(model).assets, ModelAssets))
+
+
+def get_assets_left(client: SyncRedis, model: str) -> ModelAssets | None:
+    """Those of a model that was unloaded a short time ago."""
+    return run(client, _read_struct(ModelKeys(model).assets_left, ModelAssets))
 
 
 def as_fields(struct: msgspec.Struct) -> dict[str, str]:

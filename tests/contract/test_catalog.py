@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from control.constants import ASSETS_LEFT_MS
 from control.messages import ModelAssets, ModelSpec
 from control.records import catalog
 from tests.contract.conftest import MODEL, Farm
@@ -88,6 +89,17 @@ def test_assets_come_back_and_keep_their_first_date(farm: Farm) -> None:
     found = catalog.get_assets(farm.client, MODEL)
     assert found is not None
     assert found.chat_template == "{{ x }}"
+
+
+def test_assets_are_left_for_a_while_by_a_model_that_is_unloaded(farm: Farm) -> None:
+    """They are none of a model that is loaded under the name then; a repeat leaves them as they are."""
+    catalog.put_spec(farm.client, SPEC)
+    farm.run(catalog.put_assets(MODEL, ASSETS))
+    for _ in range(2):
+        catalog.forget(farm.client, SPEC)
+        assert catalog.get_assets(farm.client, MODEL) is None
+        assert catalog.get_assets_left(farm.client, MODEL) == ASSETS
+    assert 0.9 * ASSETS_LEFT_MS < farm.client.pttl(farm.keys.assets_left) <= ASSETS_LEFT_MS
 
 
 def test_fields_of_a_newer_version_are_ignored(farm: Farm) -> None:

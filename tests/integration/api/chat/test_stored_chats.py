@@ -113,7 +113,7 @@ def test_the_end_of_an_answer_stores_it(client: openai.OpenAI, leader: ScriptedL
 
 def unread(redis_client: Any, identity: str) -> str:
     """Make a stored answer one that no process has completed; its rid."""
-    rid = identity.removeprefix("chatcmpl-")
+    rid = identity[-32:]
     redis_client.hdel(OWNED.record(rid), "response")
     redis_client.hset(OWNED.record(rid), "view", redis_client.hget(REQUESTS.request(rid), "view"))
     return rid
@@ -142,6 +142,34 @@ def test_a_model_that_leaves_hides_no_answer(client: openai.OpenAI, leader: Scri
         assert [one.id for one in found] == [f"chatcmpl-{rid}"]
     finally:
         redis_client.rename("kept", spec)
+        until(lambda: not not_served(client))
+
+
+def test_answers_outlive_their_model(
+    client: openai.OpenAI, leader: ScriptedLeader, redis_client: Any, server: Server, tmp_path: Path
+) -> None:
+    """Those that no process had stored when it was unloaded: the process that served it, and another one, make them."""
+    leader.reply = lambda _: "It rains."
+    chat, response = create(client).id, client.responses.create(model="tiny", input="hello").id
+    spec = catalog.get_spec(redis_client, "tiny")
+    assert spec is not None
+    redis_client.copy(REQUESTS.spec, "kept", replace=True)
+    catalog.forget(redis_client, spec)
+    try:
+        until(lambda: not_served(client))
+        with running_api(server.url, tmp_path) as process:
+            other = client.with_options(base_url=f"{process.url}/v1")
+            for each in (client, other):
+                for identity in (chat, response):
+                    unread(redis_client, identity)
+                assert each.chat.completions.retrieve(chat).choices[0].message.content == "It rains."
+                found = each.responses.retrieve(response)
+                assert (found.status, found.output_text) == ("completed", "It rains.")
+    finally:
+        redis_client.rename("kept", REQUESTS.spec)
+        redis_client.rename(REQUESTS.assets_left, REQUESTS.assets)
+        redis_client.persist(REQUESTS.assets)
+        redis_client.sadd(keys.MODELS, "tiny")
         until(lambda: not not_served(client))
 
 

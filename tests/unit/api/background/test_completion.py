@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+import api.background.completion
 from api.access.seals import Seals
 from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
 from api.observability.metrics import Metrics
 from api.schemas.view import View
 from control import requests
+from control.errors import RequestNotFound
 from control.messages import LogEntry
 from control.records.responses import StoredResponse
+from control.redis.connection import Call
 from tests.byte_model import byte_assets
 
 TOLD = {"background": True, "store": True, "include": [], "reasoning": {"summary": None}}
@@ -31,7 +35,7 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
     async def pages(*_: Any) -> AsyncIterator[list[LogEntry]]:
         yield [LogEntry(1, 0, 72), LogEntry(2, 0, 105, "length")]
 
-    async def find(*_: Any) -> tuple[Any, dict[str, str]]:
+    async def found(*_: Any) -> tuple[Any, dict[str, str]]:
         return SimpleNamespace(name="m", vocabulary=Vocabulary(byte_assets())), left.pop(0)
 
     async def complete(rid: str, owner: str, body: bytes) -> bytes:
@@ -39,7 +43,7 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
 
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
-    parts: Any = SimpleNamespace(find=find, complete=complete)
+    parts: Any = SimpleNamespace(found=found, complete=complete)
     completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics())
     return msgspec.json.decode(msgspec.json.encode(await completion.current(STORED)))
 
@@ -53,3 +57,68 @@ async def test_a_request_that_ends_while_its_log_is_read(monkeypatch: pytest.Mon
 async def test_a_log_with_all_ends_whose_request_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a failover is repaired: the response has not ended yet."""
     assert (await rebuilt(monkeypatch, RUNNING, RUNNING))["status"] == "in_progress"
+
+
+class Farm:
+    """A completion whose farm has no vocabulary of the model. `fields`: the request's hash; None once it is gone."""
+
+    def __init__(self, fields: dict[str, str] | None, stored: StoredResponse = STORED) -> None:
+        self.fields, self.stored = fields, stored
+        self.written: list[Any] = []
+        self.dropped: list[str] = []
+        parts: Any = self
+        self.completion = ResponseCompletion(
+            cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics()
+        )
+
+    async def found(self, *_: Any) -> tuple[None, dict[str, str]]:
+        if self.fields is None:
+            raise RequestNotFound("No request")
+        return None, self.fields
+
+    async def complete(self, rid: str, owner: str, body: bytes) -> bytes:
+        self.written.append(msgspec.json.decode(body))
+        return body
+
+    async def drop(self, rid: str, owner: str) -> None:
+        self.dropped.append(rid)
+
+
+@pytest.fixture
+def farm_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Farm]:
+    def make(fields: dict[str, str] | None, stored: StoredResponse = STORED) -> Farm:
+        farm = Farm(fields, stored)
+
+        async def arun(_: Any, call: Call[Any]) -> Any:
+            return [(stored.rid, stored.owner)] if call.script else farm.stored
+
+        monkeypatch.setattr(api.background.completion, "arun", arun)
+        return farm
+
+    return make
+
+
+async def test_an_answer_whose_vocabulary_is_gone_names_the_cause(farm_of: Callable[..., Farm]) -> None:
+    """It is no 503, and nothing is stored: the model may be loaded again while the log is there."""
+    waiting = farm_of(RUNNING | {"state": "queued"})
+    assert (await waiting.completion.current(STORED))["status"] == "queued"
+    farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"})
+    response = await farm.completion.current(STORED)
+    assert response["status"] == "failed" and "model 'm' was unloaded" in response["error"]["message"]
+    await farm.completion.look_round()
+    assert (farm.written, farm.dropped) == ([], [])
+
+
+async def test_an_unreadable_record_is_dropped_with_its_log(farm_of: Callable[..., Farm]) -> None:
+    """A reader gets the cause; while the log is there, a process of another version may still read the record."""
+    broken = replace(STORED, view="{")
+    farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"}, broken)
+    with pytest.raises(RequestNotFound, match="can't be read, as it was damaged"):
+        await farm.completion.current(broken)
+    await farm.completion.look_round()
+    assert (farm.written, farm.dropped) == ([], [])
+    farm.fields = None
+    with pytest.raises(RequestNotFound, match="can't be read"):
+        await farm.completion.current(broken)
+    await farm.completion.look_round()
+    assert (farm.written, set(farm.dropped)) == ([], {STORED.rid})
