@@ -37,7 +37,7 @@ async def docs() -> Redirect:
 
 ROUTES = [
     *(completions.create_chat_completion, completions.create_completion, embeddings.create_embedding),
-    *(embeddings.rerank, embeddings.score),
+    *(embeddings.embed, embeddings.rerank, embeddings.score),
     completions.fill_gap,
     *(chats.list_chat_completions, chats.retrieve_chat_completion, chats.relabel_chat_completion),
     *(chats.delete_chat_completion, chats.list_chat_messages),

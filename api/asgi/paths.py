@@ -27,15 +27,15 @@ _WITHOUT = frozenset(
     )
 )
 """Paths beside `/v1`."""
-_COHERE = "/v2/rerank"
-"""The path of newer Cohere clients."""
+_COHERE = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank"}
+"""The paths of newer Cohere clients, with the route of each."""
 
 
 def canonical(path: str) -> str:
     """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
-    if path == _COHERE:
-        return "/v1/rerank"
     rest = _PREFIXES.sub("", path)
+    if (route := _COHERE.get(rest)) is not None:
+        return route
     first = rest[1:].partition("/")[0]
     if first in _WITH:
         return f"/v1{rest}"

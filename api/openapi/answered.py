@@ -18,7 +18,7 @@ from api.openapi.answers import (
     InfillPart,
     Readiness,
 )
-from api.openapi.input_answers import Embeddings, Reranked, Scores
+from api.openapi.input_answers import EmbeddedByType, Embeddings, Reranked, Scores
 from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
 
 
@@ -47,6 +47,7 @@ ANSWERED: dict[str, Answered] = {
     "/v1/responses/compact": Answered(CompactedResponse),
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(Embeddings),
+    "/v2/embed": Answered(EmbeddedByType),
     "/v1/rerank": Answered(Reranked),
     "/score": Answered(Scores),
     "/health": Answered(Health),

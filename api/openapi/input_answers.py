@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -26,6 +27,32 @@ class Embeddings(Shape):
     data: list[Embedding]
     model: str
     usage: InputUsage
+
+
+class VectorsByType(Shape):
+    float: list[list[builtins.float]]
+
+
+class ApiVersion(Shape):
+    version: Literal["2"]
+
+
+class BilledUnits(Shape):
+    input_tokens: int
+
+
+class EmbedMeta(Shape):
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
+class EmbeddedByType(Shape):
+    """Cohere's form of vectors."""
+
+    response_type: Literal["embeddings_by_type"]
+    id: str
+    embeddings: VectorsByType
+    meta: EmbedMeta
 
 
 class RankedDocument(Shape):

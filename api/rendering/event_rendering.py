@@ -126,7 +126,7 @@ def renderer_of(
     """The renderer of the endpoint that the request came to; `seal` is that of `Seals.sealer_for`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
-    if view.endpoint in ("embeddings", "rerank", "score"):
+    if view.endpoint in ("embeddings", "embed", "rerank", "score"):
         return VectorRenderer(rid, view, vocabulary, prompt_tokens)
     if view.endpoint == "infill":
         return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)

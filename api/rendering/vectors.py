@@ -1,4 +1,4 @@
-"""From log entries to the answers of /v1/embeddings, /v1/rerank and /score, which are whole bodies."""
+"""From log entries to the answers of /v1/embeddings, /v2/embed, /v1/rerank and /score, which are whole bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api.errors.errors import problem
 from api.errors.request_ids import member_rid
 from api.rendering.chunks import DONE
 from api.rendering.rendering import StreamRenderer
-from api.schemas.view import View
+from api.schemas.view import View, answer_id
 from control.messages import LogEntry
 
 _json = msgspec.json.Encoder().encode
@@ -67,6 +67,8 @@ class VectorRenderer(StreamRenderer):
         usage = {"prompt_tokens": self._prompt_tokens, "total_tokens": self._prompt_tokens}
         if self._view.endpoint == "embeddings":
             return _json({"object": "list", "data": self._embeddings(), "model": self._view.model, "usage": usage})
+        if self._view.endpoint == "embed":
+            return _json(self._by_type())
         head: dict[str, Any] = {"id": f"{self._view.endpoint}-{self._rid}", "model": self._view.model, "usage": usage}
         if self._view.endpoint == "rerank":
             return _json({**head, "results": self._results()})
@@ -83,6 +85,15 @@ class VectorRenderer(StreamRenderer):
                 value = msgspec.Raw(_json(_numbers(vector)))
             shown.append({"object": "embedding", "index": index, "embedding": value})
         return shown
+
+    def _by_type(self) -> dict[str, Any]:
+        """Cohere's form."""
+        return {
+            "response_type": "embeddings_by_type",
+            "id": answer_id(self._rid, self._view),
+            "embeddings": {"float": [msgspec.Raw(_json(_numbers(vector))) for vector in self._vectors]},
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self._prompt_tokens}},
+        }
 
     def _scores(self) -> list[float]:
         return [_numbers(vector)[0] for vector in self._vectors]

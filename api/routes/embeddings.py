@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/rerank and /score."""
+"""POST /v1/embeddings, /v2/embed, /v1/rerank and /score."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from litestar import Response, post
 from api.openapi.openapi import taking
 from api.routes.generation import Http, generate
 from api.schemas.embeddings import (
+    CohereEmbedRequest,
     EmbeddingRequest,
     RerankRequest,
     ScoreRequest,
+    parse_cohere,
     parse_embedding,
     parse_rerank,
     parse_score,
@@ -22,6 +24,12 @@ from api.schemas.embeddings import (
 async def create_embedding(request: Http) -> Response[Any]:
     """A vector of each text or list of token ids, from an embedding model."""
     return await generate(request, parse_embedding)
+
+
+@post("/v2/embed", status_code=200, operation_class=taking(CohereEmbedRequest, open_ended=True))
+async def embed(request: Http) -> Response[Any]:
+    """A vector of each text from an embedding model, in Cohere's form."""
+    return await generate(request, parse_cohere)
 
 
 @post("/v1/rerank", status_code=200, operation_class=taking(RerankRequest, open_ended=True))

@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/embeddings, /v1/rerank and /score, as SDKs and neighbours' clients send them."""
+"""The bodies of POST /v1/embeddings, /v2/embed, /v1/rerank and /score, as SDKs and neighbours' clients send them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import msgspec
 from api.schemas.bounds import MAX_LABEL, MAX_MODEL_NAME
 from api.schemas.client_warnings import Warnings
 from api.schemas.decoding import decode_request
+from api.schemas.refusals import refusal
 from control.errors import RequestError
 from control.requests.bounds import RANGES, shown
+
+_NOT_CUT = "An input beyond the model's context is refused; shorten it, or split it."
 
 MAX_INPUTS = 2_048
 """OpenAI's bound: texts of one request."""
@@ -56,6 +59,28 @@ class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
                 "'input' must be a text, a list of token ids, or a non-empty list of one of the two.", param="input"
             )
         return [one for one in given if not isinstance(one, int)]
+
+
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
+
+
+class CohereEmbedRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """Cohere's fields. `input_type` selects a prompt of the model."""
+
+    texts: list[str]
+    input_type: InputType | None = None
+    output_dimension: int | None = None
+    embedding_types: list[str] | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    max_tokens: int | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        return self.texts
+
+    @property
+    def dimensions(self) -> int | None:
+        return self.output_dimension
 
 
 class Document(msgspec.Struct, kw_only=True):
@@ -105,7 +130,8 @@ class ScoreRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
         return list(zip(first, second, strict=True))
 
 
-InputsRequest = EmbeddingRequest | RerankRequest | ScoreRequest
+VectorsRequest = EmbeddingRequest | CohereEmbedRequest
+InputsRequest = VectorsRequest | RerankRequest | ScoreRequest
 
 
 def parse_embedding(body: bytes, warnings: Warnings | None = None) -> EmbeddingRequest:
@@ -114,6 +140,32 @@ def parse_embedding(body: bytes, warnings: Warnings | None = None) -> EmbeddingR
     _check(request, "input", len(request.inputs))
     if request.dimensions is not None and request.dimensions < 1:
         raise RequestError(f"'dimensions' is {request.dimensions}; send 1 or more.", param="dimensions")
+    return request
+
+
+def parse_cohere(body: bytes, warnings: Warnings | None = None) -> CohereEmbedRequest:
+    """As `parse_embedding`."""
+    warnings = warnings or Warnings(strict=True)
+    request = decode_request(body, CohereEmbedRequest, warnings)
+    if request.max_tokens is not None:
+        raise refusal("max_tokens", _NOT_CUT)
+    if not request.texts:
+        raise RequestError("'texts' is empty; send at least one.", param="texts")
+    if request.input_type == "image":
+        raise RequestError("'input_type' is 'image'; only texts are served.", param="input_type")
+    for kind in request.embedding_types or ():
+        if kind != "float":
+            raise RequestError(
+                f"'embedding_types' has {kind[:80]!r}; only 'float' is served. /v1/embeddings has base64 too.",
+                param="embedding_types",
+            )
+    if request.truncate not in (None, "NONE"):
+        warnings.add(f"'truncate' has no effect: no input is cut. {_NOT_CUT}", "truncate")
+    _check(request, "texts", len(request.texts))
+    if request.output_dimension is not None and request.output_dimension < 1:
+        raise RequestError(
+            f"'output_dimension' is {request.output_dimension}; send 1 or more.", param="output_dimension"
+        )
     return request
 
 

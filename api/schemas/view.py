@@ -9,7 +9,7 @@ import msgspec
 from api.schemas.how import Reading
 from control.errors import RequestError
 
-Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "embeddings", "rerank", "score"]
+Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "embeddings", "embed", "rerank", "score"]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -84,6 +84,7 @@ _ID_BEGINS: dict[Endpoint, str] = {
     "responses": "resp_",
     "messages": "msg_",
     "embeddings": "embd-",
+    "embed": "embd-",
     "rerank": "rerank-",
     "score": "score-",
 }

@@ -6,12 +6,20 @@ import re
 from dataclasses import dataclass
 
 from api.models.served import ServedModel
-from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
+from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import PoolingAssets
 
 _SURELY_CHARACTERS = 8
 """Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
+
+_PROMPTS = {
+    "search_query": ("query", "search_query"),
+    "search_document": ("document", "passage", "search_document"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+"""Usual names of prompts, in lower case, for Cohere's types of input."""
 
 _FIELD = re.compile(r"\{(instruction|query|document)\}")
 
@@ -28,9 +36,11 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
     """The inputs of a request. Raises ContextLengthExceeded and RequestError naming the input at fault."""
     pooling = served.assets.pooling
     assert pooling is not None, "the model gives vectors or scores"
-    if isinstance(body, EmbeddingRequest):
-        encoded, name = _texts(body, served, pooling), "input"
-        names = [name if isinstance(body.input, str) else f"{name}[{index}]" for index in range(len(encoded))]
+    if isinstance(body, VectorsRequest):
+        name = "input" if isinstance(body, EmbeddingRequest) else "texts"
+        encoded = _texts(body, name, served, pooling)
+        alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
+        names = [name if alone else f"{name}[{index}]" for index in range(len(encoded))]
     else:
         encoded, name = _pairs(body, served, pooling), _pairs_name(body)
         names = [f"{name}[{index}]" for index in range(len(encoded))]
@@ -39,18 +49,19 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
     return encoded
 
 
-def _texts(body: EmbeddingRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
-    inputs, prompt = body.inputs, _prompt(body.prompt_name, pooling)
+def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
+    chosen = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
+    inputs, prompt = body.inputs, _prompt(chosen, pooling)
     texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
     for index, one in enumerate(inputs):
         if isinstance(one, str):
-            _check_characters(f"input[{index}]", "input", one, served)
+            _check_characters(f"{name}[{index}]", name, one, served)
     encodings = iter(served.vocabulary.tokenizer.encode_batch_fast(texts))
     return [Encoded(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
 
 
 def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
-    assert not isinstance(body, EmbeddingRequest)
+    assert not isinstance(body, VectorsRequest)
     name, pairs = _pairs_name(body), body.pairs
     for index, (query, document) in enumerate(pairs):
         for text in (query, document):
@@ -71,6 +82,12 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
 
 def _pairs_name(body: InputsRequest) -> str:
     return "documents" if isinstance(body, RerankRequest) else "text_2"
+
+
+def _prompt_for(body: CohereEmbedRequest, pooling: PoolingAssets) -> str | None:
+    """The name of the model's prompt for an `input_type`; None, which is the default prompt, where it has none."""
+    wanted = _PROMPTS.get(body.input_type or "", ())
+    return next((name for name in pooling.prompts if name.lower() in wanted), None)
 
 
 def _prompt(name: str | None, pooling: PoolingAssets) -> str:

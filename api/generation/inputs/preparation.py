@@ -10,7 +10,7 @@ from api.generation.caller import Caller
 from api.generation.inputs.encoding import Encoded, encode
 from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
 from api.models.served import ServedModel
-from api.schemas.embeddings import EmbeddingRequest, InputsRequest, RerankRequest
+from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
 from api.schemas.view import Endpoint, View
 from control.errors import RequestError
 from control.messages import GenerationRequest, Input, Sampling
@@ -51,12 +51,11 @@ class PreparedInputs(Prepared):
 async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedModel) -> PreparedInputs:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     _check_kind(body, served)
-    dimensions = body.dimensions if isinstance(body, EmbeddingRequest) else None
+    dimensions = body.dimensions if isinstance(body, VectorsRequest) else None
     pooling = served.assets.pooling
     if dimensions is not None and pooling is not None and dimensions > pooling.dimensions:
-        raise RequestError(
-            f"'dimensions' is {dimensions}; this model's vectors have {pooling.dimensions}.", param="dimensions"
-        )
+        name = "output_dimension" if isinstance(body, CohereEmbedRequest) else "dimensions"
+        raise RequestError(f"'{name}' is {dimensions}; this model's vectors have {pooling.dimensions}.", param=name)
     encoded = await off_loop(caller.body_bytes, encode, body, served)
     return PreparedInputs(
         body=body,
@@ -92,12 +91,14 @@ def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
 def _endpoint(body: InputsRequest) -> Endpoint:
     if isinstance(body, EmbeddingRequest):
         return "embeddings"
+    if isinstance(body, CohereEmbedRequest):
+        return "embed"
     return "rerank" if isinstance(body, RerankRequest) else "score"
 
 
 def _check_kind(body: InputsRequest, served: ServedModel) -> None:
     kind, name = served.assets.kind, served.name
-    embeds = isinstance(body, EmbeddingRequest)
+    embeds = isinstance(body, VectorsRequest)
     if kind == ("embed" if embeds else "score"):
         return
     what = "embeddings" if embeds else "scores"

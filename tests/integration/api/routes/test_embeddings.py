@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v1/rerank and /score before a real leader with tiny models."""
+"""/v1/embeddings, /v2/embed, /v1/rerank and /score before a real leader with tiny models."""
 
 from __future__ import annotations
 
@@ -146,6 +146,55 @@ def test_what_no_vector_comes_of_is_refused(api: ApiProcess, fields: Any, param:
     status, answer = post(api, "/v1/embeddings", {"model": "embedder", **fields})
     assert status == 400, answer
     assert answer["error"]["param"] == param and words in answer["error"]["message"], answer
+
+
+def test_cohere_gets_its_own_form(api: ApiProcess) -> None:
+    """The vectors of /v1/embeddings under the type's name; a type of input is the model's prompt, where it has one."""
+
+    def asked(**fields: Any) -> Any:
+        status, answer = post(api, "/v2/embed", {"model": "embedder", "texts": ["hello", "x"], **fields})
+        assert status == 200, answer
+        return answer
+
+    answer = asked(input_type="search_document", embedding_types=["float"], truncate="NONE", output_dimension=5)
+    assert answer["response_type"] == "embeddings_by_type" and answer["id"].startswith("embd-")
+    assert answer["embeddings"] == {"float": embedded(api, input=["hello", "x"], dimensions=5)}
+    assert answer["meta"]["billed_units"] == {"input_tokens": len(tokens_of("hello")) + len(tokens_of("x"))}
+    found = asked(input_type="search_query")["embeddings"]["float"]
+    assert found == embedded(api, input=["hello", "x"], prompt_name="query") != embedded(api, input=["hello", "x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"texts": []}, "texts", "at least one"),
+        ({"texts": None}, "texts", "null"),
+        ({"texts": "a"}, "texts", "array"),
+        ({"texts": [5]}, "texts[0]", "int"),
+        ({"texts": ["a"] * 2049}, "texts", "2049 entries; at most 2048"),
+        ({"texts": ["a", "b" * 200]}, "texts", "'texts[1]' has 202 tokens; this model takes 128"),
+        ({"texts": ["c" * 2_000_000]}, "texts", "'texts[0]' has more than 128 tokens"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "texts", "Missing"),
+        ({"texts": ["a"], "embedding_types": ["float", "int8"]}, "embedding_types", "'int8'; only 'float'"),
+        ({"texts": ["a"], "output_dimension": 25}, "output_dimension", "25; this model's vectors have 24"),
+        ({"texts": ["a"], "output_dimension": 0}, "output_dimension", "1 or more"),
+        ({"texts": ["a"], "input_type": "image"}, "input_type", "only texts"),
+        ({"texts": ["a"], "input_type": "x"}, "input_type", "search_query"),
+        ({"texts": ["a"], "max_tokens": 4}, "max_tokens", "split it"),
+        ({"texts": ["a"], "model": "ranker"}, "model", "no embeddings"),
+    ],
+)
+def test_cohere_is_told_what_is_not_served(api: ApiProcess, fields: Any, param: str, words: str) -> None:
+    status, answer = post(api, "/v2/embed", {"model": "embedder", **fields})
+    assert status == 400, answer
+    assert answer["error"]["param"] == param and words in answer["error"]["message"], answer
+
+
+def test_nothing_is_cut_for_cohere(api: ApiProcess) -> None:
+    """Clients send `truncate` whatever they embed: the answer warns of it."""
+    body = {"model": "embedder", "texts": ["a"], "truncate": "END"}
+    answer = httpx.post(f"{api.url}/v2/embed", json=body, timeout=60)
+    assert answer.status_code == 200 and "no input is cut" in answer.headers["warning"]
 
 
 def test_nan_is_no_number(api: ApiProcess) -> None:

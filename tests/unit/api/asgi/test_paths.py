@@ -22,6 +22,8 @@ from api.settings import ApiSettings
         ("/v1/tokenize", "/tokenize"),
         ("/v1/health", "/health"),
         ("/v2/rerank", "/v1/rerank"),
+        ("/v1/v2/embed", "/v2/embed"),
+        ("/v2/models", "/v2/models"),
         ("/v1/score", "/score"),
         ("/v1/farm/models", "/v1/farm/models"),
         ("/v1", "/v1"),
