@@ -75,8 +75,7 @@ class Waiting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self.hide()
 
     def show(self, stage: Stage) -> None:
         """Show the stage. Without a bar a line is printed every LINES_EVERY_S at most, where something changed."""
@@ -84,11 +83,15 @@ class Waiting:
         if self._bar is not None and (stage.total or not self._logs):
             self._draw(self._bar, stage)
             return
-        if self._bar is not None:
-            self._bar.stop()
+        self.hide()
         if self._is_news(stage):
             self._printed, self._printed_at = stage, self._clock()
             click.echo(f"furrow: {stage.text}{_of(stage)}", err=True)
+
+    def hide(self) -> None:
+        """Remove the bar until something is shown again."""
+        if self._bar is not None:
+            self._bar.stop()
 
     def print(self, line: str) -> None:
         """Print a line on standard output; where a bar is drawn on the same terminal, above it."""

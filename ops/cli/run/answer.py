@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,15 +16,19 @@ import httpx
 
 from ops.client.events import parsed
 
+POSITION = re.compile(rb": queue position (\d{1,9})\s*")
+"""The comment of a stream whose request waits."""
 LEAVE_S = 3.0
 """Limit of the wait for the end of a request that was cancelled."""
 
 
 class Piece(NamedTuple):
-    """A part of the answer; `reasoning`: of the thoughts before it."""
+    """A part of the answer; `reasoning`: of the thoughts before it. `position`: no text, but the place in the queue in
+    which the request waits, from 1."""
 
     text: str
     reasoning: bool = False
+    position: int = 0
 
 
 @dataclass
@@ -92,6 +97,8 @@ class Answer:
                 return
             if event.data.startswith(b"{"):
                 self._take(json.loads(event.data))
+            elif found := POSITION.fullmatch(event.raw):
+                self._pieces.put(Piece("", position=int(found[1])))
         if not self.finish and not self.error:
             self.error = "The stream ended before the answer did."
 

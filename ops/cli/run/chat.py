@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
 import click
 
 from control.errors import FurrowError, SettingsError
-from ops.cli.run.answer import Answer
+from ops.cli.progress import Stage, Waiting
+from ops.cli.run.answer import Answer, Piece
 from ops.cli.run.api import Api
 from ops.cli.run.commands import TABLE, Commands, Stats, in_words
 from ops.cli.run.conversation import Conversation
@@ -83,9 +85,20 @@ def _turn(api: Api, conversation: Conversation, stats: Stats, text: str) -> None
     click.secho(f"[{note}{cut}]", dim="NO_COLOR" not in os.environ)
 
 
+def pieces_of(answer: Answer) -> Iterator[Piece]:
+    """The pieces of an answer with text. While its request waits its place in the queue is shown on standard error."""
+    with Waiting() as waiting:
+        for piece in answer:
+            if piece.position:
+                waiting.show(Stage(f"number {piece.position} in the queue"))
+                continue
+            waiting.hide()
+            yield piece
+
+
 def _print(answer: Answer) -> None:
     thinking = False
-    for piece in answer:
+    for piece in pieces_of(answer):
         if thinking and not piece.reasoning:
             write("\n\n")
         thinking = piece.reasoning
@@ -99,7 +112,7 @@ def answer_once(api: Api, conversation: Conversation, text: str) -> None:
         if terminal:
             _print(answer)
         else:
-            for piece in answer:
+            for piece in pieces_of(answer):
                 if not piece.reasoning:  # as it is: click.echo would leave out escape sequences
                     sys.stdout.write(piece.text)
                     sys.stdout.flush()

@@ -15,7 +15,8 @@ WORDS = ["One", " two", "\x1b[2J three", " four."]
 
 class ScriptedApi:
     """`paths` were asked for; each POST of a conversation is answered by the next of `answers`, the last one again:
-    `whole`, `cut` (the connection ends in the middle), `slow` (it does not end before it is cancelled), `refused`."""
+    `whole`, `cut` (the connection ends in the middle), `slow` (it does not end before it is cancelled), `refused`,
+    `queued` (it waits first)."""
 
     def __init__(self) -> None:
         self.answers = ["whole"]
@@ -88,6 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         self._stream(answer, "prompt" in body)
 
     def _stream(self, answer: str, completion: bool) -> None:
+        for place in (7, 2) if answer == "queued" else ():
+            self.wfile.write(b": queue position %d\n" % place)
+            self.wfile.flush()
+            time.sleep(0.3)
         had = int((self.headers.get("last-event-id") or "rid:0.1").partition(":")[2].partition(".")[0])
         for seq, word in list(enumerate(WORDS, 1))[had:]:
             part = {"text": word} if completion else {"delta": {"content": word}}

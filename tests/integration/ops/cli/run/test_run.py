@@ -66,8 +66,10 @@ def test_a_conversation_on_a_terminal(api: ScriptedApi, tmp_path: Path) -> None:
         terminal.expect(">>>")
         terminal.send(CTRL_C)
         terminal.expect("Ctrl-D or /bye")
-        api.answers = ["whole"]
+        api.answers = ["queued"]
         terminal.send(UP + "\r")
+        terminal.expect("number 7 in the queue")
+        terminal.expect("number 2 in the queue")
         terminal.expect(SHOWN)
         terminal.expect(">>>")
         terminal.send(CTRL_D)
@@ -94,6 +96,9 @@ def test_a_pipe_gets_the_answer_alone(api: ScriptedApi) -> None:
     assert (found.stdout, found.returncode) == (TEXT, 0) and "4 tokens" in found.stderr
     assert [one["content"] for one in api.bodies[0]["messages"]] == ["Be kind.", "Sum up:\n\na text"]
     assert (api.bodies[0]["seed"], api.bodies[0]["min_p"]) == (7, 0.05)
+    api.answers = ["queued"]
+    found = piped(api, "m", "Hello")
+    assert found.stdout == TEXT and "furrow: number 7 in the queue" in found.stderr
     found = piped(api, "other", "Hello")
     assert (found.stdout, found.returncode) == ("", 1)
     assert (
