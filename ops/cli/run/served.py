@@ -197,9 +197,16 @@ def wait_until_served(
 def _card(api: Api, model: str, silence: Silence) -> dict[str, Any] | None:
     """The model's entry once the API serves it; None while the process starts. Raises ApiRefused."""
     try:
-        card = api.card(model)
+        if not _is_loaded(card := api.card(model)):
+            # An API process looks at the farm once a second, but at once for a model that it does not serve yet.
+            api.tokenizer_info(model)
+            card = api.card(model)
     except ApiRefused as error:
         silence.bear(error)
         return None
     silence.end()
-    return card if card is not None and card.get("state", "loaded") == "loaded" else None
+    return card if _is_loaded(card) else None
+
+
+def _is_loaded(card: dict[str, Any] | None) -> bool:
+    return card is not None and card.get("state", "loaded") == "loaded"
