@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -22,22 +21,17 @@ def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
     from control.process import die_with_parent, name_process
     from worker.agent.standby import Standby
-    from worker.metrics.counters import FOLDER_KEY, forget_folder, share_folder
+    from worker.metrics.counters import FOLDER_VARIABLE, forget_folder, forget_unused, share_folder
     from worker.supervision.client import SupervisorClient
 
+    os.environ.pop(FOLDER_VARIABLE, None)  # only what this agent makes may be deleted
     agent: Agent | None = None
-    counters: Path | None = None
 
     def stop() -> None:
         if agent is None:  # nothing was started yet
-            leave_nothing()
+            forget_unused(supervisor.kept)
             os._exit(0)
         agent.stopping = True
-
-    def leave_nothing() -> None:
-        """Delete the folder of an agent that did not start: no rank and no later agent has it."""
-        if counters is not None and FOLDER_KEY not in supervisor.kept:
-            forget_folder(counters)
 
     try:
         supervisor = SupervisorClient(take_channel(), stop)
@@ -48,7 +42,7 @@ def run_agent() -> None:
     name_process("furrow-agent")
     logs.configure(settings.log_format, settings.log_level)
     counters = share_folder(supervisor.kept)
-    atexit.register(leave_nothing)
+    atexit.register(forget_unused, supervisor.kept)
     standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -41,8 +43,21 @@ def cli() -> None:
     """Furrow serves large language models on a farm of workers, with Redis as control plane."""
 
 
+def open_streams() -> None:
+    """Open /dev/null where the caller closed standard input, output or error: another file would get its number, and
+    what is written there."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            with suppress(OSError):
+                os.fstat(number)
+                continue
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: a FurrowError becomes one clear line and exit status 1."""
+    open_streams()
     try:
         cli.main(args=list(arguments) if arguments is not None else None, prog_name="furrow", standalone_mode=True)
     except FurrowError as error:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from control.redis.clients import connect
+from control.requests import open_requests
 from ops.cli.run.api import Api
-from ops.cli.run.chat import begin
-from ops.cli.run.served import HttpFarm, Served
+from ops.cli.run.served import HttpFarm
 from ops.demo import MODEL_DIR
-from tests.farm import Farm, furrow
+from tests.farm import Farm, clean_environment, furrow
 from tests.terminal import CTRL_C, on_terminal
 from tests.waiting import until
 
@@ -25,16 +25,23 @@ pytestmark = pytest.mark.timeout(180)
 QUESTION = "Count from 1 to 30."
 
 
-def said(farm: Farm, settings: dict[str, Any], strike: Callable[[], object] | None = None) -> str:
-    """The answer to QUESTION; `strike` is called after its third piece."""
-    with Api(f"http://{farm.address}", "") as api:
-        conversation = begin(Served("demo", True, None), given=settings)
-        with closing(api.answer(conversation, QUESTION)) as answer:
-            for place, _ in enumerate(answer):
-                if place == 2 and strike is not None:
-                    strike()
-        assert answer.error == "" and answer.finish == "stop"
-        return answer.text
+def said(farm: Farm, settings: tuple[str, ...], strike: Callable[[], object] | None = None) -> str:
+    """The standard output of `furrow run` for QUESTION; `strike` is called once an answer has begun to come."""
+    command = [sys.executable, "-m", "ops.cli", "run", "demo", QUESTION, "--url", f"http://{farm.address}", *settings]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        begin = process.stdout.read(10)
+        if strike is not None:
+            strike()
+        rest, told = process.stdout.read(), process.stderr.read().decode()
+    assert process.returncode == 0 and len(rest) > 20, told
+    return (begin + rest).decode()
 
 
 def kill_api(farm: Farm) -> None:
@@ -49,14 +56,29 @@ def kill_leader(farm: Farm) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "strike"),
-    [({"temperature": 0}, kill_leader), ({"temperature": 0.9, "seed": 11}, kill_api)],
+    [(("temperature=0",), kill_leader), (("temperature=0.9", "seed=11"), kill_api)],
     ids=["greedy-leader", "drawn-api"],
 )
 def test_an_answer_is_the_same_though_a_process_dies(
-    farm: Farm, settings: dict[str, Any], strike: Callable[[Farm], None]
+    farm: Farm, settings: tuple[str, ...], strike: Callable[[Farm], None]
 ) -> None:
     """It is killed in the middle of the answer; the API process comes back on its port."""
-    assert said(farm, settings, lambda: strike(farm)) == said(farm, settings)
+    options = tuple(word for one in settings for word in ("--set", one))
+    assert said(farm, options, lambda: strike(farm)) == said(farm, options)
+
+
+def test_a_reader_that_leaves_cancels_the_request(farm: Farm) -> None:
+    """As `furrow run … | head -c 10` does: nothing of the answer is computed for nobody."""
+    command = [sys.executable, "-m", "ops.cli", "run", "demo", "Count from 1 to 250.", "--set", "temperature=0"]
+    with subprocess.Popen(
+        [*command, "--url", f"http://{farm.address}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env=clean_environment()
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait(30) == 1
+    until(lambda: not open_requests(farm.redis, ["demo"], 10, None))
 
 
 def test_a_model_is_loaded_by_the_farms_api(farm: Farm) -> None:

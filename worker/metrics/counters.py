@@ -102,6 +102,12 @@ def forget_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def forget_unused(kept: Mapping[str, Any]) -> None:
+    """Delete the folder of an agent that did not start, if it has made one: no rank and no later agent has it."""
+    if (folder := os.environ.get(FOLDER_VARIABLE)) and FOLDER_KEY not in kept:
+        forget_folder(Path(folder))
+
+
 def _use(folder: Path) -> None:
     """Keep others from deleting the folder until this process ends: theirs may not see its pid, in a container."""
     with suppress(OSError):

@@ -16,7 +16,7 @@ import httpx
 
 from ops.client.events import parsed
 
-POSITION = re.compile(rb": queue position (\d{1,9})\s*")
+POSITION = re.compile(rb": ?queue position (\d{1,9})\b.*\s*")
 """The comment of a stream whose request waits."""
 LEAVE_S = 3.0
 """Limit of the wait for the end of a request that was cancelled."""
@@ -86,7 +86,7 @@ class Answer:
                 if self._cancelled.is_set():
                     self._delete()  # the transport cancels only what has sent an event
                 self._read(response)
-        except httpx.HTTPError as error:
+        except Exception as error:  # of HTTP, or of an answer that is none: an end without a reason would look whole
             self.error = f"{error or type(error).__name__}"
         finally:
             self._pieces.put(None)

@@ -91,7 +91,8 @@ def run(
 def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
     api = stack.enter_context(Api(url, _key(key_file)))
     farm = HttpFarm(api)
-    farm.desire(spec, model)
+    if farm.desire(spec, model):
+        _say(_stays(spec, farm.names()))
     return api, wait_until_served(farm, api, spec)
 
 
@@ -100,14 +101,20 @@ def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, sta
     named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
     own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
     client = connect_to_farm(named) if named else None
-    if client is not None and RedisFarm(client).desire(spec, model):
-        _say(f"{spec.name} is loaded on the farm, and stays loaded: `furrow models unload {spec.name}` ends it.")
+    if client is not None and (farm := RedisFarm(client)).desire(spec, model):
+        _say(_stays(spec, farm.names()))
     stack.enter_context(own)
     if client is None:
         client = connect_to_farm(own.redis)
         RedisFarm(client).desire(spec, model)
     api = stack.enter_context(Api(own.url, own.key))
     return api, wait_until_served(RedisFarm(client), api, spec, own.check)
+
+
+def _stays(spec: ModelSpec, names: list[str]) -> str:
+    others = ", ".join(name for name in names if name != spec.name) or "no other model"
+    stays = f"It is loaded, and stays loaded: `furrow models unload {spec.name}` ends it."
+    return f"'{spec.name}' was not on the farm, which has {others}. {stays}"
 
 
 def _settings(assigned: tuple[str, ...]) -> dict[str, Any]:
@@ -134,14 +141,27 @@ def _text(prompt: str | None) -> str:
     """The prompt and what stands on standard input, with an empty line between."""
     piped = ""
     if not sys.stdin.isatty():
-        piped = sys.stdin.read()
+        piped = _standard_input()
     elif prompt is None:
         _say("type the prompt; Ctrl-D ends it")
-        piped = sys.stdin.read()
+        piped = _standard_input()
     text = "\n\n".join(part for part in ((prompt or "").strip(), piped.strip()) if part)
     if not text:
         raise SettingsError("there is no prompt: give it as PROMPT, or on standard input")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"the prompt is no UTF-8 text, from character {error.start + 1} on: convert it") from None
     return text
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"standard input is no UTF-8 text, from byte {error.start + 1} on: convert it") from None
+    except OSError as error:
+        raise SettingsError(f"standard input can't be read: {error.strerror}") from None
 
 
 def _say(line: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from control.errors import FurrowError, ModelUnavailable, SettingsError
+from control.errors import FurrowError, ModelUnavailable, RedisUnavailable, SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
 from control.records import catalog
@@ -25,21 +25,21 @@ SILENCE_S = 120.0
 
 
 class Silence:
-    """An API that does not answer, or with 502 to 504 as it or the proxy before it has no farm, is waited for; the wait
-    has an end."""
+    """Redis that does not answer is waited for, and an API that does not, or only with 502 to 504, as it or the proxy
+    before it has no farm; the wait has an end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: float | None = None
 
-    def bear(self, error: ApiRefused) -> None:
-        """Raises the error where it is another one, or where no other answer came for SILENCE_S."""
-        if error.status not in (0, 502, 503, 504):
+    def bear(self, error: ApiRefused | RedisUnavailable) -> None:
+        """Raises the error where it is another one, or FurrowError where no other answer came for SILENCE_S."""
+        if isinstance(error, ApiRefused) and error.status not in (0, 502, 503, 504):
             raise error
         now = self._clock()
         self._since = now if self._since is None else self._since
         if now - self._since >= SILENCE_S:
-            raise ApiRefused(f"{error} (for {SILENCE_S:.0f} s)", error.status)
+            raise ApiRefused(f"{error} (for {SILENCE_S:.0f} s)")
 
     def end(self) -> None:
         """Another answer came."""
@@ -53,6 +53,7 @@ class RedisFarm:
 
     def __init__(self, client: SyncRedis) -> None:
         self._client = client
+        self._silence = Silence()
 
     def desire(self, spec: ModelSpec, model: str) -> bool:
         """Load the model, which the user named as `model`, unless the farm has it; True if it was loaded. A model that
@@ -68,10 +69,19 @@ class RedisFarm:
             return False
         return desired.load(self._client, spec, None).changed
 
+    def names(self) -> list[str]:
+        """The names of the farm's models."""
+        return [spec.name for spec in catalog.list_specs(self._client)]
+
     def stage(self, model: str) -> Stage | None:
         """How far the load is; None once the model is served. Raises ModelUnavailable for one that failed, and
-        FurrowError for one that was unloaded."""
-        overview = health.overview(self._client, model)
+        FurrowError for one that was unloaded. Redis is waited for, as Silence has it."""
+        try:
+            overview = health.overview(self._client, model)
+        except RedisUnavailable as error:
+            self._silence.bear(error)
+            return Stage(f"{model}: Redis is waited for: {error}")
+        self._silence.end()
         if not overview.revision:
             raise FurrowError(f"the model '{model}' was unloaded from the farm")
         if overview.state == "failed":
@@ -101,11 +111,15 @@ class HttpFarm:
         except ApiRefused as error:
             if error.status not in (401, 403):
                 raise
-            served = ", ".join(one["id"] for one in self._api.ask("GET", "/v1/models")["data"]) or "no model"
+            served = ", ".join(self.names()) or "no model"
             raise SettingsError(
                 f"{self._api.url} serves {served}, not '{spec.name}', and can't be told to load it: {error}"
             ) from None
         return True
+
+    def names(self) -> list[str]:
+        """As RedisFarm's."""
+        return [str(one["id"]) for one in self._api.ask("GET", "/v1/models")["data"]]
 
     def stage(self, model: str) -> Stage | None:
         """As RedisFarm's. An API that does not answer is waited for, as Silence has it."""

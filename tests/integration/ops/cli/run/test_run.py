@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from control.errors import FurrowError, ModelUnavailable
+from control.errors import FurrowError, ModelUnavailable, RedisUnavailable
 from control.operations.spec import build_spec
 from control.records import catalog
 from control.redis.connection import connect
@@ -107,6 +107,33 @@ def test_a_pipe_gets_the_answer_alone(api: ScriptedApi) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("redirected", "status", "told"),
+    [("<&-", 0, TEXT), (">&-", 0, ""), ("2>&-", 0, TEXT), ("<&- >&- 2>&-", 0, "")],
+)
+def test_a_stream_that_is_closed_is_no_error(api: ScriptedApi, redirected: str, status: int, told: str) -> None:
+    """As where a daemon starts the command: nothing else gets the number of the stream."""
+    command = f"{sys.executable} -m ops.cli run m Hello --url {api.url} {redirected}"
+    found = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=60, env=clean_environment(), check=False
+    )
+    assert (found.returncode, found.stdout) == (status, told), found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_what_is_no_prompt_is_named_and_a_large_one_is_sent(api: ScriptedApi) -> None:
+    """Bytes that are no text would end the answer before it began."""
+    for locale in ("C", "C.UTF-8"):
+        command = [sys.executable, "-m", "ops.cli", "run", "m", "--url", api.url]
+        environment = clean_environment(LC_ALL=locale)
+        found = subprocess.run(command, input=b"a\xff\xfe", capture_output=True, timeout=60, env=environment)
+        assert (found.returncode, found.stdout) == (1, b"") and b"is no UTF-8 text" in found.stderr, found.stderr
+        assert not api.bodies
+    text = "word " * 200_000
+    assert piped(api, "m", stdin=text).stdout == TEXT
+    assert api.bodies[0]["messages"][0]["content"] == text.strip()
+
+
 def test_ctrl_c_in_a_pipe_cancels_the_request(api: ScriptedApi) -> None:
     """And the exit status is 130, as that of any program."""
     api.answers = ["slow"]
@@ -187,6 +214,28 @@ def test_a_known_model_keeps_its_specification(new_server: Server, tmp_path: Pat
             farm.stage("gone")
         client.flushall()
         assert farm.desire(build_spec("m"), "m")  # the control: an unknown one is loaded
+
+
+def test_redis_that_stops_is_waited_for(new_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load goes on without this command; the wait has an end."""
+    with connect(new_server.url) as client:
+        client.flushall()
+        farm = RedisFarm(client)
+        assert farm.desire(build_spec("m"), "m") and farm.names() == ["m"]
+        assert farm.stage("m") is not None
+
+        def away(*_: object) -> None:
+            raise RedisUnavailable("no connection")
+
+        with monkeypatch.context() as gone:
+            gone.setattr(health, "overview", away)
+            stage = farm.stage("m")
+            assert stage is not None and "Redis is waited for: no connection" in stage.text
+            gone.setattr(served, "SILENCE_S", 0.0)
+            with pytest.raises(FurrowError, match="no connection"):
+                farm.stage("m")
+        stage = farm.stage("m")
+        assert stage is not None and "no worker has it yet" in stage.text
 
 
 def test_the_wait_for_a_model_goes_on_and_ends(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
