@@ -16,7 +16,7 @@ import httpx
 
 from ops.client.events import parsed
 
-POSITION = re.compile(rb": ?queue position (\d{1,9})\b.*\s*")
+POSITION = re.compile(rb": ?queue position (\d{1,9})(?:, expected wait (\d{1,12}) ms)?\b.*\s*")
 """The comment of a stream whose request waits."""
 LEAVE_S = 3.0
 """Limit of the wait for the end of a request that was cancelled."""
@@ -24,11 +24,12 @@ LEAVE_S = 3.0
 
 class Piece(NamedTuple):
     """A part of the answer; `reasoning`: of the thoughts before it. `position`: no text, but the place in the queue in
-    which the request waits, from 1."""
+    which the request waits, from 1, and the time that it is expected to wait, where that is known."""
 
     text: str
     reasoning: bool = False
     position: int = 0
+    wait_ms: int | None = None
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Answer:
             if event.data.startswith(b"{"):
                 self._take(json.loads(event.data))
             elif found := POSITION.fullmatch(event.raw):
-                self._pieces.put(Piece("", position=int(found[1])))
+                self._pieces.put(Piece("", position=int(found[1]), wait_ms=None if found[2] is None else int(found[2])))
         if not self.finish and not self.error:
             self.error = "The stream ended before the answer did."
 

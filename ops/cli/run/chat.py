@@ -18,7 +18,7 @@ from ops.cli.run.commands import TABLE, Commands, Stats, in_words
 from ops.cli.run.conversation import Conversation
 from ops.cli.run.served import Served
 from ops.cli.run.terminal import Terminal, without_echo, write
-from ops.cli.tables import fit
+from ops.cli.tables import duration, fit
 
 COMPLETION_TOKENS = 256
 """max_tokens for a model without a chat template: many of them never end by themselves."""
@@ -90,7 +90,8 @@ def pieces_of(answer: Answer) -> Iterator[Piece]:
     with Waiting() as waiting:
         for piece in answer:
             if piece.position:
-                waiting.show(Stage(f"number {piece.position} in the queue"))
+                wait = f", about {duration(piece.wait_ms)}" if piece.wait_ms else ""
+                waiting.show(Stage(f"number {piece.position} in the queue{wait}"))
                 continue
             waiting.hide()
             yield piece

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from control import logs
-from control.errors import SettingsError
+from control.errors import FurrowError, ModelUnavailable, SettingsError
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
@@ -91,24 +92,42 @@ def run(
 def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
     api = stack.enter_context(Api(url, _key(key_file)))
     farm = HttpFarm(api)
-    if farm.desire(spec, model):
+    added = farm.desire(spec, model)
+    if added:
         _say(_stays(spec, farm.names()))
-    return api, wait_until_served(farm, api, spec)
+    with _withdrawn_if_it_fails(farm if added else None, spec):
+        return api, wait_until_served(farm, api, spec)
 
 
 def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
     """A farm's Redis with an API process of our own, or all of a private farm."""
     named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
     own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
-    client = connect_to_farm(named) if named else None
-    if client is not None and (farm := RedisFarm(client)).desire(spec, model):
-        _say(_stays(spec, farm.names()))
+    farm, added = None, False
+    if named:
+        farm = RedisFarm(connect_to_farm(named))
+        added = farm.desire(spec, model)
+        if added:
+            _say(_stays(spec, farm.names()))
     stack.enter_context(own)
-    if client is None:
-        client = connect_to_farm(own.redis)
-        RedisFarm(client).desire(spec, model)
+    if farm is None:
+        farm = RedisFarm(connect_to_farm(own.redis))
+        farm.desire(spec, model)
     api = stack.enter_context(Api(own.url, own.key))
-    return api, wait_until_served(RedisFarm(client), api, spec, own.check)
+    with _withdrawn_if_it_fails(farm if added else None, spec):
+        return api, wait_until_served(farm, api, spec, own.check)
+
+
+@contextmanager
+def _withdrawn_if_it_fails(farm: RedisFarm | HttpFarm | None, spec: ModelSpec) -> Generator[None]:
+    """Unload a model that this command has loaded on `farm` and that can't be served: a wrong name would stay there."""
+    try:
+        yield
+    except ModelUnavailable as error:
+        if farm is None or error.state != "failed":
+            raise
+        farm.withdraw(spec.name)
+        raise FurrowError(f"'{spec.name}' can't be loaded, and is unloaded again: {error.detail}") from None
 
 
 def _stays(spec: ModelSpec, names: list[str]) -> str:

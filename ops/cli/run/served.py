@@ -69,6 +69,10 @@ class RedisFarm:
             return False
         return desired.load(self._client, spec, None).changed
 
+    def withdraw(self, model: str) -> None:
+        """Unload the model."""
+        desired.unload(self._client, model)
+
     def names(self) -> list[str]:
         """The names of the farm's models."""
         return [spec.name for spec in catalog.list_specs(self._client)]
@@ -116,6 +120,10 @@ class HttpFarm:
                 f"{self._api.url} serves {served}, not '{spec.name}', and can't be told to load it: {error}"
             ) from None
         return True
+
+    def withdraw(self, model: str) -> None:
+        """As RedisFarm's."""
+        self._api.ask("POST", "/farm/models/unload", {"model": model})
 
     def names(self) -> list[str]:
         """As RedisFarm's."""

@@ -25,7 +25,10 @@ class ScriptedApi:
         self.states: dict[str, list[str]] = {"m": ["loaded"]}
         """Each model's states, one after the other, the last one again; a number is the status of a refusal."""
         self.operator = False
+        self.fails = False
+        """A model that an operator loads ends as failed."""
         self.loaded: list[dict[str, Any]] = []
+        self.unloaded: list[str] = []
         self.paths: list[str] = []
         self.bodies: list[dict[str, Any]] = []
         self.resumed: list[str | None] = []
@@ -69,8 +72,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path.startswith("/farm") and self.api.operator:
-            self.api.loaded.append(body)
-            self.api.states[body["name"]] = ["loading", "loaded"]
+            if self.path.endswith("/unload"):
+                self.api.unloaded.append(body["model"])
+            else:
+                self.api.loaded.append(body)
+                self.api.states[body["name"]] = ["loading", "failed" if self.api.fails else "loaded"]
             self._json(200, {})
             return
         if self.path.startswith("/farm"):
@@ -89,8 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         self._stream(answer, "prompt" in body)
 
     def _stream(self, answer: str, completion: bool) -> None:
-        for place in (7, 2) if answer == "queued" else ():
-            self.wfile.write(b": queue position %d\n" % place)
+        for place in (b"7, expected wait 4200 ms", b"2") if answer == "queued" else ():
+            self.wfile.write(b": queue position %s\n" % place)
             self.wfile.flush()
             time.sleep(0.3)
         had = int((self.headers.get("last-event-id") or "rid:0.1").partition(":")[2].partition(".")[0])

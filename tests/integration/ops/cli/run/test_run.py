@@ -98,7 +98,7 @@ def test_a_pipe_gets_the_answer_alone(api: ScriptedApi) -> None:
     assert (api.bodies[0]["seed"], api.bodies[0]["min_p"]) == (7, 0.05)
     api.answers = ["queued"]
     found = piped(api, "m", "Hello")
-    assert found.stdout == TEXT and "furrow: number 7 in the queue" in found.stderr
+    assert found.stdout == TEXT and "furrow: number 7 in the queue, about 4.2 s" in found.stderr
     found = piped(api, "other", "Hello")
     assert (found.stdout, found.returncode) == ("", 1)
     assert (
@@ -192,6 +192,18 @@ def test_a_model_that_can_not_answer_is_named(api: ScriptedApi, kind: str, state
     api.kind, api.states["m"] = kind, [state]
     with Api(api.url, "") as client, pytest.raises(FurrowError, match=told):
         wait_until_served(HttpFarm(client), client, build_spec("m"))
+
+
+def test_a_model_that_this_command_loaded_in_vain_is_unloaded(api: ScriptedApi) -> None:
+    """A mistyped name stays on no farm, and the names that the farm has are printed; another's failed model stays."""
+    api.operator, api.fails = True, True
+    found = piped(api, "nope", "Hello")
+    assert found.returncode == 1 and found.stdout == ""
+    assert "'nope' was not on the farm, which has m." in found.stderr
+    assert "furrow: 'nope' can't be loaded, and is unloaded again: rank 0" in found.stderr
+    assert api.unloaded == ["nope"]
+    api.states["m"] = ["failed"]
+    assert piped(api, "m", "Hello").returncode == 1 and api.unloaded == ["nope"]
 
 
 def test_a_known_model_keeps_its_specification(new_server: Server, tmp_path: Path) -> None:
