@@ -18,12 +18,13 @@ import structlog
 
 from api.access.identity import Identity
 from api.access.seals import Seals
+from api.asgi.off_loop import off_loop
 from api.asgi.tasks import PeriodicTask, end
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.existing import ExistingRequests
-from api.generation.session import TURN_SCORED, Session
+from api.generation.session import ENTRY_BYTES, TURN_SCORED, Session
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import EventRenderer, renderer_of
@@ -31,6 +32,7 @@ from api.rendering.response_events import response_object
 from api.schemas.view import Cursor, View, decode_view
 from control import requests
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
+from control.messages import LogEntry, encode
 from control.records.responses import (
     KEYLESS,
     PAGE,
@@ -136,25 +138,23 @@ class ResponseCompletion:
 
     async def ended_chat(self, stored: StoredResponse) -> StoredResponse | None:
         """The record of a chat completion with its body; None while it runs, where it failed, which is not stored, and
-        where no vocabulary is left of its model.
-
-        Raises RedisUnavailable, or RequestNotFound where its log is gone.
-        """
+        where no vocabulary is left of its model. Raises RedisUnavailable, or RequestNotFound where its log is gone."""
         served, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
         if fields["state"] in ("queued", "running") or served is None:
             return None
         view = decode_view(fields["view"])
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
-        pieces = renderer.empty_pieces()
+        pieces, entries = renderer.empty_pieces(), list[LogEntry]()
         async for page in requests.aread_pages(self._client, served.name, stored.rid):
+            entries += page
             for at in range(0, len(page), TURN_SCORED):
                 renderer.collect(pieces, 0, page[at : at + TURN_SCORED])
                 await asyncio.sleep(0)
         if not renderer.finished or renderer.failure is not None:
             await self._drop(stored, "it failed" if renderer.finished else "its log has no end")
             return None
-        body = renderer.with_request(pieces)
-        return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body))
+        body, kept = renderer.with_request(pieces), await off_loop(len(entries) * ENTRY_BYTES, encode, entries)
+        return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body, kept))
 
     async def _drop(self, stored: StoredResponse, why: str) -> None:
         log.warning("dropped a chat completion", action="drop_chat", rid=stored.rid, model=stored.model, why=why)

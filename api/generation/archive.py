@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import structlog
 
 from api.access.identity import Identity
+from api.asgi.off_loop import off_loop
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
@@ -107,6 +109,8 @@ class Archive:
 
     async def accept(self, stored: StoredResponse, created_ms: int = 0) -> None:
         """Keep what was asked; from here on a process completes it, whatever becomes of this one."""
+        if stored.params:
+            stored = await off_loop(len(stored.params), self._with_room, stored)
         words: list[Call[Any]] = watch_response(stored.rid, stored.owner, stored.kind)
         if stored.kind == "chat":
             words += list_chat(stored.rid, stored.owner, created_ms, self.ttl_ms, self._number)
@@ -117,10 +121,19 @@ class Archive:
                 return
         raise RedisUnavailable("there is no room for another stored response")
 
-    async def complete(self, rid: str, owner: str, response: bytes) -> bytes:
-        """Write the end of a response and return what is stored; others write it where Redis is away now."""
+    def _with_room(self, stored: StoredResponse) -> StoredResponse:
+        """Without its parameters where they make the record too large."""
+        size = len(stored.params) + len(stored.view) + _record_bytes(stored.input, {})
+        fits = size + len(stored.metadata) <= min(MAX_RECORD_BYTES, self.quota.bytes)
+        return stored if fits else replace(stored, params=b"")
+
+    async def complete(self, rid: str, owner: str, response: bytes, entries: bytes = b"") -> bytes:
+        """Write the end of a response and return what is stored; others write it where Redis is away now. `entries`:
+        the token log of a chat, as `end_response` takes it."""
+        entries = entries if len(entries) <= MAX_RECORD_BYTES else b""
+        ended = end_response(rid, owner, response, self.ttl_ms, self.quota, entries)
         try:
-            written = await self._batches.run(_LANE, end_response(rid, owner, response, self.ttl_ms, self.quota))
+            written = await self._batches.run(_LANE, ended)
             await self._batches.run_every(_LANE, close_response(rid, owner))
         except RedisUnavailable as error:
             log.warning("could not store a response yet", action="store_response", rid=rid, error=str(error))

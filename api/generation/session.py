@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
+from api.asgi.off_loop import off_loop
 from api.chat.piece import Piece
 from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted
 from api.follow.feeds import Feeds
@@ -13,9 +14,11 @@ from api.rendering.rendering import StreamRenderer
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.clock import now_ms
-from control.messages import LogEntry
+from control.messages import LogEntry, encode
 from control.requests.upkeep.orphans import GRACE_MS
 
+ENTRY_BYTES = 20
+"""Of an entry of the log in JSON, about."""
 TURN_ENTRIES, TURN_SCORED, TURN_PROMPTS = 1024, 64, 1
 """Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
 costs thirty times as much, and one of a prompt has many tokens."""
@@ -37,8 +40,8 @@ class Session:
     settings: ApiSettings
     interrupted: Callable[[], bool]
     """Returns True once this process is about to end."""
-    complete: Callable[[bytes], Awaitable[object]]
-    """Completes the stored response."""
+    complete: Callable[[bytes, bytes], Awaitable[object]]
+    """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None
     """Has the API key's limits settled soon after the end; None where it has none."""
     _released: bool = field(default=False, init=False)
@@ -93,7 +96,14 @@ class Session:
     async def store(self) -> None:
         """Complete the stored response, if there is one, before the client is told that it has ended."""
         if (body := self.renderer.to_store) is not None:
-            await self.complete(body)
+            await self.complete(body, await self._log())
+
+    async def _log(self) -> bytes:
+        """The token log of a chat (JSON), by which it can be replayed."""
+        if self.renderer.view.endpoint != "chat":
+            return b""
+        [feed] = self.feeds.members
+        return await off_loop(ENTRY_BYTES * feed.have, lambda: encode(feed.entries[:]))
 
     def left(self) -> None:
         """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""

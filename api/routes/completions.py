@@ -16,6 +16,7 @@ from api.routes.generation import Asked, Http, generate, process_of, serve
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.infill import InfillRequest, parse_infill
+from control.messages import encode
 from control.records.responses import StoredResponse
 
 
@@ -45,12 +46,20 @@ async def create_chat_completion(request: Http) -> Response[Any]:
                 kind="chat",
                 named=session.renderer.view.model,
                 metadata=msgspec.json.encode(asked.metadata or {}).decode(),
+                params=await off_loop(caller.body_bytes, _params_of, session),
             )
             await process.archive.accept(stored, caller.request_log.received_ms)
 
         return Asked(body=asked, accepted=accepted)
 
     return await serve(request, read)
+
+
+def _params_of(session: Session) -> bytes:
+    """The parameters of a chat, by which it can be replayed; none where pixels belong to them, which are not kept, or
+    where another process enqueued it."""
+    origin = session.feeds.members[0].origin
+    return b"" if origin is None or origin.params.images else encode(origin.params)
 
 
 @post("/v1/completions", status_code=200, operation_class=taking(CompletionRequest, open_ended=True))

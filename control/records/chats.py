@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from control import keys
 from control.keys import ResponseKeys
 from control.records.responses import PAGE
 from control.redis.connection import Call, read
@@ -57,6 +58,32 @@ def chat_labels(rid: str, owner: str) -> Call[ChatLabels | None]:
         return None if tenant is None or named is None else ChatLabels(tenant, named, metadata or "{}")
 
     return read("HMGET", ResponseKeys(owner).record(rid), "tenant", "named", "metadata", parse=parse)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRequest:
+    """The part of a chat's record by which it can be computed again: its parameters and its token log, both JSON, or
+    "" where they were not kept."""
+
+    model: str
+    ended: bool
+    params: str
+    entries: str
+
+
+def stored_request(rid: str, owner: str) -> Call[StoredRequest | None]:
+    """None where the owner has no such chat."""
+
+    def parse(reply: list[str | None]) -> StoredRequest | None:
+        kind, model, view, params, entries = reply
+        return StoredRequest(model or "", not view, params or "", entries or "") if kind == "chat" else None
+
+    return read("HMGET", ResponseKeys(owner).record(rid), "kind", "model", "view", "params", "entries", parse=parse)
+
+
+def storing_owners() -> Call[list[str]]:
+    """All owners who store something."""
+    return read("ZRANGE", keys.RESPONSE_OWNERS, 0, -1, parse=list)
 
 
 def place_of_chat(rid: str, owner: str, *, newest_first: bool) -> Call[int | None]:

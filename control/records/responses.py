@@ -49,6 +49,9 @@ class StoredResponse:
     metadata: str = ""
     named: str = ""
     """Of a chat completion: the model's name as the client sees it."""
+    params: bytes = b""
+    """Of a chat completion: its GenerationRequest, to compute it again; empty where that is not kept. It is not read
+    with the record (control.records.chats)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,9 @@ def keep_response(stored: StoredResponse, ttl_ms: int, quota: Quota) -> Call[boo
         "previous": stored.previous,
         "input": msgspec.json.encode(stored.input).decode(),
     } | ({"kind": "chat", "metadata": stored.metadata, "named": stored.named} if stored.kind == "chat" else {})
-    words = [word for pair in fields.items() for word in pair]
+    words: list[str | bytes] = [word for pair in fields.items() for word in pair]
+    if stored.params:
+        words += ["params", stored.params]
     return _owned("keep_response", stored.owner, stored.rid, ttl_ms, quota.bytes, quota.number, *words, parse=bool)
 
 
@@ -100,13 +105,18 @@ def watch_response(rid: str, owner: str, kind: Kind = "response") -> list[Call[N
     ]
 
 
-def end_response(rid: str, owner: str, response: bytes, ttl_ms: int, quota: Quota) -> Call[bytes | None]:
-    """Complete the record; what is stored afterwards, which is another's if that was first, or None if it is gone."""
+def end_response(
+    rid: str, owner: str, response: bytes, ttl_ms: int, quota: Quota, entries: bytes = b""
+) -> Call[bytes | None]:
+    """Complete the record; what is stored afterwards, which is another's if that was first, or None if it is gone.
+
+    `entries`: the token log (JSON), kept where the record was kept with its parameters and the quota has room for it.
+    """
 
     def parse(reply: str | None) -> bytes | None:
         return reply.encode() if reply else None
 
-    return _owned("end_response", owner, rid, ttl_ms, quota.bytes, quota.number, response, parse=parse)
+    return _owned("end_response", owner, rid, ttl_ms, quota.bytes, quota.number, response, entries, parse=parse)
 
 
 def close_response(rid: str, owner: str) -> list[Call[None]]:

@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from control import requests
-from control.constants import RETENTION_MS
+from control.constants import RESPONSE_OVERHEAD, RETENTION_MS
 from control.errors import RequestNotFound
-from control.messages import GenerationRequest, LogEntry, Sampling
+from control.keys import ResponseKeys
+from control.messages import GenerationRequest, LogEntry, Sampling, encode
+from control.records.responses import Quota, StoredResponse, drop_response, end_response, keep_response, watch_response
 from control.requests import Emission
 from control.requests.upkeep.replay import Difference, KeptRequest, differences, find_kept, replay
 from tests.contract.conftest import MODEL, Farm, last, token
@@ -73,6 +75,54 @@ def test_a_replay_is_the_same_request_as_long_as_it_was(farm: Farm) -> None:
         farm.field("again", "params")
         == msgspec.json.encode(msgspec.structs.replace(kept.params, sampling=same)).decode()
     )
+
+
+QUOTA = Quota(2_000, 10)
+PARAMS = GenerationRequest(prompt=[1, 2, 3], sampling=Sampling(max_tokens=9, seed="7"))
+LOG = [token(1), last(2)]
+
+
+def store_chat(farm: Farm, rid: str, params: bytes = encode(PARAMS), log: bytes | None = encode(LOG)) -> None:
+    """A chat with `store`, which has ended if it has a log."""
+    chat = StoredResponse(
+        rid=rid, owner="o", tenant="t", model=MODEL, view="{}", input=[], kind="chat", metadata="{}", params=params
+    )
+    farm.run(keep_response(chat, MONTH_MS, QUOTA))
+    for call in watch_response(rid, "o", "chat"):
+        farm.run(call)
+    if log is not None:
+        farm.run(end_response(rid, "o", b"{}", MONTH_MS, QUOTA, log))
+
+
+def total(farm: Farm) -> int:
+    return int(farm.client.hget(ResponseKeys("o").sizes, "total") or 0)
+
+
+def test_a_stored_chat_is_a_kept_request(farm: Farm) -> None:
+    """For as long as it is stored, of whatever owner; its own keys in the model are gone by then."""
+    store_chat(farm, "a")
+    assert find_kept(farm.client, ["other", MODEL], "a") == KeptRequest(MODEL, "a", PARAMS, LOG)
+    with pytest.raises(RequestNotFound, match="model 'm' of request 'a' is not loaded"):
+        find_kept(farm.client, ["other"], "a")
+    for call in drop_response("a", "o"):
+        farm.run(call)
+    with pytest.raises(RequestNotFound, match="--response-ttl may be over"):
+        find_kept(farm.client, [MODEL], "a")
+    assert total(farm) == 0
+    store_chat(farm, "b", log=None)
+    with pytest.raises(RequestNotFound, match="has not ended"):
+        find_kept(farm.client, [MODEL], "b")
+
+
+@pytest.mark.parametrize(("params", "log"), [(b"", encode(LOG)), (encode(PARAMS), b"[" + b" " * 2_000 + b"]")])
+def test_a_chat_without_room_for_its_tokens_is_stored_alone(farm: Farm, params: bytes, log: bytes) -> None:
+    """Nothing of what only a replay needs stays then, and its bytes are not counted."""
+    store_chat(farm, "a", params, log)
+    fields = farm.client.hgetall(ResponseKeys("o").record("a"))
+    assert fields["response"] == "{}" and not {"params", "entries"} & fields.keys()
+    assert total(farm) <= RESPONSE_OVERHEAD + sum(len(name) + len(value) for name, value in fields.items())
+    with pytest.raises(RequestNotFound, match="stored without its prompt"):
+        find_kept(farm.client, [MODEL], "a")
 
 
 def entries(*tokens: int, finish: str | None = None, choice: int = 0) -> list[LogEntry]:

@@ -1,4 +1,7 @@
-"""Requests that were kept with their prompt after their end, computed once more and compared."""
+"""Requests that were kept with their prompt after their end, computed once more and compared.
+
+They are kept by `--keep-requests`, in the request's own keys, or by `store` of a chat completion, in its record.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ import msgspec
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, decode_request
+from control.records.chats import StoredRequest, stored_request, storing_owners
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 from control.requests.enqueue import Enqueue, enqueue
-from control.requests.history import read_pages
+from control.requests.history import decode_entries, read_pages
 
 TENANT = "furrow-replay"
 """Tenant of the requests that replay others."""
+OWNERS_AT_ONCE = 256
+"""Owners whose records are looked through in one round trip."""
 COMPARED_ENDS = ("stop", "length")
 """Ends that follow from tokens; a cancel, a deadline and a failure don't."""
 
@@ -52,23 +58,54 @@ class Difference:
 def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
     """Raises RequestNotFound where no model has the request, where it runs, where its prompt was not kept, or where it
     has images."""
-    named = list(models)
+    named, ended = list(models), False
     found = run_every(client, [_look(model, rid) for model in named])
     for model, (state, params) in zip(named, found, strict=True):
-        if state is None:
-            continue
         if state in ("queued", "running"):
             raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
+        ended = ended or state is not None
         if params is None:
-            raise RequestNotFound(
-                f"The prompt of request {rid!r} was not kept. Start the API with --keep-requests SECONDS and ask again."
-            )
+            continue
         decoded = decode_request(params)
         if decoded.images:
             raise RequestNotFound(f"Request {rid!r} has images, which are not kept. It can't be replayed.")
         entries = [entry for page in read_pages(client, model, rid) for entry in page]
         return KeptRequest(model, rid, decoded, entries)
-    raise RequestNotFound(f"No request {rid!r} in any model. Its time of --keep-requests may be over.")
+    if (stored := _stored(client, rid)) is not None:
+        return _of_record(rid, stored, named)
+    if ended:
+        raise RequestNotFound(
+            f"The prompt of request {rid!r} was not kept. Start the API with --keep-requests SECONDS, or send a chat "
+            "with 'store': true, and ask again."
+        )
+    raise RequestNotFound(
+        f"No request {rid!r} in any model, and no stored chat completion. Its time of --keep-requests or "
+        "--response-ttl may be over."
+    )
+
+
+def _stored(client: SyncRedis, rid: str) -> StoredRequest | None:
+    """The stored chat of any owner: a rid does not tell its owner."""
+    owners = run(client, storing_owners())
+    for start in range(0, len(owners), OWNERS_AT_ONCE):
+        some = owners[start : start + OWNERS_AT_ONCE]
+        for stored in run_every(client, [stored_request(rid, owner) for owner in some]):
+            if stored is not None:
+                return stored
+    return None
+
+
+def _of_record(rid: str, stored: StoredRequest, models: list[str]) -> KeptRequest:
+    if not stored.ended:
+        raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
+    if not stored.params or not stored.entries:
+        raise RequestNotFound(
+            f"The chat completion {rid!r} was stored without its prompt: it has images, was too large for the quota of "
+            "stored responses, or was stored by another version. It can't be replayed."
+        )
+    if stored.model not in models:
+        raise RequestNotFound(f"The model {stored.model!r} of request {rid!r} is not loaded. Load it, and ask again.")
+    return KeptRequest(stored.model, rid, decode_request(stored.params), decode_entries(stored.entries))
 
 
 def replay(client: SyncRedis, kept: KeptRequest, rid: str) -> None:

@@ -32,7 +32,8 @@ def replay(rid: str, times: int, redis_url: str | None) -> None:
     """Compute the request RID once more and compare it with what was answered.
 
     Tokens, log probabilities and ends must be equal. RID is the id of an answer or of its request. The API must have
-    kept it: `furrow api --keep-requests SECONDS`. The exit status is 1 where something differs.
+    kept it: `furrow api --keep-requests SECONDS`, or as a chat completion with `store`. The exit status is 1 where
+    something differs.
     """
     client = connect_to_farm(redis_url)
     kept = find_kept(client, catalog.model_names(client), bare_id(rid))

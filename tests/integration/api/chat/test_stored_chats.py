@@ -13,8 +13,11 @@ import openai
 import pytest
 
 from control import keys
+from control.errors import RequestNotFound
 from control.records import catalog
 from control.records.responses import KEYLESS
+from control.requests.history import read_pages
+from control.requests.upkeep.replay import find_kept
 from tests.integration.api.calling import ASK
 from tests.integration.api.conftest import running_api
 from tests.leader import ScriptedLeader
@@ -109,6 +112,27 @@ def test_the_end_of_an_answer_stores_it(client: openai.OpenAI, leader: ScriptedL
         redis_client.hset(record, "view", view)
         client.chat.completions.retrieve(f"chatcmpl-{rid}")
         assert redis_client.hget(record, "response") == body
+
+
+def test_a_stored_answer_can_be_replayed(client: openai.OpenAI, leader: ScriptedLeader, redis_client: Any) -> None:
+    """Without `--keep-requests`, once its own keys are gone: stored with the end of the answer, and from the log."""
+    leader.reply = lambda _: "It rains."
+    streamed = list(create(client, stream=True, logprobs=True, top_logprobs=1, stop="never"))
+    for at, identity in enumerate((streamed[0].id, create(client, n=2, temperature=0.7).id)):
+        rid = identity[-32:]
+        found = [find_kept(redis_client, ["tiny"], rid)]
+        unread(redis_client, identity)
+        redis_client.hdel(OWNED.record(rid), "entries")
+        client.chat.completions.retrieve(identity)
+        log = [entry for page in read_pages(redis_client, "tiny", rid) for entry in page]
+        redis_client.delete(REQUESTS.request(rid), REQUESTS.log(rid))
+        found.append(find_kept(redis_client, ["tiny"], rid))
+        assert [one.entries for one in found] == [log, log]
+        assert found[0].params == found[1].params == leader.claimed[at].params
+        assert "entries" not in client.chat.completions.retrieve(identity).to_dict()
+        client.chat.completions.delete(identity)
+        with pytest.raises(RequestNotFound, match="no stored chat"):
+            find_kept(redis_client, ["tiny"], rid)
 
 
 def unread(redis_client: Any, identity: str) -> str:
