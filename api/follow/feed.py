@@ -37,6 +37,8 @@ class Feed:
         """The request's hash as last read: state, ticket, t_claimed …"""
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
+        self.claim_at: float | None = None
+        """Loop time at which it is expected to be claimed; None when that is not known."""
         self.error: Exception | None = None
         """The reason why no more entries will come, where the log has no end of its own."""
         self.begun = False

@@ -48,6 +48,13 @@ class Feeds:
         return max(waiting, default=None)
 
     @property
+    def expected_wait_ms(self) -> int | None:
+        """Time until the last member that still waits is expected to be claimed; None where that can't be told."""
+        at = [feed.claim_at for feed in self.members if feed.have == 0 and feed.claim_at is not None]
+        rest = max(at, default=0.0) - asyncio.get_running_loop().time()
+        return round(1000 * rest) if rest > 0 else None
+
+    @property
     def started(self) -> bool:
         """True once a leader has claimed the request, or its end is known."""
         return any(feed.have or feed.error or feed.fields.get("state", "queued") != "queued" for feed in self.members)

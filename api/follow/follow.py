@@ -213,6 +213,7 @@ class Follower:
                 feed.fields = followed.fields
                 if feed.fields.get("state") != "queued":
                     feed.position = None
+                feed.claim_at = None if followed.expected_wait_s is None else now + followed.expected_wait_s
                 if not feed.recoverable:
                     feed.begin(origin_of(feed, followed, self._api, now_ms()))
                 more, whole = followed.more, not feed.recoverable

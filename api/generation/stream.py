@@ -91,10 +91,19 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
         await feeds.wait(min(pause, settings.wait_warning) if request_log.before_first_token else pause)
         position = feeds.position if request_log.before_first_token else None
         request_log.warn_if_waiting(settings.wait_warning, position)
-        if position is not None and position != told:
+        if position != told and request_log.before_first_token:
             told = position
-            yield b": queue position %d\n" % position
+            yield _place(position, feeds.expected_wait_ms)
             sent_at = request_log.waited
         elif request_log.waited - sent_at >= settings.keep_alive - 0.01:
             yield KEEP_ALIVE
             sent_at = request_log.waited
+
+
+def _place(position: int | None, wait_ms: int | None) -> bytes:
+    """The comment about a place in the queue, or about its end."""
+    if position is None:
+        return b": claimed\n"
+    if wait_ms is None:
+        return b": queue position %d\n" % position
+    return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)

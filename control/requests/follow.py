@@ -29,6 +29,15 @@ class Followed:
     def ended(self) -> bool:
         return self.fields["state"] not in ("queued", "running")
 
+    @property
+    def expected_wait_s(self) -> float | None:
+        """Seconds for which it still waits, by what was expected when it came; None where nothing could be told then,
+        and once that time is over."""
+        if self.fields["state"] != "queued" or "expected" not in self.fields:
+            return None
+        rest = int(self.fields["expected"]) - (self.server_ms - int(self.fields["t_enqueued"]))
+        return rest / 1000 if rest > 0 else None
+
 
 def not_found(rid: str) -> RequestNotFound:
     """The same words whether it never was, is over, or is another tenant's: a stranger learns nothing."""

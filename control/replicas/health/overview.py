@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -55,7 +56,8 @@ class ReplicaOverview:
 class Overview:
     """`queued` requests wait for the model; leaders claim none while it is `paused`. `revision` is its specification's,
     `wanted` how many replicas that asks for, and `rolled_out` how many of this revision serve. `assets` changes with
-    the assets of the model, and `kind` is what it gives; None while it was never loaded."""
+    the assets of the model, and `kind` is what it gives; None while it was never loaded. `settings` changes with any
+    field of its specification."""
 
     model: str
     state: ReplicaState
@@ -69,6 +71,7 @@ class Overview:
     paused: bool = False
     load: ModelLoad = field(default_factory=ModelLoad)
     kind: ModelKind | None = None
+    settings: str = ""
 
     @property
     def is_rolled_out(self) -> bool:
@@ -153,6 +156,7 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
         paused=spec.paused,
         load=about.load,
         kind=about.kind,
+        settings=blake2b(msgspec.json.encode(spec), digest_size=6).hexdigest(),
     )
 
 

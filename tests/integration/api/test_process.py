@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,30 @@ def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) 
         assert warning["waited_ms"] >= 2000
         leader.claiming = True
         assert text_of(found) == "you said x"
+
+
+def test_comments_tell_the_expected_wait_and_its_end(
+    impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any
+) -> None:
+    """Where enough was seen to tell: ten ends in 300 s, and one request ahead. A claim before the first token is told."""
+    leader.claiming = False
+    load = ModelKeys("tiny").load
+    redis_client.hset(load, mapping={"busy_ms": 300_000, "busy_ends": 9, "busy_since": 1})
+    first = threading.Thread(
+        target=httpx.post, args=(f"{impatient.url}{CHAT}",), kwargs={"json": chat("x"), "timeout": 40}
+    )
+    first.start()
+    until(lambda: redis_client.hget(load, "queued") == "1")
+    with httpx.stream("POST", f"{impatient.url}{CHAT}", json=chat("y", stream=True), timeout=40) as response:
+        found = events(response.iter_lines())
+        place = re.fullmatch(r"queue position 2, expected wait (\d+) ms", str(next(found).comment))
+        assert place is not None and 20_000 < int(place[1]) <= 30_000
+        leader.pause()
+        leader.claiming = True
+        assert "claimed" in iter(lambda: next(found).comment, None)
+        leader.resume()
+        assert text_of(found) == "you said y"
+    first.join()
 
 
 def test_a_claimed_request_has_no_queue_position(impatient: ApiProcess, leader: ScriptedLeader) -> None:

@@ -74,8 +74,9 @@ function nameOf(source) {
 
 const DTYPES = ["auto", "float32", "bfloat16", "float16", "float64"];
 
-// Load a model, or with `spec` (GET /farm/models/spec) change the settings of one.
-export function load(view, spec = null) {
+// Load a model, or with `spec` (GET /farm/models/spec) change the settings of one; `attach(update)`: `update(spec)` shows
+// settings that were changed elsewhere.
+export function load(view, spec = null, attach = () => {}) {
   const known = spec ?? { tp: 1, dtype: "auto", prefix_cache: true, images: true, lookup: 8, drain_s: 300, surge: true };
   const identity = spec
     ? []
@@ -87,6 +88,7 @@ export function load(view, spec = null) {
     title: spec ? `Settings of ${spec.name}` : "Load a model",
     text: spec ? "After a change the replicas are restarted one by one; each finishes its requests first." : null,
     act: spec ? "Change settings" : "Load",
+    attach: (update) => attach((changed) => update({ ...changed, devices: changed.devices.join(",") })),
     fields: [
       {
         name: "source",

@@ -1,4 +1,5 @@
-// One answer of a model, followed to its end: over broken connections, and over the death of the API process.
+// One answer of a model, followed to its end: over broken connections, over the death of the API process, and over a
+// reload of the page.
 
 import { api } from "./api.js";
 import { serverSentEvents } from "./events.js";
@@ -9,9 +10,13 @@ const WAITS_S = 60;
 // A stream sends something every 10 s (`--keep-alive`): one that is silent for so long has lost its other end.
 const SILENT_MS = 25_000;
 const INTERRUPTED = ["stream_interrupted", "shutting_down", "unavailable"];
+const PLACE = /^queue position (\d{1,9})(?:, expected wait (\d{1,12}) ms)?$/;
 
-// Follows a request of /v1/chat/completions. `text`, `reasoning`, `state`, `usage`, `finish` and `error` change, and
-// `changed()` is called after each change. `state`: "waiting", "answering", "resuming", "ended", "stopped" or "failed".
+// Milliseconds, the same over reloads of the page.
+const clock = () => performance.timeOrigin + performance.now();
+
+// Follows a request of /v1/chat/completions. `text`, `reasoning`, `state`, `place`, `usage`, `finish` and `error` change,
+// and `changed()` is called after each change. `state`: "waiting", "answering", "resuming", "ended", "stopped" or "failed".
 export class Answer {
   text = "";
   reasoning = "";
@@ -22,6 +27,8 @@ export class Answer {
   // The request's id, known from the headers of the stream on; the id of the last event that was taken.
   rid = null;
   resumed = 0;
+  // Its place in the queue, `{position, waitMs}`, while it has one; `waitMs` is null where it is not known.
+  place = null;
   #last = null;
   #done = false;
   #controller = new AbortController();
@@ -34,6 +41,31 @@ export class Answer {
   constructor(body, changed) {
     this.body = { ...body, stream: true, stream_options: { include_usage: true }, on_disconnect: WAITS_S };
     this.changed = changed;
+    this.began = clock();
+  }
+
+  // What a reload needs: `restore` makes the answer of it.
+  record() {
+    const { text, reasoning, state, finish, usage, error, rid, resumed, began } = this;
+    const { model, temperature, max_tokens } = this.body;
+    const asked = { model, temperature, max_tokens, messages: this.open && !rid ? this.body.messages : [] };
+    const marks = { last: this.#last, key: this.#key, firstAt: this.#firstAt, lastAt: this.#lastAt };
+    return { asked, text, reasoning, state, finish, usage, error, rid, resumed, began, ...marks };
+  }
+
+  // An answer as it was. `record` was checked; one that was under way goes on with `run`.
+  static restore({ asked, last, key, firstAt, lastAt, ...rest }, changed) {
+    const answer = new Answer(asked, changed);
+    Object.assign(answer, rest);
+    [answer.#last, answer.#key, answer.#firstAt, answer.#lastAt] = [last, key, firstAt, lastAt];
+    if (!answer.open) return answer;
+    answer.state = "resuming";
+    // Nobody knows whether the farm took it: it is asked for again while it would have gone on.
+    if (!answer.rid && clock() - answer.began > 1_000 * WAITS_S) {
+      answer.state = "failed";
+      answer.error = "The page was closed before the farm had taken this message. Send it again.";
+    }
+    return answer;
   }
 
   get open() {
@@ -52,7 +84,6 @@ export class Answer {
 
   // Ask, and follow the answer to its end.
   async run() {
-    this.began = performance.now();
     for (let failures = 0; this.open; ) {
       const taken = this.#last;
       const silence = new Silence();
@@ -68,8 +99,8 @@ export class Answer {
       }
       // A process that answered and then said nothing may have another --keep-alive: that is no failed try.
       if (this.#last !== taken || silence.afterAnswer) failures = 0;
-      if (!failures) this.#brokenAt = performance.now();
-      if (performance.now() - this.#brokenAt > PATIENCE_MS) return this.#fail("The API process did not come back. The answer ends here.");
+      if (!failures) this.#brokenAt = clock();
+      if (clock() - this.#brokenAt > PATIENCE_MS) return this.#fail("The API process did not come back. The answer ends here.");
       this.#set("resuming");
       await pause(RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)], this.#controller.signal);
     }
@@ -80,28 +111,42 @@ export class Answer {
     if (!this.open) return;
     this.#set("stopped");
     this.#controller.abort();
-    if (this.rid) await api.post(`/v1/requests/${this.rid}/cancel`).catch(() => {});
+    if (this.rid) await api.post(`/v1/requests/${encodeURIComponent(this.rid)}/cancel`, {}, { keepalive: true }).catch(() => {});
   }
 
   // The same request again from the last event on, whichever API process answers. Its first try is the POST.
   #request(signal) {
     if (!this.rid) return api.request("POST", "/v1/chat/completions", this.body, { signal, headers: { "idempotency-key": this.#key } });
     const headers = this.#last ? { "last-event-id": this.#last } : {};
-    return api.request("GET", `/v1/requests/${this.rid}/events`, undefined, { signal, headers });
+    return api.request("GET", `/v1/requests/${encodeURIComponent(this.rid)}/events`, undefined, { signal, headers });
   }
 
   async #follow(response, silence) {
-    const heard = () => silence.heard();
+    const heard = (comment = "") => {
+      silence.heard();
+      if (comment) this.#note(comment);
+    };
     heard();
     silence.answered = true;
     this.rid ??= response.headers.get("x-request-id");
-    if (this.state === "resuming") this.resumed += 1;
+    if (this.state === "resuming") {
+      this.resumed += 1;
+      this.#set(this.text || this.reasoning ? "answering" : "waiting");
+    }
     for await (const { data, id } of serverSentEvents(response, heard)) {
       if (!this.open) return;
       if (data === "[DONE]") this.#done = true;
       else if (data) this.#take(JSON.parse(data));
       if (id) this.#last = id;
     }
+  }
+
+  // A comment of the stream: of the queue, or of its end.
+  #note(comment) {
+    const found = PLACE.exec(comment);
+    if (!found && comment !== "claimed") return;
+    this.place = found && { position: Number(found[1]), waitMs: found[2] ? Number(found[2]) : null };
+    this.changed();
   }
 
   #take(chunk) {
@@ -114,14 +159,14 @@ export class Answer {
     const [choice] = chunk.choices;
     const { content, reasoning_content: reasoning } = choice?.delta ?? {};
     if (content || reasoning) {
-      this.#lastAt = performance.now();
+      this.#lastAt = clock();
       this.#firstAt ||= this.#lastAt;
       this.text += content ?? "";
       this.reasoning += reasoning ?? "";
     }
     if (choice?.finish_reason) this.finish = choice.finish_reason;
     if (chunk.usage) this.usage = chunk.usage;
-    this.#set(this.text || this.reasoning ? "answering" : this.state === "resuming" ? "waiting" : this.state);
+    this.#set(this.text || this.reasoning ? "answering" : this.state);
   }
 
   #fail(message) {
@@ -131,6 +176,7 @@ export class Answer {
 
   #set(state) {
     this.state = state;
+    if (state !== "waiting") this.place = null;
     this.changed();
   }
 }

@@ -1,5 +1,7 @@
 // The API of this process: JSON in and out, with the key of this tab.
 
+import { tab } from "./storage.js";
+
 const ROOT = new URL("../../", import.meta.url);
 const STORED = "furrow.key";
 
@@ -11,12 +13,25 @@ export class ApiError extends Error {
   }
 }
 
+// Called before the tab gets another key, or none: what was done with the last one is to be dropped.
+export const farewells = new Set();
+
 // The key lives as long as the tab, and is sent as a header alone.
 export const key = {
-  get: () => sessionStorage.getItem(STORED) ?? "",
-  set: (secret) => sessionStorage.setItem(STORED, secret),
-  forget: () => sessionStorage.removeItem(STORED),
+  get: () => tab.get(STORED) ?? "",
+  set(secret) {
+    if (secret !== key.get()) leave();
+    tab.set(STORED, secret);
+  },
+  forget() {
+    leave();
+    tab.remove(STORED);
+  },
 };
+
+function leave() {
+  for (const listener of farewells) listener();
+}
 
 // Called with the ApiError of each answer that asks for another key.
 export const refusals = new Set();
@@ -44,9 +59,10 @@ async function json(method, path, body, { signal, ...options } = {}) {
   }
 }
 
-// A Response whose status is a success. `path` begins with a slash; `headers` and `signal` may be given.
+// A Response whose status is a success. `path` begins with a slash; `headers` and `signal` may be given, and `keepalive`
+// for a request that outlives the page.
 // Throws ApiError, or the AbortError of `signal`.
-async function request(method, path, body, { signal, headers = {} } = {}) {
+async function request(method, path, body, { signal, headers = {}, keepalive = false } = {}) {
   const sent = new Headers(headers);
   if (key.get()) sent.set("authorization", `Bearer ${key.get()}`);
   if (body !== undefined) sent.set("content-type", "application/json");
@@ -57,6 +73,7 @@ async function request(method, path, body, { signal, headers = {} } = {}) {
       headers: sent,
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,
+      keepalive,
       cache: "no-store",
       credentials: "omit",
       redirect: "error",

@@ -1,6 +1,7 @@
 // Dialogs: a question before an act that ends something, and forms.
 
 import { h, patch } from "./dom.js";
+import { remembered, stopsIn } from "./focus.js";
 import { button } from "./parts.js";
 
 // Ask before an act: true if it was confirmed. `act` is the text of its button.
@@ -17,10 +18,12 @@ export function confirm({ title, text, act, kind = "danger" }) {
 // A form. `fields`: `{name, label, type, value, help, options, min, max, required, more}`; `type` is "text", "number",
 // "select", "check" or "password", and fields with `more` are folded. `submit(values)` does the act; what it throws is
 // shown in the form, which stays, as it does for the result false. Nothing closes the form while the act runs, so that
-// no result is lost. Resolves to the result, or to null where the form was closed.
-export function form({ title, text = null, fields, act, kind = "primary", submit }) {
+// no result is lost. `attach(update)` is called once: `update(values)` takes values that were changed elsewhere over into
+// the fields that the visitor has not changed. Resolves to the result, or to null where the form was closed.
+export function form({ title, text = null, fields, act, kind = "primary", submit, attach = null }) {
   return new Promise((resolve) => {
     const fault = h("p", { class: "fault", role: "alert", keep: true });
+    const news = h("p", { class: "help", role: "status", keep: true });
     const shown = fields.map((field) => [field, row(field)]);
     const folded = shown.filter(([field]) => field.more).map(([, element]) => element);
     let sending = false;
@@ -39,6 +42,8 @@ export function form({ title, text = null, fields, act, kind = "primary", submit
           dialog.querySelector(`[name="${error.param ?? ""}"]`)?.focus();
         } finally {
           sending = cancel.disabled = pressed.disabled = false;
+          // A button that is disabled has lost the focus.
+          if (dialog.open && !dialog.contains(document.activeElement)) pressed.focus();
         }
       };
       return h(
@@ -47,11 +52,34 @@ export function form({ title, text = null, fields, act, kind = "primary", submit
         text ? h("p", {}, text) : null,
         shown.filter(([field]) => !field.more).map(([, element]) => element),
         folded.length ? unfolding(h("summary", {}, "More settings"), h("div", {}, folded)) : null,
+        news,
         fault,
         h("div", { class: "acts" }, cancel, h("button", { type: "submit", class: `button ${kind}` }, act)),
       );
     }, resolve, () => sending);
+    attach?.(updating(dialog, fields, news));
   });
+}
+
+// Takes values over into the fields that were not changed here, and says so in `news`.
+function updating(dialog, fields, news) {
+  const [changed, told] = [new Set(), new Map()];
+  const before = new Map(fields.map(({ name, value }) => [name, value ?? ""]));
+  dialog.addEventListener("input", ({ target }) => changed.add(target.name));
+  return (values) => {
+    for (const { name, label, type } of fields) {
+      const value = values[name] ?? "";
+      if (!(name in values) || value === before.get(name)) continue;
+      before.set(name, value);
+      const input = dialog.querySelector(`[name="${name}"]`);
+      const shown = type === "check" ? (value ? "on" : "off") : value === "" ? "empty" : value;
+      told.set(name, changed.has(name) ? `${label}: now ${shown}; what you entered is kept.` : `${label}: now ${shown}.`);
+      if (changed.has(name)) continue;
+      if (type === "check") input.checked = Boolean(value);
+      else input.value = value;
+    }
+    patch(news, told.size ? ["Changed elsewhere meanwhile. ", [...told.values()].join(" ")] : null);
+  };
 }
 
 // Folded content that unfolds where a field in it is not valid: the browser can't say so at a field that is hidden.
@@ -70,7 +98,7 @@ export function show({ title, content, act = "Close" }) {
 
 // `held()`: true while nothing but `close` ends the dialog.
 function opened(title, content, resolve, held = () => false) {
-  const back = document.activeElement;
+  const back = remembered();
   const id = `dialog-${Math.random().toString(36).slice(2)}`;
   let answer = null;
   let done = false;
@@ -85,12 +113,23 @@ function opened(title, content, resolve, held = () => false) {
     // A browser closes a dialog at the second Escape, whatever was prevented.
     if (!done && held()) return dialog.showModal();
     dialog.remove();
-    if (back?.isConnected) back.focus();
+    back();
     resolve(answer);
   });
+  dialog.addEventListener("keydown", (event) => round(event, dialog));
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
+}
+
+// The Tab key goes round in a dialog, and not out of it to the browser's own controls.
+function round(event, dialog) {
+  if (event.key !== "Tab") return;
+  const stops = stopsIn(dialog);
+  const [from, to] = event.shiftKey ? [stops[0], stops.at(-1)] : [stops.at(-1), stops[0]];
+  if (document.activeElement !== from && dialog.contains(document.activeElement)) return;
+  event.preventDefault();
+  to?.focus();
 }
 
 function row(field) {

@@ -27,9 +27,11 @@ export class Shell {
   open() {
     const found = route(this.pages, location.hash || "#/");
     const first = this.#shown === null;
+    // Another view of the same page, such as that of another model in a list: the focus stays where it is.
+    const same = !this.#refusal && this.#view && found?.page === this.#view.page && samePlace(found.params, this.#view.params);
     this.#view?.close();
     this.#shown = found?.page ?? {};
-    patch(this.main);
+    if (!same) patch(this.main);
     this.#navigation();
     if (this.#refusal) return this.#form();
     const page = found?.page ?? LOST;
@@ -37,6 +39,7 @@ export class Shell {
     document.title = `${title} · Furrow`;
     this.#view = new View(this.main, this.farm, { page, params: {}, query: {}, ...found });
     this.#view.open();
+    if (same) return;
     scrollTo(0, 0);
     // A change of pages is heard as a load of one would be.
     if (!first) (this.main.querySelector("h1") ?? this.main).focus();
@@ -121,6 +124,8 @@ export class Shell {
     input.focus();
   }
 }
+
+const samePlace = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
 // The message of a refusal; the form itself says that a key is missing.
 function said(error) {

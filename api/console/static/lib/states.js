@@ -19,10 +19,11 @@ export function causeOf(model, replica) {
   return detail ? h("p", { class: "cause" }, detail) : null;
 }
 
-// A rank's state: `ready`, the phase of one that starts, `slow`, `silent` without a heartbeat.
+// A rank's state: `ready`, the phase of one that starts, `slow`, `silent` without a heartbeat, `not started` before the
+// replica's first epoch.
 export function rankState(model, replica, rank, history) {
   const beat = replica.beats[rank];
-  if (!beat) return "silent";
+  if (!beat) return replica.epoch ? "silent" : "not started";
   if (history.isSlow(model.model, replica.replica, rank)) return "slow";
   return beat.phase;
 }

@@ -3,6 +3,7 @@
 import { api } from "./api.js";
 import { confirm, form } from "./dialogs.js";
 import { h, patch } from "./dom.js";
+import { keepingFocus } from "./focus.js";
 import { notify } from "./notices.js";
 
 export class View {
@@ -41,7 +42,8 @@ export class View {
   redraw() {
     if (this.signal.aborted || !this.#draw) return;
     const error = this.#error;
-    patch(this.#place, error ? h("p", { class: "fault", role: "alert", key: "fault" }, error.message) : null, this.#draw());
+    const content = [error ? h("p", { class: "fault", role: "alert", key: "fault" }, error.message) : null, this.#draw()];
+    keepingFocus(this.#place, () => patch(this.#place, content));
   }
 
   // Call `read(api)` now and every `seconds` while the page is open and visible; draw after each. What it throws is

@@ -1,9 +1,11 @@
-// A chat to try a model. The conversation lives as long as the tab's page.
+// A chat to try a model. The conversation lives as long as the tab, reloads included.
 
 import { Answer } from "../lib/answer.js";
+import { farewells } from "../lib/api.js";
+import { forget, keep, kept } from "../lib/conversation.js";
 import { confirm } from "../lib/dialogs.js";
 import { h } from "../lib/dom.js";
-import { count, duration, rate } from "../lib/format.js";
+import { count, duration, integer, rate } from "../lib/format.js";
 import { button, command, empty, head, link } from "../lib/parts.js";
 import { hrefTo } from "../lib/router.js";
 
@@ -15,6 +17,31 @@ export default { path: "/chat", title: "Chat", nav: "Chat", open };
 // `turns`: `{role, text, answer}`; an assistant's turn has its Answer. `models` are those that can be asked now, null
 // until they are read; `model` is the chosen one, which stays chosen while it can't be asked.
 const chat = { turns: [], models: null, model: "", system: "", temperature: "", most: "", draft: "", view: null, drawn: 0 };
+const SAVED_EVERY_MS = 2_000;
+let savedAt = 0;
+// How many of the last turns a reload brings back.
+let lasting = 0;
+
+Object.assign(chat, kept(changed));
+lasting = chat.turns.length;
+if (running()) chat.turns.at(-1).answer.run();
+addEventListener("pagehide", save);
+document.addEventListener("visibilitychange", () => document.hidden && save());
+farewells.add(() => (drop(), (chat.system = "")));
+
+function save() {
+  if (!chat.turns.length && !chat.draft) return forget();
+  savedAt = Date.now();
+  lasting = keep(chat);
+}
+
+// End the answer that runs, and drop the conversation.
+function drop() {
+  chat.turns.at(-1)?.answer?.stop();
+  Object.assign(chat, { turns: [], draft: "" });
+  forget();
+  chat.view?.redraw();
+}
 
 function open(view) {
   chat.view = view;
@@ -31,6 +58,7 @@ function open(view) {
 
 // At most once a frame, however fast the tokens come.
 function changed() {
+  if (!running() || Date.now() - savedAt > SAVED_EVERY_MS) save();
   if (chat.drawn) return;
   chat.drawn = requestAnimationFrame(() => {
     chat.drawn = 0;
@@ -41,7 +69,10 @@ function changed() {
   });
 }
 
-const running = () => chat.turns.at(-1)?.answer?.open ?? false;
+function running() {
+  return chat.turns.at(-1)?.answer?.open ?? false;
+}
+
 const served = () => chat.models?.includes(chat.model) ?? false;
 
 function draw() {
@@ -50,7 +81,7 @@ function draw() {
   if (!models) return [head("Chat", { acts }), h("p", { class: "muted", key: "wait" }, "Reading the models…")];
   if (!models.length && !chat.turns.length)
     return [head("Chat"), h("section", { class: "section" }, empty("No model is loaded.", ["Load one on the ", link("farm's page", []), ", or with ", command("furrow models load MODEL"), "."]))];
-  return [head("Chat", { acts }), h("div", { class: "chat", key: "chat" }, conversation(), h("div", { class: "compose" }, missing(), composer()), settings(models))];
+  return [head("Chat", { acts }), h("div", { class: "chat", key: "chat" }, conversation(), h("div", { class: "compose" }, fleeting(), missing(), composer()), settings(models))];
 }
 
 function conversation() {
@@ -73,7 +104,7 @@ function turn({ role, text, answer }, index) {
 function status(answer) {
   const life = answer.rid ? link("Request", ["requests", answer.rid]) : null;
   const words = {
-    waiting: "Waiting for the first token…",
+    waiting: answer.place ? placed(answer.place) : "Waiting for the first token…",
     answering: "Answering…",
     resuming: "The connection broke. The same answer is followed again…",
     stopped: "Stopped.",
@@ -81,6 +112,10 @@ function status(answer) {
     ended: figures(answer),
   }[answer.state];
   return h("p", { class: answer.state === "failed" ? "figures fault" : "figures muted", role: "status" }, h("span", {}, words), life);
+}
+
+function placed({ position, waitMs }) {
+  return `Waiting in the queue: place ${integer(position)}${waitMs ? `, about ${duration(waitMs)}` : ""}.`;
 }
 
 function figures({ usage, rate: speed, firstMs, finish, resumed }) {
@@ -91,6 +126,12 @@ function figures({ usage, rate: speed, firstMs, finish, resumed }) {
   if (finish === "length") found.push("ended by the token limit");
   if (resumed) found.push(`resumed ${resumed === 1 ? "once" : `${resumed} times`}`);
   return found.join(" · ") || "Ended.";
+}
+
+function fleeting() {
+  if (lasting >= chat.turns.length) return null;
+  const text = lasting ? `A reload keeps only the last ${integer(lasting)} of these ${integer(chat.turns.length)} messages.` : "A reload drops this conversation: the browser keeps nothing of it.";
+  return h("p", { class: "help", role: "status", key: "fleeting" }, text);
 }
 
 function missing() {
@@ -128,9 +169,8 @@ async function restart() {
     const text = "The answer that runs is stopped, and this conversation is dropped.";
     if (!(await confirm({ title: "Begin a new chat?", text, act: "Stop and begin" }))) return;
   }
-  stop();
-  Object.assign(chat, { turns: [], draft: "" });
-  chat.view?.redraw();
+  drop();
+  document.getElementById("message")?.focus();
 }
 
 // The messages for the model: turns without an answer's text are left out with it, because templates of many models refuse
@@ -153,6 +193,7 @@ async function send() {
   const answer = new Answer(body, changed);
   chat.turns.push({ role: "assistant", answer });
   chat.draft = "";
+  save();
   const message = document.getElementById("message");
   if (message) message.value = "";
   chat.view?.redraw();

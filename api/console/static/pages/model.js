@@ -19,24 +19,28 @@ export default {
   },
 };
 
-// The model's specification, read again when its revision changes, and after a change here: not every setting raises it.
+// The model's specification, read again after each change of a setting, here or elsewhere.
 class Settings {
   spec = null;
-  #read = "";
+  #read = null;
+  #update = null;
 
   constructor(view) {
     this.view = view;
   }
 
   async follow(model) {
-    const wanted = `${model.revision} ${model.wanted}`;
-    if (wanted === this.#read) return;
-    this.#read = wanted;
+    const { settings } = model;
+    if (settings === this.#read) return;
+    this.#read = settings;
     try {
-      this.spec = await this.fetch();
+      const spec = await this.fetch();
+      if (settings !== this.#read) return;
+      this.spec = spec;
+      this.#update?.(spec);
       this.view.redraw();
     } catch {
-      this.#read = "";
+      this.#read = null;
     }
   }
 
@@ -46,11 +50,14 @@ class Settings {
 
   async change() {
     try {
-      if (!(await load(this.view, await this.fetch()))) return;
-      this.#read = "";
-      this.view.redraw();
+      await load(this.view, await this.fetch(), (update) => {
+        this.#update = update;
+        this.#read = null; // a change since that reading
+      });
     } catch (error) {
-      notify(error.message, "bad");
+      if (error.name !== "AbortError") notify(error.message, "bad");
+    } finally {
+      this.#update = null;
     }
   }
 }
