@@ -247,29 +247,27 @@ CONTRAST = """() => {
 }"""
 
 
-def test_the_keyboard_is_enough(visit: Visit, scripted: ScriptedFarm) -> None:
-    """From the skip link to an act and back: the focus is seen, moves into the dialog, and returns from it."""
+def test_settings_that_are_changed_elsewhere_reach_an_open_page(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Those that raise no revision too; in an open form all but the field that the visitor has changed."""
     page = visit(LARGE)
-    page.get_by_role("button", name="Unload…").wait_for()
-    focused = "document.activeElement"
-    page.keyboard.press("Tab")
-    assert page.evaluate(f"{focused}.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate(f"{focused}.id") == "main"
-    for _ in range(12):
-        page.keyboard.press("Tab")
-        if page.evaluate(f"{focused}.textContent") == "Scale…":
-            break
-    assert page.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
-    page.keyboard.press("Enter")
-    page.keyboard.type("1")
-    assert page.evaluate(f"{focused}.name") == "replicas"
-    page.keyboard.press("Escape")
-    dialog(page).wait_for(state="detached")
-    assert page.evaluate(f"{focused}.textContent") == "Scale…"
-    page.wait_for_timeout(1_200)
-    assert page.evaluate(f"{focused}.textContent") == "Scale…", "a snapshot must not take the focus"
-    assert scripted.spec("org/large-instruct").replicas == 1
+    page.get_by_text("5 min", exact=True).wait_for()
+    known = scripted.spec("org/large-instruct")
+    catalog.put_spec(scripted.client, msgspec.structs.replace(known, drain_s=41, surge=False))
+    page.get_by_text("41.0 s", exact=True).wait_for()
+    press(page, "Change settings…")
+    dialog(page).get_by_text("More settings").click()
+    drain, surge = dialog(page).get_by_label("Drain time"), dialog(page).get_by_label("Surge")
+    context = dialog(page).get_by_label("Longest context")
+    context.fill("512")
+    changed = msgspec.structs.replace(known, drain_s=42, max_context=1024)
+    catalog.put_spec(scripted.client, changed)
+    dialog(page).get_by_role("status").filter(has_text="what you entered is kept").wait_for()
+    assert (drain.input_value(), surge.is_checked(), context.input_value()) == ("42", True, "512")
+    confirm(page, "Change settings")
+    until(lambda: scripted.spec("org/large-instruct").max_context == 512)
+    spec = scripted.spec("org/large-instruct")
+    assert (spec.drain_s, spec.surge) == (42, True)
+    catalog.put_spec(scripted.client, known)
 
 
 def test_fifty_pages_cost_redis_what_one_does(visit: Visit, scripted: ScriptedFarm, console_api: ApiProcess) -> None:

@@ -30,9 +30,11 @@ function open(view) {
 const chosen = (view) => view.query.model ?? view.farm.card?.models[0]?.model ?? null;
 
 function picker(view, model) {
-  const names = [...new Set([model, ...view.farm.card.models.map((one) => one.model)])];
+  const known = view.farm.card.models.map((one) => one.model);
+  // In the same order whichever is chosen: the arrow keys go through it.
+  const names = known.includes(model) ? known : [model, ...known];
   const change = (event) => (location.hash = hrefTo(["history"], { model: event.target.value }));
-  return h("label", { class: "picker" }, "Model ", h("select", { onchange: change }, names.map((name) => h("option", { value: name, selected: name === model }, name))));
+  return h("label", { class: "picker" }, "Model ", h("select", { "aria-label": "Model", onchange: change }, names.map((name) => h("option", { value: name, selected: name === model }, name))));
 }
 
 // One row for an epoch: its formation and its fault together.
