@@ -182,7 +182,7 @@ def test_requests_are_filtered_and_cancelled(visit: Visit, scripted: ScriptedFar
     page.get_by_text("3 requests, oldest first").wait_for()
     keys = Keys(page)
 
-    def state(rid: str) -> str | None:
+    def state(rid: str) -> object:
         return client.hget(ModelKeys(MODEL).request(rid), "state")
 
     keys.to("Cancel request second").press("Enter").to("Cancel request").press("Enter")

@@ -81,7 +81,7 @@ def test_comments_while_it_waits(impatient: ApiProcess, leader: ScriptedLeader) 
 def test_comments_tell_the_expected_wait_and_its_end(
     impatient: ApiProcess, leader: ScriptedLeader, redis_client: Any
 ) -> None:
-    """Where enough was seen to tell: ten ends in 300 s, and one request ahead. A claim before the first token is told."""
+    """Where enough was seen to tell: ten ends in 300 s, one request ahead. A claim before the first token is told."""
     leader.claiming = False
     load = ModelKeys("tiny").load
     redis_client.hset(load, mapping={"busy_ms": 300_000, "busy_ends": 9, "busy_since": 1})
