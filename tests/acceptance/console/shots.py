@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tests.acceptance.console.browser import chromium
 from tests.acceptance.console.scripted_farm import ScriptedFarm, populate, trouble
+from tests.acceptance.console.worked_farm import BURIED, LIVED, WORKED, talk, use, worked
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.servers import NEW, serving
 
@@ -57,6 +58,16 @@ TROUBLED: dict[str, tuple[str, Callable[[Page], None]]] = {
     "load": ("#/", press("Load a model…")),
     "host": ("#/hosts/alpha", nothing),
     "host-away": ("#/hosts/gamma", nothing),
+}
+WORK: dict[str, tuple[str, Callable[[Page], None]]] = {
+    "work-requests": ("#/requests", nothing),
+    "work-life": (f"#/requests/{LIVED}", nothing),
+    "work-dead": ("#/dead", nothing),
+    "work-letter": (f"#/dead/{WORKED.replace('/', '%2F')}/{BURIED[0]}", press("Show prompt")),
+    "work-keys": ("#/keys", nothing),
+    "work-key-limits": ("#/keys", press("Limits of batch jobs")),
+    "work-history": (f"#/history?model={WORKED.replace('/', '%2F')}", nothing),
+    "work-chat": ("#/chat?model=tiny", talk),
 }
 
 
@@ -103,8 +114,10 @@ def main(folder: Path, wanted: list[str]) -> None:
         trouble(farm)
 
     with chromium() as browser, tempfile.TemporaryDirectory() as logs:
-        for fill, pages in ((populate, QUIET), (troubled, TROUBLED)):
-            with served(Path(logs), fill) as (_, process):
+        for fill, pages in ((populate, QUIET), (troubled, TROUBLED), (worked, WORK)):
+            with served(Path(logs), fill) as (farm, process):
+                if fill is worked:
+                    use(farm, process.url)
                 take(browser, process.url, folder, pages, wanted)
         take_special(browser, folder, Path(logs), wanted)
 
