@@ -26,6 +26,7 @@ def test_redis_away_is_said_and_the_page_recovers(visit: Visit, scripted: Script
     banner = page.get_by_role("status").filter(has_text="Redis does not answer")
     banner.wait_for()
     assert "shows the state of" in banner.inner_text() and row.is_visible()
+    assert page.get_by_text("All is well").count() == 0
     page.get_by_role("button", name="Drain beta").click()
     page.get_by_role("button", name="Drain host").click()
     page.get_by_role("alert").filter(has_text="Redis").wait_for()

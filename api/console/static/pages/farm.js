@@ -40,7 +40,7 @@ function draw(view, chosen) {
 function attention(view, found, chosen) {
   if (!found.length) {
     const { models, hosts } = view.farm.card;
-    if (!models.length || !hosts.length) return null;
+    if (!models.length || !hosts.length || view.farm.status !== "live") return null;
     return h("p", { class: "well", key: "well" }, badge("All is well", "good"));
   }
   const shown = chosen.findings ? found : found.slice(0, SHOWN_FINDINGS);
