@@ -12,6 +12,7 @@ setup: $(INSTALLED)
 # torch comes first and by its exact version: whatever depends on it then finds it there.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Furrow needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@echo 'Installing the dependencies into $(VENV), once. This takes minutes.'
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" "$$(grep '^numpy==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

@@ -47,6 +47,7 @@ def run_agent() -> None:
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process
 
+    from control.placement.farm import check_name
     from control.placement.placement import Host
     from control.redis.connection import connect
     from control.redis.readiness import wait_until_ready
@@ -59,6 +60,7 @@ def run_agent() -> None:
     metrics = HostMetrics(supervisor, settings.metrics)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does
         wait_until_ready(client, settings.redis_wait_s, say)
+        check_name(client, host_id())
         supervisor.keep("devices", accelerators())
     host = Host(host_id(), tuple(supervisor.kept["devices"]))
     agent = Agent(client, settings.redis_url, host, supervisor, standby)

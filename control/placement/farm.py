@@ -5,18 +5,24 @@ Every function raises RedisUnavailable while Redis is away.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from control import constants, keys
-from control.errors import SettingsError
+from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
 from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
+
+NAME_GRACE_S = 1.0
+"""Added to a heartbeat's life before a name counts as taken."""
+NAME_LOOK_S = 0.1
 
 _decode_assignment = msgspec.json.Decoder(Assignment).decode
 
@@ -35,6 +41,28 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
 def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> None:
     """As `host_beat`, run."""
     run_every(client, host_beat(host, pid, memory_bytes))
+
+
+def check_name(client: SyncRedis, host_id: str) -> None:
+    """For a worker that starts: the last heartbeat of one that has ended is waited for. Raises SettingsError where
+    another worker goes on beating under the name: both would run the same ranks, and poison each other's epochs."""
+    until = time.monotonic() + constants.HEARTBEAT_MS / 1000 + NAME_GRACE_S
+    while True:
+        # Without Redis nobody beats: the agent waits for it later, as a running one does.
+        with suppress(RedisUnavailable):
+            key = keys.host(host_id)
+            pid, left_ms = run_every(client, [read("HGET", key, "pid", parse=optional_text), read("PTTL", key, parse=int)])
+            if pid is None:
+                return
+            # One without an end is the first on a new server, from an agent that died before its second.
+            if time.monotonic() > until and left_ms > 0:
+                raise SettingsError(
+                    f"another worker runs as host '{host_id}' (its agent has pid {pid} on its machine). "
+                    "Stop that one, or name this one with --host-id"
+                )
+        if time.monotonic() > until + NAME_GRACE_S:
+            return
+        time.sleep(NAME_LOOK_S)
 
 
 def known_hosts(client: SyncRedis) -> list[str]:

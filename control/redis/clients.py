@@ -93,8 +93,11 @@ def unavailable(client: SyncRedis | AsyncRedis, error: Exception) -> RedisUnavai
     where = address(client)
     if isinstance(error, redis_errors.AuthenticationError):
         return RedisUnavailable(
-            f"Redis at {where} refused the password ({error}). Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0"
+            f"Redis at {where} refused the password ({error}). "
+            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0, for an ACL user redis://USER:PASSWORD@HOST:PORT/0"
         )
+    if isinstance(error, redis_errors.BusyLoadingError):
+        return RedisUnavailable(f"Redis at {where} loads its data, and answers when it is done ({error}).")
     return RedisUnavailable(
         f"Redis at {where} can't be reached ({str(error) or type(error).__name__}). "
         "Check that it runs and that REDIS_URL or --redis names it."

@@ -15,19 +15,21 @@ from control.redis.routing.cluster import ABSENT, Cluster
 from control.redis.transient import transient
 
 OLDEST_VERSION = (6, 2)
-_SAY_EVERY_S = 2.0
+_SAY_EVERY_S = 10.0
+"""Between two lines of the same error; another error is told at once."""
 _TRY_EVERY_S = 0.25
 
 
 def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], None]) -> None:
-    """Return once Redis answers and is fit for use; `say` gets a line every two seconds of waiting.
+    """Return once Redis answers and is fit for use; `say` gets a line at once, for another
+    error, and every ten seconds of waiting.
 
     Behind Sentinels it is the primary that must answer, of a Cluster every primary, with every slot served; an
     election is waited for. Raises RedisUnavailable after `seconds`, or at once for a wrong password; SettingsError for
     a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
-    began = time.monotonic()
-    said = began - _SAY_EVERY_S
+    began = said = time.monotonic()
+    told = ""
     while True:
         error = _not_yet(client, say)
         if error is None:
@@ -35,9 +37,10 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         now = time.monotonic()
         if now - began >= seconds:
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
-        if now - said >= _SAY_EVERY_S:
-            said = now
-            say(f"waiting for Redis at {address(client)}: {str(error) or type(error).__name__}")
+        why = str(error) or type(error).__name__
+        if why != told or now - said >= _SAY_EVERY_S:
+            told, said = why, now
+            say(f"waiting for Redis at {address(client)}: {why}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 
 

@@ -100,7 +100,11 @@ def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
 
 def _check_away(card: HostCard, checks: Checks) -> None:
     if not card.replicas:
-        checks.ok("alive", "its agent is away; it has no replicas")
+        if card.drained:
+            checks.ok("alive", "its agent is away, as it is drained; it has no replicas")
+            return
+        remedy = f"Start `furrow worker` there, or tell with `furrow drain {card.id}` that it shall stay away."
+        checks.warning("alive", "its agent is away, and it has no replicas", remedy)
         return
     remedy = "Start `furrow worker` there. If the host is lost, nothing is to be done: others take its replicas over."
     message = f"its agent is away, so nothing replaces a rank that dies there: {_some(card.replicas)}"

@@ -85,7 +85,7 @@ def _described(error: Exception) -> tuple[str, str]:
     if isinstance(error, redis_errors.AuthenticationError):
         return (
             f"the server refused the password: {said}",
-            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0.",
+            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0, for an ACL user redis://USER:PASSWORD@HOST:PORT/0.",
         )
     if "certificate" in said.lower() or "ssl" in said.lower():
         return f"no TLS connection: {said}", "See the certificate above; a server without TLS has a URL of redis://."

@@ -122,6 +122,24 @@ def test_a_port_in_use_that_was_asked_for(serve: Start, redis: ReplicaRedis) -> 
     assert not [one for root in roots for one in root.glob(f"furrow-counters-{worker.pid}-*")]
 
 
+def test_a_name_in_use(redis: ReplicaRedis) -> None:
+    """A second worker under the name of one that beats ends with status 1; the heartbeat of one that ended lapses."""
+    host = Host("twin", ())
+    for _ in range(2):  # the first on a new server has no end yet
+        farm.beat_host(redis.client, host, pid=77, memory_bytes=1)
+    began = time.monotonic()
+    farm.check_name(redis.client, host.id)
+    assert 0.5 < time.monotonic() - began < 3.0, "the heartbeat of a worker that has ended is waited for"
+    farm.check_name(redis.client, host.id)
+    farm.beat_host(redis.client, host, pid=77, memory_bytes=1)
+    redis.client.pexpire("furrow:host:twin", 60_000)
+    environment = clean_environment(FURROW_REDIS_URL=redis.url)
+    command = [sys.executable, "-m", "ops.cli", "worker", "--host-id", host.id, "--metrics", "off"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+        _, told = worker.communicate(timeout=50)
+    assert worker.returncode == 1 and "another worker runs as host 'twin'" in told and "--host-id" in told, told
+
+
 def shown(client: Any, plans: bool) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(FarmCollector(client, lambda: plans))

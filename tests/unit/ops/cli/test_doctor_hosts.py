@@ -98,10 +98,14 @@ def test_no_host_and_only_drained_ones() -> None:
     assert [(one.check, one.level) for one in found] == [("drained", "error")] and "--undo" in found[0].remedy
 
 
-def test_a_host_that_has_left_for_good_is_no_finding() -> None:
-    """It has no replicas, so nothing is missing."""
+def test_a_host_that_is_to_stay_away_is_no_finding() -> None:
+    """The drain says so; without it the remedy names that."""
     gone = msgspec.structs.replace(CARD, id="gone", alive=False, replicas=[])
     found = check_hosts([CARD, gone], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
+    [wrong] = [one for one in found if one.level != "ok"]
+    assert (wrong.check, wrong.level) == ("alive", "warning") and "furrow drain gone" in wrong.remedy
+    drained = msgspec.structs.replace(gone, drained=True)
+    found = check_hosts([CARD, drained], {"alpha": FACTS, "gone": None}, {"a": VERSION}, 0)
     assert {one.level for one in found} == {"ok"}
 
 
