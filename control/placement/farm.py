@@ -51,7 +51,8 @@ def check_name(client: SyncRedis, host_id: str) -> None:
         # Without Redis nobody beats: the agent waits for it later, as a running one does.
         with suppress(RedisUnavailable):
             key = keys.host(host_id)
-            pid, left_ms = run_every(client, [read("HGET", key, "pid", parse=optional_text), read("PTTL", key, parse=int)])
+            look = [read("HGET", key, "pid", parse=optional_text), read("PTTL", key, parse=int)]
+            pid, left_ms = run_every(client, look)
             if pid is None:
                 return
             # One without an end is the first on a new server, from an agent that died before its second.

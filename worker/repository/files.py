@@ -126,7 +126,10 @@ def _weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in sorted(set(named.values()))]
         missing = [path.name for path in files if not path.is_file()]
         if missing:
-            raise ModelFilesAway(f"{folder / INDEX} names files that are missing in {folder}: {', '.join(missing)}. Copy or download them again.")
+            names = ", ".join(missing)
+            raise ModelFilesAway(
+                f"{folder / INDEX} names files that are missing in {folder}: {names}. Copy them there."
+            )
         return files
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

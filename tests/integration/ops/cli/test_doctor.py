@@ -123,9 +123,10 @@ def test_repeated_faults_are_told(populated: Populated, new_server: Server) -> N
     key = populated.lease.keys.poisons
     now = int(time.time() * 1000)
     for number in range(3):
-        fields = {"epoch": now + number, "rank": 1, "kind": "exited", "message": "killed"}
+        fields = {"epoch": now + number, "rank": 1, "kind": "exited", "message": "rank 1 (pid 7) killed by SIGKILL"}
         populated.client.xadd(key, fields)  # type: ignore[arg-type]
-    assert "3 faults" in findings(new_server, "models")["faults"].message
+    found = findings(new_server, "models")["faults"]
+    assert "3 faults" in found.message and "dmesg" in found.remedy and "--kv-tokens" in found.remedy
 
 
 def test_a_host_of_another_version(populated: Populated, new_server: Server) -> None:
