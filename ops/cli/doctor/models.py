@@ -141,7 +141,7 @@ def check_faults(
             remedy = f"See `furrow history {overview.model}` and the table of kinds in ops/runbook.md."
             if last.message.endswith("killed by SIGKILL"):
                 remedy += (
-                    " A SIGKILL without a reason is mostly one for lack of memory (`dmesg` on the host): load the model "
+                    " A SIGKILL without a reason is mostly for lack of memory (`dmesg` on the host): load the model "
                     "with --quant, fewer --kv-tokens or a smaller --max-context."
                 )
             checks.warning("faults", message, remedy)
