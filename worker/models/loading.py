@@ -43,6 +43,7 @@ from worker.models.weight_loader import WeightLoader
 from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import validation
+from worker.repository.families import Family
 from worker.repository.files import ModelFiles, inspect, is_gguf
 from worker.repository.multimodal import tower_tensors
 from worker.repository.multimodal.image_part import part_of
@@ -160,11 +161,10 @@ class _Load:
         """`model`, a meta model, with this rank's weights, and the quantizer that made blocks of them."""
         threads = self.packing.threads
         quantizer = Quantizer(self.quant, threads) if self.quant in BLOCK_QUANTS and threads is not None else None
-        family = validation.family_of(self.files.config)
         grouped = scheme_of(self.files.config) is not None
         with open_checkpoint(self.files, self.dequantize) as checkpoint:
-            plan = self._plan(model.config, checkpoint.borders if quantizer is None else quantizer.borders)
-            link, kept = self.link, self.packing
+            plan = self._plan(model, checkpoint.borders if quantizer is None else quantizer.borders)
+            family, link, kept = self._family(model), self.link, self.packing
             WeightLoader(
                 model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped
             ).fill()
@@ -182,7 +182,7 @@ class _Load:
     def served(self, model: Any) -> ServedModel:
         config, pooling = self.files.config, pooling_of(self.files.config)
         recurrent = validation.recurrence(config)
-        layout = _cache_layout(model.config, self._plan(model.config), self.dtype, self.device, recurrent)
+        layout = _cache_layout(model.config, self._plan(model), self.dtype, self.device, recurrent)
         if pooling is None:
             tower = self._tower(model)
             return ServedModel(model, self.link, layout, model.config.vocab_size, tower=tower)
@@ -204,12 +204,15 @@ class _Load:
         with Checkpoint(self.files.weights, images=True) as checkpoint:
             return load_tower(part, checkpoint, self.dtype, model, lambda: self.tell(1.0))
 
-    def _plan(self, config: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
-        family, group = validation.family_of(self.files.config), self.link.collective
-        kv_heads, recurrent = validation.kv_heads(self.files.config), validation.recurrence(self.files.config)
-        by_layer, heads = validation.layer_kv_heads(self.files.config), config.num_attention_heads
-        regions = () if recurrent is None else recurrent.regions
-        return ShardPlan(family.roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer, regions)
+    def _family(self, model: Any) -> Family:
+        return model.family if isinstance(model, CausalModel) else validation.family_of(self.files.config)
+
+    def _plan(self, model: Any, borders: tuple[int, ...] = ()) -> ShardPlan:
+        group, recurrent = self.link.collective, validation.recurrence(self.files.config)
+        kv_heads, by_layer = validation.kv_heads(self.files.config), validation.layer_kv_heads(self.files.config)
+        roles, heads = self._family(model).roles, model.config.num_attention_heads
+        regions = recurrent.regions if recurrent else ()
+        return ShardPlan(roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer, regions)
 
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
@@ -271,7 +274,7 @@ def _cache_layout(
     config: Any, plan: ShardPlan, dtype: torch.dtype, device: torch.device, recurrent: Recurrence | None = None
 ) -> CacheLayout:
     given = getattr(config, "layer_types", None) if recurrent is None else recurrent.kinds
-    kinds = list(given or [SLIDING] * config.num_hidden_layers)
+    kinds = given or [SLIDING] * config.num_hidden_layers
     window = getattr(config, "sliding_window", None)
     by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
     sources = _sources(config)

@@ -103,6 +103,7 @@ class Delta(ctypes.Structure):
         ("projections", Linear),
         ("rates", Linear),
         *((name, Place) for name in ("query", "key", "value", "gate", "learning", "keeping")),
+        ("filter_bias", c_void_p),
         ("filter", c_void_p),
         ("decay", c_void_p),
         ("decay_bias", c_void_p),

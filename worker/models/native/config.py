@@ -7,10 +7,12 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.formats.recurrence import FULL, DeltaRule
+from worker.formats.short_convolution import ShortConvolution
 from worker.models.native.families import FAMILIES, SLIDING, Fields, NativeFamily
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import WHOLE_VECTORS
 from worker.repository import validation
+from worker.repository.config_fields import feed_forward_width
 from worker.repository.families import FAMILIES as SERVED
 
 WHOLE = {
@@ -27,7 +29,7 @@ WHOLE = {
     "decoder_sparse_step": 1,
 }
 """Fields that are whole numbers, with the least value of each."""
-NUMBERS = ("rms_norm_eps", "query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit")
+NUMBERS = ("rms_norm_eps", "norm_eps", "query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 BY_LAYER = ("no_rope_layers", "mlp_only_layers")
 MAY_BE_NULL = {"head_dim", "sliding_window", *CAPS, *BY_LAYER}
@@ -50,24 +52,26 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = fields["head_dim"] or hidden // heads
     require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
-    activation: Any = fields.get("hidden_activation", fields.get("hidden_act"))
+    activation: Any = fields.get("hidden_activation", fields.get("hidden_act", "silu"))
     require(activation in family.activations, f"its activation is {activation}")
-    recurrent = _recurrent(config)
+    recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(family, fields, layers)
+    # Files of lfm2 have another name for it, which transformers prefers; other types ignore that one.
+    tied = config.get("tie_embedding") if kind == "lfm2" else None
     all_biased = bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=fields.get("intermediate_size"),
+        intermediate_size=feed_forward_width({**config, **fields}, SERVED[kind]),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
         activation=family.activations[activation],
-        rms_norm_eps=float(fields["rms_norm_eps"]),
-        tie_word_embeddings=bool(fields["tie_word_embeddings"]),
+        rms_norm_eps=float(fields["norm_eps"] if "norm_eps" in fields else fields["rms_norm_eps"]),
+        tie_word_embeddings=bool(fields["tie_word_embeddings"] if tied is None else tied),
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
@@ -127,11 +131,18 @@ def _layer_types(family: NativeFamily, fields: Fields, layers: int) -> list[str]
     return given
 
 
-def _recurrent(config: dict[str, Any]) -> dict[str, Any]:
+def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
     """The fields of a model with recurrent layers; none for another."""
     found = validation.recurrence(config)
     if found is None:
         return {}
+    if isinstance(found, ShortConvolution):
+        require(found.width // ranks % WHOLE_VECTORS == 0, f"a rank has {found.width // ranks} channels")
+        return {
+            "layer_types": list(found.kinds),
+            "conv_L_cache": found.taps,
+            "conv_bias": config.get("conv_bias", False),
+        }
     require(isinstance(found, DeltaRule), f"its recurrent layers are {type(found).__name__}s")
     assert isinstance(found, DeltaRule)
     widths = found.key_dim, found.value_dim

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from worker.kv.base import StateLayout
 from worker.layers.linear import NativeLinear
-from worker.layers.parallel import RowParallelLinear
 from worker.models.native.unsupported import NotNative
+from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.native.library import Delta, Layer, Linear, Norm, Place
 
@@ -20,18 +18,31 @@ class Deltas:
     def __init__(self, layout: StateLayout | None) -> None:
         self._layout = layout
         self.structs = (Delta * 0)()
-        self._kept: list[GatedDelta] = []
+        self._kept: list[GatedDelta | GatedConvolution] = []
 
     def add(self, to: Layer, module: Any) -> None:
-        """Make `to` a layer with the recurrence `module`. Raises NotNative."""
-        if not isinstance(module, GatedDelta) or self._layout is None:
+        """Make `to` a layer with the recurrence `module`, but for its last product. Raises NotNative."""
+        if not isinstance(module, GatedDelta | GatedConvolution) or self._layout is None:
             raise NotNative(f"its {type(module).__name__} is torch's")
-        to.delta, to.attention_out = len(self.structs), _output(module.projections.out_proj)
+        to.delta = len(self.structs)
         self._kept.append(module)
-        self.structs = (Delta * (to.delta + 1))(*self.structs, _struct(module, self._layout))
+        struct = _convolution if isinstance(module, GatedConvolution) else _delta
+        self.structs = (Delta * (to.delta + 1))(*self.structs, struct(module, self._layout))
 
 
-def _struct(module: GatedDelta, layout: StateLayout) -> Delta:
+def _convolution(module: Any, layout: StateLayout) -> Delta:
+    return Delta(
+        projections=_linear(module.projections.in_proj),
+        filter_bias=None if module.bias is None else module.bias.data_ptr(),
+        filter=module.filter.data_ptr(),
+        value_heads=1,
+        value_dim=layout.channels,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+    )
+
+
+def _delta(module: Any, layout: StateLayout) -> Delta:
     of = module.projections
     projections = of.in_proj_qkvz if module.by_head else getattr(of, "in_proj_qkv_in_proj_z", None)
     rates = of.in_proj_ba if module.by_head else getattr(of, "in_proj_b_in_proj_a", None)
@@ -70,10 +81,6 @@ def _places(module: GatedDelta) -> dict[str, Place]:
         "learning": Place(0, step),
         "keeping": Place(heads * group, step),
     }
-
-
-def _output(linear: nn.Module) -> Linear:
-    return _linear(linear.partial if isinstance(linear, RowParallelLinear) else linear)
 
 
 def _linear(module: Any) -> Linear:

@@ -239,6 +239,12 @@ FAMILIES: dict[str, NativeFamily] = {
         {**_LLAMA, **_FINE_NORMS, "intermediate_size": 10240, "head_dim": 128},
         aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
     ),
+    "lfm2": NativeFamily(
+        {"norm_eps": 1e-5, "tie_word_embeddings": True, "head_dim": None},
+        norms=("operator_norm", None, "ffn_norm", None),
+        head_norms=EACH_HEAD,
+        rope=Rope(1_000_000.0),
+    ),
     "llama": NativeFamily(_LLAMA),
     "ministral": NativeFamily({**_COMMON, **_WINDOWS, "intermediate_size": 14336}),
     "mistral": NativeFamily({**_COMMON, "intermediate_size": 14336, "sliding_window": 4096}),

@@ -15,9 +15,10 @@ from worker.formats.recurrence import LINEAR
 from worker.formats.roles import Roles
 from worker.layers.norms import FusedRMSNorm
 from worker.models.native.families import FAMILIES
+from worker.models.native.names import native_family
 from worker.models.native.rotary import Rotary, rotaries
 from worker.native.library import ALL_HEADS
-from worker.repository.families import FAMILIES as SERVED
+from worker.repository.families import Family
 
 META = torch.device("meta")
 
@@ -37,6 +38,11 @@ class CausalModel(nn.Module):
         self.config = config
         self.model = _Body(config, rotary_embeddings)
         self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, False)
+
+    @property
+    def family(self) -> Family:
+        """The type's row of the table of served types, with the names of these modules."""
+        return native_family(self.config.model_type)
 
     @property
     def base_model(self) -> nn.Module:
@@ -75,9 +81,12 @@ class _Body(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         super().__init__()
-        roles = SERVED[config.model_type].roles
+        roles = native_family(config.model_type).roles
         if config.layer_types[layer] == LINEAR:
-            self.linear_attn = _Recurrent(config, roles)
+            if "conv.in_proj" in roles:
+                self.conv = _Convolution(config)
+            else:
+                self.linear_attn = _Recurrent(config, roles)
         else:
             self.self_attn = _Attention(config, roles)
         sparse = layer in getattr(config, "expert_layers", ())
@@ -168,6 +177,15 @@ class _Recurrent(nn.Module):
         self.dt_bias, self.A_log = _parameter(heads), _parameter(heads)
         self.norm = _Weights(config.linear_value_head_dim)
         self.out_proj = _linear(values, hidden, False)
+
+
+class _Convolution(nn.Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        hidden, bias = config.hidden_size, config.conv_bias
+        self.in_proj = _linear(hidden, 3 * hidden, bias)
+        self.conv = _Weights(hidden, 1, config.conv_L_cache, bias=bias)
+        self.out_proj = _linear(hidden, hidden, bias)
 
 
 class _Weights(nn.Module):

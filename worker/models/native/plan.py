@@ -52,7 +52,9 @@ class Plan:
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             layers.append(_layer(one, family, mixtures.add(one.mlp, config), self._biases))
             if kind == LINEAR:
-                deltas.add(layers[-1], one.linear_attn)
+                module: Any = one.conv if hasattr(one, "conv") else one.linear_attn
+                deltas.add(layers[-1], module)
+                layers[-1].attention_out = _summed(module.projections.out_proj, self._biases)
             else:
                 place = sum(layer.delta < 0 for layer in layers) - 1
                 require(layout.layers[place].source is None, "its layers share keys and values")

@@ -20,7 +20,7 @@ class GatedConvolution(nn.Module):
         self.projections, self.layer = loaded, layer
         self.filter = nn.Parameter(loaded.conv.weight[:, 0].t().contiguous(), requires_grad=False)
         """(taps, channels), the newest input last."""
-        self.bias: Tensor | None = loaded.conv.bias
+        self.bias: Tensor | None = getattr(loaded.conv, "bias", None)
         del loaded.conv
 
     def forward(self, hidden_states: Tensor, *, cache_step: SlabStep, **_: Any) -> Tensor:

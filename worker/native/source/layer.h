@@ -102,12 +102,14 @@ struct Place {
   int64_t of(int64_t head) const { return first + head * step; }
 };
 
-// A recurrent layer (gated delta rule). The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value
+// A recurrent layer: a short convolution where it has no key heads (recurrent/convolution.h), whose channels are `value_dim`, else the
+// gated delta rule. The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value
 // head h belongs to key head h mod key_heads.
 struct Delta {
   Linear projections;              // outputs: queries, keys, values and gates, which `query` … `gate` find
   Linear rates;                    // outputs: two numbers for each value head, which `learning` and `keeping` find
   Place query, key, value, gate, learning, keeping;
+  const float* filter_bias;        // by channel; null: none
   const float* filter;             // of the convolution: (taps, channels), the newest input last; channels: queries, keys, values
   const float *decay, *decay_bias;  // by value head
   Norm norm;                       // of a head's output

@@ -201,6 +201,8 @@ class Step {
   void recur(Hand& hand, int64_t number) {
     const Delta& delta = deltas_[number];
     multiply(hand, delta.projections, scratch_.normed, scratch_.projected);
+    if (is_convolution(delta))
+      return ConvolutionPass(delta, spans_, scratch_.projected, scratch_.attended, guesses_[number], scratch_.held).run(hand);
     multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
     DeltaPass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held).run(hand);
   }

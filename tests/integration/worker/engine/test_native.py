@@ -77,7 +77,7 @@ def test_it_says_what_torch_says(
 
 @pytest.mark.parametrize("quant", list(NEAR))
 @pytest.mark.parametrize(
-    "family", ["gemma3_text", "glm4", "mistral", "olmo3", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"]
+    "family", ["gemma3_text", "glm4", "lfm2", "mistral", "olmo3", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"]
 )
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +106,7 @@ def test_values_are_taken_block_by_block(checkpoint: Checkpoint, monkeypatch: py
     assert (whole - theirs).abs().max() < NEAR[None]
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3", "qwen3_moe", "qwen3_next"])
 def test_threads_share_a_step_without_changing_it(
     family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +171,7 @@ def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -
         ("qwen3", None),
         ("qwen3", "int8"),
         ("gemma3_text", None),
+        ("lfm2", None),
         ("mixtral", None),
         ("qwen3_moe", "int8"),
         ("qwen3_5_text", "f16"),

@@ -15,7 +15,8 @@ from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
 from worker.models.native.families import FAMILIES, Rope
-from worker.models.native.modules import native_meta_model
+from worker.models.native.modules import CausalModel, native_meta_model
+from worker.models.native.names import RENAMED
 from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
 
@@ -51,6 +52,12 @@ ROPES: list[dict[str, Any]] = [
     {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.25}},
     {"original_max_position_embeddings": 32, "rope_scaling": YARN},
 ]
+FEED_FORWARDS: list[dict[str, Any]] = [
+    {"full_attn_idxs": [1], "conv_bias": True, "norm_eps": 1e-3, "tie_embedding": False, "rms_norm_eps": 0.5},
+    {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 300, "block_multiple_of": 7},
+    {"block_auto_adjust_ff_dim": False, "conv_L_cache": 5, "rope_theta": 1e4, "full_attn_idxs": [0, 2]},
+]
+"""Of lfm2."""
 PARTIAL: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.75},
     {"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 3e4}},
@@ -70,6 +77,7 @@ def variants() -> list[Any]:
     found: list[tuple[str, dict[str, Any]]] = [("llama", changes) for changes in ROPES]
     found += [("qwen3_next", changes) for changes in PARTIAL] + [("mixtral", ROPES[2]), ("phi3", PARTIAL[1])]
     found += [(family, changes) for family in ("gemma3_text", "olmo3") for changes in BY_KIND]
+    found += [("lfm2", changes) for changes in FEED_FORWARDS]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family, row in FAMILIES.items():
         known = set(row.fields) | set(row.aliases.values())
@@ -87,6 +95,8 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     """False for what a family's class, or the gate, refuses."""
     if "hidden_act" in changes:
         return family == "gemma"
+    if family == "lfm2" and "layer_types" in changes:
+        return False
     recurrent = family in {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
         return False
@@ -133,7 +143,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert {ours.config.scaling} == {attention.scaling for attention in attentions}
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
-    norm = theirs.model.norm
+    norm = theirs.model.embedding_norm if family == "lfm2" else theirs.model.norm
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
     scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", None) for model in (ours, theirs)]
@@ -144,7 +154,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
     assert kept == [rotates(attention) for attention in attentions]
     for layer in theirs.model.layers:
-        if hasattr(layer.mlp, "experts"):
+        if hasattr(layer, "mlp") and hasattr(layer.mlp, "experts"):
             router = getattr(layer.mlp, "gate", None) or layer.mlp.router
             assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
             assert ours.config.num_experts_per_tok == router.top_k
@@ -155,7 +165,11 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
 
 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
+    """The parameters' shapes, by transformers' names."""
+    found = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
+    for ours, theirs in RENAMED.get(model.config.model_type, ()) if isinstance(model, CausalModel) else ():
+        found = {name.replace(ours, theirs): shape for name, shape in found.items()}
+    return found
 
 
 def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:

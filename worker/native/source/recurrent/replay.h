@@ -5,7 +5,7 @@
 // were right, the states advance over those: no other product is computed again, and no copy of a state is made.
 #pragma once
 
-#include "delta.h"
+#include "convolution.h"
 
 namespace furrow {
 
@@ -43,8 +43,12 @@ class Replay {
   int64_t bytes() const { return bytes_; }
 
   void run(Hand& hand) const {
-    for (size_t i = 0; i < deltas_.size(); ++i)
-      DeltaPass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_).advance_all(hand);
+    for (size_t i = 0; i < deltas_.size(); ++i) {
+      if (is_convolution(deltas_[i]))
+        ConvolutionPass(deltas_[i], spans_, guesses_[i].rows, out_, {}, held_).run(hand);
+      else
+        DeltaPass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_).advance_all(hand);
+    }
   }
 
  private:
