@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 import structlog
 
 from api.asgi.tasks import PeriodicTask
 from control import keys
-from control.messages import ModelSpec
 from control.records import catalog
-from control.redis.clients import SyncRedis
-from control.redis.connection import read, run, run_all, run_every
-from control.requests import gone_apis, reap, reap_all, take_round
+from control.redis.clients import AsyncRedis, SyncRedis
+from control.redis.connection import read, run, run_every
+from control.redis.rounds import Rounds, arun_rounds, run_rounds
+from control.requests import Reaped, gone_apis, reap, reap_all, take_round
 from control.requests.upkeep.stranded import StrandedRequests
 
 log = structlog.stdlib.get_logger(__name__)
@@ -22,16 +23,37 @@ EVERY_S = 1.0
 LOOK_FOR_GONE_EVERY_S = 5.0
 GONE_AT_ONCE = 64
 """Processes whose requests one round looks for: each adds to the work of the script that does it."""
+_TOGETHER = 64
+"""Models in one round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """The outcome of one round: API processes that are gone, requests that were ended, models with more of them, and
+    whether an agent holds the placement lock."""
+
+    gone: list[str]
+    ended: dict[str, Reaped]
+    placed: bool
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing is left to be done."""
+        return self.placed and not self.gone and not any(reaped.more for reaped in self.ended.values())
 
 
 class OrphanReaper:
-    """Runs in every API process; one of them makes a round each second. The same work done twice is harmless."""
+    """Runs in every API process; one of them makes a round each second. The same work done twice is harmless.
 
-    def __init__(self, client: SyncRedis, api_id: str) -> None:
-        self._client, self._api_id = client, api_id
+    What every round asks is asked on the event loop, which costs less than a thread; the rest is done in one.
+    """
+
+    def __init__(self, client: SyncRedis, api_id: str, async_client: AsyncRedis | None = None) -> None:
+        """Without `async_client` only `reap` can be called."""
+        self._client, self._api_id, self._async_client = client, api_id, async_client
         self._looked = 0.0
         self._stranded = StrandedRequests(client)
-        self._task = PeriodicTask("reap", self._reap_in_thread, EVERY_S, delayed=True)
+        self._task = PeriodicTask("reap", self._areap, EVERY_S, delayed=True)
 
     def start(self) -> None:
         self._task.start()
@@ -39,37 +61,58 @@ class OrphanReaper:
     async def stop(self) -> None:
         await self._task.stop()
 
-    async def _reap_in_thread(self) -> None:
-        await asyncio.to_thread(self.reap)
-
     def reap(self) -> None:
         """One round over all models, unless another process has made this second's."""
-        if not take_round(self._client, self._api_id):
-            return
+        found = run_rounds(self._client, self._round())
+        if not found.is_over:
+            self._finish(found)
+
+    async def _areap(self) -> None:
+        assert self._async_client is not None
+        found = await arun_rounds(self._async_client, self._round())
+        if not found.is_over:
+            await asyncio.to_thread(self._finish, found)
+
+    def _round(self) -> Rounds[_Round]:
+        """The round trips of every round; one where it is another process's."""
+        held = read("EXISTS", keys.PLACEMENT_LOCK, parse=bool)
+        mine, placed, models = yield [take_round(self._api_id), held, catalog.names()]
+        if not mine:
+            return _Round([], {}, True)
         gone: list[str] = []
         if time.monotonic() - self._looked >= LOOK_FOR_GONE_EVERY_S:
             self._looked = time.monotonic()
-            found = gone_apis(self._client)
-            gone = found[:GONE_AT_ONCE]
-            if len(found) > len(gone):
+            lapsed = yield from gone_apis()
+            gone = lapsed[:GONE_AT_ONCE]
+            if len(lapsed) > len(gone):
                 self._looked = 0.0  # the rest comes in the next round
-        specs = catalog.list_specs(self._client)
-        models = [spec.name for spec in specs]
-        for model, ended in zip(models, run_all(self._client, [reap(model, gone) for model in models]), strict=True):
-            if isinstance(ended, Exception):
-                raise ended
-            rids = ended.rids + (reap_all(self._client, model, gone) if ended.more else [])
-            if rids:
-                log.info("ended requests that nobody follows", action="reap", model=model, requests=len(rids))
-        if gone:
-            # Struck from every request: a process that only slept puts itself back with its next beat.
-            run(self._client, read("SREM", keys.APIS, *gone, parse=int))
-            log.info("api processes are gone", action="reap", apis=gone)
-        self._end_stranded(specs)
+        ended: dict[str, Reaped] = {}
+        for at in range(0, len(models), _TOGETHER):
+            part = models[at : at + _TOGETHER]
+            ended |= zip(part, (yield [reap(model, gone) for model in part]), strict=True)
+        for model, reaped in ended.items():
+            _tell(model, reaped.rids)
+        return _Round(gone, ended, placed)
 
-    def _end_stranded(self, specs: list[ModelSpec]) -> None:
+    def _finish(self, found: _Round) -> None:
+        """Do what a round left, which is seldom anything."""
+        for model, reaped in found.ended.items():
+            if reaped.more:
+                _tell(model, reap_all(self._client, model, found.gone))
+        if found.gone:
+            # Struck from every request: a process that only slept puts itself back with its next beat.
+            run(self._client, read("SREM", keys.APIS, *found.gone, parse=int))
+            log.info("api processes are gone", action="reap", apis=found.gone)
+        if not found.placed:
+            self._end_stranded()
+
+    def _end_stranded(self) -> None:
         """The duty of the agent that holds the placement lock, while there is none."""
-        if run(self._client, read("EXISTS", keys.PLACEMENT_LOCK, parse=bool)):
-            return
+        specs = catalog.list_specs(self._client)
         found = run_every(self._client, [catalog.replicas(spec.name) for spec in specs])
         self._stranded.end(specs, {spec.name: list(known) for spec, known in zip(specs, found, strict=True)})
+
+
+def _tell(model: str, rids: list[str]) -> None:
+    if rids:
+        log.info("ended requests that nobody follows", action="reap", model=model, requests=len(rids))

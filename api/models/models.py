@@ -23,8 +23,9 @@ from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
 from control.records import catalog
-from control.redis.clients import SyncRedis
+from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
+from control.redis.rounds import arun_rounds, run_rounds
 from control.replicas import health
 from control.replicas.health import AssetsMark
 
@@ -33,6 +34,9 @@ log = structlog.stdlib.get_logger(__name__)
 LOOK_EVERY_S = 1.0
 SHARED_AFTER_S = 2.0
 """After a reading of its own a process takes nothing for so long that another one read, which may be older."""
+
+LARGE = 64
+"""Replicas of a farm that is read in a thread: the event loop would do nothing else for a millisecond or more."""
 
 LOST_S = 10.0
 """A model that Redis has lost is unavailable for so long, not unknown: the agents write its specification again."""
@@ -52,8 +56,15 @@ Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedMode
 class Models:
     """The farm's models, as last seen."""
 
-    def __init__(self, client: SyncRedis, settings: ApiSettings, images: ImageLoader | None = None) -> None:
-        self._client, self._images = client, images
+    def __init__(
+        self,
+        client: SyncRedis,
+        settings: ApiSettings,
+        images: ImageLoader | None = None,
+        async_client: AsyncRedis | None = None,
+    ) -> None:
+        """`async_client`: for the looks at a small farm; without it all are made in a thread."""
+        self._client, self._images, self._async_client = client, images, async_client
         self._tool_parser: CallFormat | None = settings.tool_parser
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
@@ -70,6 +81,8 @@ class Models:
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
+        self._size = LARGE
+        """Replicas at the last look."""
         self._read_at = 0.0
         """When this process read the overviews itself, by the monotonic clock."""
         self.seen = False
@@ -183,7 +196,10 @@ class Models:
 
     async def _look_once(self, shared: bool) -> None:
         try:
-            found = await asyncio.to_thread(self._read, shared)
+            overviews = await self._read(shared)
+            self._size = sum(len(one.replicas) for one in overviews.values())
+            whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
+            found = self._found(overviews) if whole else await asyncio.to_thread(self._found, overviews)
         except RedisUnavailable as error:
             self.seen, self._away = False, error
             raise
@@ -193,6 +209,17 @@ class Models:
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
             del self._left[name]
+
+    async def _read(self, shared: bool) -> dict[str, health.Overview]:
+        """Of a small farm on the event loop, which costs less than a thread does."""
+        rounds = health.reading_shared() if shared else health.reading_overviews()
+        if self._async_client is not None and self._size < LARGE:
+            found = await arun_rounds(self._async_client, rounds)
+        else:
+            found = await asyncio.to_thread(run_rounds, self._client, rounds)
+        if not shared:
+            self._read_at = time.monotonic()
+        return {overview.model: overview for overview in found}
 
     def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
         """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
@@ -213,11 +240,15 @@ class Models:
             return alias if alias in self._lost else None
         return next(iter(self._lost)) if len(self._lost) == 1 and not self._overviews else None
 
-    def _read(self, shared: bool) -> Found:
-        found = health.shared_overviews(self._client) if shared else health.overviews(self._client)
-        if not shared:
-            self._read_at = time.monotonic()
-        overviews = {overview.model: overview for overview in found}
+    def _new_assets(self, overviews: Mapping[str, health.Overview]) -> bool:
+        """True if there are some that this process has not made a tokenizer of."""
+        served = {name: mark for name, (mark, _) in self._served.items()}
+        return any(
+            one.assets not in (None, served.get(name), self._broken.get(name)) for name, one in overviews.items()
+        )
+
+    def _found(self, overviews: dict[str, health.Overview]) -> Found:
+        """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():
             known, mark = self._served.get(name), overview.assets

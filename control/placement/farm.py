@@ -6,7 +6,6 @@ Every function raises RedisUnavailable while Redis is away.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -91,9 +90,12 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     words = [read("HGET", keys.host(name), "devices", parse=optional_text) for name in names]
     drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
     found = zip(names, devices, strict=True)
-    return [
-        Host(name, tuple(filter(None, text.split(","))), name in drained) for name, text in found if text is not None
-    ]
+    return [host_of(name, text, name in drained) for name, text in found if text is not None]
+
+
+def host_of(name: str, devices: str, drained: bool) -> Host:
+    """The host whose heartbeat names these devices."""
+    return Host(name, tuple(filter(None, devices.split(","))), drained)
 
 
 class HostCard(msgspec.Struct, kw_only=True):
@@ -215,11 +217,6 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
     run(client, read("HDEL", keys.assignments(host_id), f"{model} {replica}", parse=int))
 
 
-def hold_placement(client: SyncRedis, host_id: str, beat: Sequence[Call[int]] = ()) -> bool:
-    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless. `beat` is sent
-    before, in the same round trip."""
-    attempt = write("SET", keys.PLACEMENT_LOCK, host_id, "NX", "PX", constants.HEARTBEAT_MS, parse=bool)
-    *_, taken, holder = run_every(client, [*beat, attempt, read("GET", keys.PLACEMENT_LOCK, parse=optional_text)])
-    if holder != host_id:
-        return False
-    return taken or run(client, read("PEXPIRE", keys.PLACEMENT_LOCK, constants.HEARTBEAT_MS, parse=bool))
+def hold_placement(host_id: str) -> Call[bool]:
+    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (host_id, constants.HEARTBEAT_MS), bool)

@@ -48,13 +48,22 @@ def ring(model: str, why: str) -> Call[str]:
 
 def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:
     """The specification, a tombstone included; None for a model that the farm does not know."""
-    return run(client, _read_struct(ModelKeys(model).spec, ModelSpec))
+    return run(client, spec_of(model))
+
+
+def spec_of(model: str) -> Call[ModelSpec | None]:
+    """As `get_spec`, as a call."""
+    return _read_struct(ModelKeys(model).spec, ModelSpec)
+
+
+def names() -> Call[list[str]]:
+    """The names of all models, in order; the specification of one may not be there yet, or any more."""
+    return read("SMEMBERS", keys.MODELS, parse=sorted)
 
 
 def list_specs(client: SyncRedis) -> list[ModelSpec]:
     """Every model's specification, tombstones included, in order of name."""
-    names = sorted(run(client, read("SMEMBERS", keys.MODELS, parse=list)))
-    found = run_every(client, [_read_struct(ModelKeys(name).spec, ModelSpec) for name in names])
+    found = run_every(client, [spec_of(name) for name in run(client, names())])
     return [spec for spec in found if spec is not None]
 
 

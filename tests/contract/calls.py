@@ -13,6 +13,7 @@ from control.access.limits import settle, spend
 from control.commands import Ping
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.placement.farm import hold_placement
 from control.records import catalog, chats, responses
 from control.records.responses import Quota, StoredResponse
 from control.redis.connection import Call
@@ -143,6 +144,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "expire": lambda s: requests.expire(MODEL),
     "fan_out": lambda s: fan_out(s.lease, Ping(epoch=s.lease.epoch, seq=1), 3),
     "follow": lambda s: requests.follow(MODEL, "run", "a2", "t", 0, True),
+    "hold": lambda s: hold_placement("h"),
     "inherit": lambda s: requests.inherit(s.lease, "r1"),
     "keep_response": lambda s: responses.keep_response(replace(STORED, rid="s2"), 60_000, QUOTA),
     "poison": lambda s: health.poison(MODEL, "r0", s.lease.epoch, -1, "hang", "it hangs"),

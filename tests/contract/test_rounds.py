@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from control import constants, keys, requests
 from control.messages import ModelSpec
+from control.placement.farm import hold_placement
 from control.records import catalog
 from control.replicas import health
 from tests.contract.conftest import Farm
@@ -11,11 +12,20 @@ from tests.contract.conftest import Farm
 
 def test_one_process_makes_a_round(farm: Farm) -> None:
     """However many try; the next round is anybody's, so that no process can leave it undone."""
-    assert requests.take_round(farm.client, "a")
-    assert not requests.take_round(farm.client, "b") and not requests.take_round(farm.client, "a")
+    assert farm.run(requests.take_round("a"))
+    assert not farm.run(requests.take_round("b")) and not farm.run(requests.take_round("a"))
     assert 0 < farm.client.pttl(keys.REAPER_LOCK) <= constants.ROUND_MS < 1000
     farm.client.delete(keys.REAPER_LOCK)  # as it lapses
-    assert requests.take_round(farm.client, "b")
+    assert farm.run(requests.take_round("b"))
+
+
+def test_one_agent_holds_the_placement_lock(farm: Farm) -> None:
+    """Until it has not renewed it for its life; the holder's life begins anew with each call."""
+    assert farm.run(hold_placement("one")) and not farm.run(hold_placement("two"))
+    farm.client.pexpire(keys.PLACEMENT_LOCK, 50)
+    assert farm.run(hold_placement("one")) and farm.client.pttl(keys.PLACEMENT_LOCK) > constants.HEARTBEAT_MS / 2
+    farm.client.delete(keys.PLACEMENT_LOCK)  # as it lapses
+    assert farm.run(hold_placement("two")) and not farm.run(hold_placement("one"))
 
 
 def test_overviews_are_read_by_one_process(farm: Farm) -> None:

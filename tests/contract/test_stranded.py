@@ -111,7 +111,7 @@ def test_without_an_agent_an_api_process_ends_them(farm: Farm, holder: Holder) -
     farm.put("a")
     holder.fails("r0")
     reaper = OrphanReaper(farm.client, "a1")
-    assert hold_placement(farm.client, "host")
+    assert farm.run(hold_placement("host"))
     farm.client.pexpire(keys.PLACEMENT_LOCK, 60_000)
     reaper.reap()
     assert farm.field("a", "state") == "queued"

@@ -20,7 +20,7 @@ from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from worker.agent.adoption import adopt_standby
 from worker.agent.host_replicas import HostReplicas
-from worker.agent.host_view import Place, read_host
+from worker.agent.host_view import HostView, Place, read_host
 from worker.agent.planner import Planner
 from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler
@@ -101,15 +101,14 @@ class Agent:
         adopt_standby(self._supervisor, self._standby)
 
     def tick(self) -> None:
-        """One turn of the loop, in two round trips where nothing changes. Raises RedisUnavailable."""
+        """One turn of the loop, in one round trip where nothing changes. Raises RedisUnavailable."""
         self._exits.tell_late()
         if self.stopping:
             self.replicas.stop()
             self.replicas.tend({})
             self._tend_standby()
         else:
-            self._beat_and_plan()
-            view = read_host(self._client, self._host.id, self._reconciler.worlds)
+            view = self._beat_and_plan()
             self._reconciler.reconcile(view)
             self._tend_standby()  # before the first ranks of a host, which are to be forked from it
             self.replicas.tend(view.looks)
@@ -124,14 +123,18 @@ class Agent:
         serve = all(one.served and not (one.attempts or one.draining or one.stopping) for one in replicas)
         return STEADY_TICK_S if serve else TICK_S
 
-    def _beat_and_plan(self) -> None:
+    def _beat_and_plan(self) -> HostView:
+        """Beat, take a turn at planning if it is this agent's, and read what this host is to run."""
         standby = self._standby.state if self._standby is not None else "off"
         beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
-        # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
-        if farm.hold_placement(self._client, self._host.id, beat):
+        first = [*beat, farm.hold_placement(self._host.id)]
+        (*_, plans), view = read_host(self._client, self._host.id, self._reconciler.worlds, first)
+        if plans:
             self._planned_at = time.monotonic()
-            if self._reachability.steady:
-                self._planner.tend()
+            # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
+            if self._reachability.steady and self._planner.tend():
+                _, view = read_host(self._client, self._host.id, self._reconciler.worlds)
+        return view
 
     @property
     def plans(self) -> bool:

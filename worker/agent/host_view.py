@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 from control.messages import Assignment
 from control.placement import farm
 from control.redis.clients import SyncRedis
-from control.redis.connection import run_every
+from control.redis.connection import Call, run_every
 from control.replicas.health import Look, look_at
 
 Place = tuple[str, str]
@@ -24,12 +25,15 @@ class HostView:
     looks: dict[Place, Look]
 
 
-def read_host(client: SyncRedis, host_id: str, worlds: Mapping[Place, int]) -> HostView:
-    """`worlds` maps the replicas to look at to their numbers of ranks. Raises RedisUnavailable."""
+def read_host(
+    client: SyncRedis, host_id: str, worlds: Mapping[Place, int], first: Sequence[Call[Any]] = ()
+) -> tuple[list[Any], HostView]:
+    """The answers to `first`, which are sent before in the same round trip, and the view. `worlds` maps the replicas to
+    look at to their numbers of ranks. Raises RedisUnavailable."""
     calls = {place: look_at(*place, ranks) for place, ranks in worlds.items()}
-    given, *replies = run_every(client, [farm.assignments_of(host_id), *chain(*calls.values())])
-    rest = iter(replies)
-    return HostView(
+    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values())]))
+    answers, given = [*islice(rest, len(first))], next(rest)
+    return answers, HostView(
         assignments={(one.spec.name, one.replica): one for one in given},
         looks={place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()},
     )

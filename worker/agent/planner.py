@@ -9,6 +9,7 @@ import structlog
 
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
+from control.placement.farm_view import read_farm_view
 from control.placement.placement import Action, Assign, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_settled, plan
 from control.records import catalog
@@ -25,7 +26,7 @@ EXPIRE_EVERY_S = 1.0
 """Interval of the search for waiting requests whose deadline has passed."""
 
 REST_S = 1.0
-"""Interval of the turns while nothing is to be done. A turn takes some ten round trips."""
+"""Interval of the turns while nothing is to be done. A turn takes four round trips."""
 
 Report = Callable[[str, str, str], None]
 """Reports that a replica can't be placed: (model, replica, why)."""
@@ -41,17 +42,22 @@ class Planner:
         self._told: set[Place] = set()
         self._rests_until = 0.0
 
-    def tend(self) -> None:
-        """Take a turn, unless the last one found nothing to do and was less than REST_S ago."""
+    def tend(self) -> bool:
+        """Take a turn, unless the last one found nothing to do and was less than REST_S ago.
+
+        True if it may have written assignments.
+        """
         now = time.monotonic()
-        if now >= self._rests_until:
-            self._rests_until = 0.0 if self.turn() else now + REST_S
+        if now < self._rests_until:
+            return False
+        unfinished = self.turn()
+        self._rests_until = 0.0 if unfinished else now + REST_S
+        return unfinished
 
     def turn(self) -> bool:
         """Bring assignments in line with the desired models; True if that is not done yet."""
-        specs = catalog.list_specs(self._client)
-        held = farm.all_assignments(self._client)
-        hosts = farm.living_hosts(self._client)
+        view = read_farm_view(self._client)
+        specs, held, hosts = view.specs, view.held, view.hosts
         living = {host.id for host in hosts}
         kept = self._kept(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
@@ -71,7 +77,8 @@ class Planner:
             for one in given
             if host in living or (host, one.spec.name, one.replica) in kept
         ]
-        self._stranded.end(specs, self._retire(specs, [*placed, *present]))
+        known = self._replicas(specs) if actions else view.replicas
+        self._stranded.end(specs, self._retire(known, [*placed, *present]))
         self._tidy(specs, held)
         return not settled or bool(actions) or any(spec.unload for spec in specs)
 
@@ -97,13 +104,17 @@ class Planner:
             health.clear_status(self._client, model, replica)
         self._told = told
 
-    def _retire(self, specs: list[ModelSpec], present: list[Assignment]) -> dict[str, list[str]]:
-        """Forget replicas that no living host has: what they left behind waits for others. Returns those that some host
-        has, by model."""
+    def _replicas(self, specs: list[ModelSpec]) -> dict[str, list[str]]:
+        """The replicas of each model in the catalog."""
         names = [spec.name for spec in specs]
         known = run_every(self._client, [catalog.replicas(name) for name in names])
+        return {name: list(found) for name, found in zip(names, known, strict=True)}
+
+    def _retire(self, known: dict[str, list[str]], present: list[Assignment]) -> dict[str, list[str]]:
+        """Forget those of the `known` replicas that no living host has: what they left behind waits for others. Returns
+        those that some host has, by model."""
         here = {(one.spec.name, one.replica) for one in present}
-        for model, replica in [(name, one) for name, found in zip(names, known, strict=True) for one in found]:
+        for model, replica in [(name, one) for name, found in known.items() for one in found]:
             if (model, replica) not in here:
                 returned = catalog.retire(self._client, model, replica)
                 if returned is not None:
@@ -114,7 +125,7 @@ class Planner:
                         returned_requests=returned,
                         action="replica_retire",
                     )
-        return {name: [one for one in found if (name, one) in here] for name, found in zip(names, known, strict=True)}
+        return {name: [one for one in found if (name, one) in here] for name, found in known.items()}
 
     def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str], kept: set[Part]) -> None:
         match action:

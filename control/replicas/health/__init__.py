@@ -7,7 +7,14 @@ from control.replicas.health.end_reason import EndReason, end_reason, note_end
 from control.replicas.health.epochs import Formation, formations, note_formation
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
-from control.replicas.health.overview import AssetsMark, Overview, ReplicaOverview, overview, overviews
+from control.replicas.health.overview import (
+    AssetsMark,
+    Overview,
+    ReplicaOverview,
+    overview,
+    overviews,
+    reading_overviews,
+)
 from control.replicas.health.poisoning import (
     Fault,
     Poison,
@@ -17,6 +24,6 @@ from control.replicas.health.poisoning import (
     read_poison,
     write_poison,
 )
-from control.replicas.health.shared import shared_overviews
+from control.replicas.health.shared import reading_shared, shared_overviews
 from control.replicas.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
 from control.replicas.health.status import AgentState, Status, clear_status, status_of, write_status

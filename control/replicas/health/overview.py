@@ -17,7 +17,8 @@ from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run_every
+from control.redis.connection import Call, read
+from control.redis.rounds import Rounds, run_rounds
 from control.replicas.health.beats import Beat
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
@@ -81,24 +82,32 @@ class Overview:
 
 def overviews(client: SyncRedis) -> list[Overview]:
     """Every model that the farm knows, in order of name. Raises RedisUnavailable."""
-    specs = catalog.list_specs(client)
-    parts = [specs[at : at + _TOGETHER] for at in range(0, len(specs), _TOGETHER)]
-    return [found for part in parts for found in _overviews(client, part)]
+    return run_rounds(client, reading_overviews())
+
+
+def reading_overviews(names: Sequence[str] | None = None) -> Rounds[list[Overview]]:
+    """The round trips of `overviews`. `names`: those of all models, where they were read before."""
+    every: Sequence[str] = (yield [catalog.names()])[0] if names is None else names
+    found: list[Overview] = []
+    for at in range(0, len(every), _TOGETHER):
+        found += yield from _reading(every[at : at + _TOGETHER])
+    return found
 
 
 def overview(client: SyncRedis, model: str) -> Overview:
     """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
-    spec = catalog.get_spec(client, model)
-    if spec is None:
+    found = run_rounds(client, _reading([model]))
+    if not found:
         return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, None, [])
-    return _overviews(client, [spec])[0]
+    return found[0]
 
 
-def _overviews(client: SyncRedis, specs: Sequence[ModelSpec]) -> list[Overview]:
-    """Of a few models, in two round trips."""
-    about = iter(run_every(client, [call for spec in specs for call in _about(spec)]))
-    models = [_Model(spec, *islice(about, 5)) for spec in specs]
-    found = iter(run_every(client, [call for model in models for call in _of_replicas(model)]))
+def _reading(names: Sequence[str]) -> Rounds[list[Overview]]:
+    """Those of these few models that have a specification, in two round trips."""
+    about = iter((yield [call for name in names for call in _about(name)]))
+    known = [(next(about), [*islice(about, 5)]) for _ in names]
+    models = [_Model(spec, *told) for spec, told in known if spec is not None]
+    found = iter((yield [call for model in models for call in _of_replicas(model)]))
     return [_overview(model, found) for model in models]
 
 
@@ -114,15 +123,16 @@ class _Model:
     backends: dict[str, Backend]
 
 
-def _about(spec: ModelSpec) -> list[Call[Any]]:
+def _about(name: str) -> list[Call[Any]]:
     """The calls that read a _Model."""
-    model = ModelKeys(spec.name)
+    model = ModelKeys(name)
     return [
-        load_of(spec.name),
+        catalog.spec_of(name),
+        load_of(name),
         read("HMGET", model.assets, "created", "kv_tokens", "context_length", "vocab_size", parse=_mark),
         read("HMGET", model.assets, "created", "pooling", parse=_kind),
-        catalog.replicas(spec.name),
-        backends(spec.name),
+        catalog.replicas(name),
+        backends(name),
     ]
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from control import constants, keys
+from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import optional_text, read, run, run_every, write
-from control.replicas.health.overview import Overview, overviews
+from control.redis.connection import optional_text, read, write
+from control.redis.rounds import Rounds, run_rounds
+from control.replicas.health.overview import Overview, reading_overviews
 
 _decode = msgspec.json.Decoder(list[Overview]).decode
 
@@ -17,14 +19,20 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
 
     Raises RedisUnavailable.
     """
+    return run_rounds(client, reading_shared())
+
+
+def reading_shared() -> Rounds[list[Overview]]:
+    """The round trips of `shared_overviews`: one where another process has read them."""
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
-    mine, written = run_every(client, [turn, read("GET", keys.OVERVIEWS, parse=optional_text)])
+    known = read("GET", keys.OVERVIEWS, parse=optional_text)
+    mine, written, names = yield [turn, known, catalog.names()]
     if not mine and written is not None:
         try:
             return _decode(written)
         except msgspec.DecodeError:  # of another version of Furrow
             pass
-    found = overviews(client)
+    found = yield from reading_overviews(names)
     text = msgspec.json.encode(found).decode()
-    run(client, write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool))
+    yield [write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool)]
     return found

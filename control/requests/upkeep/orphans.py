@@ -9,7 +9,8 @@ from typing import Any
 from control import constants, keys
 from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_all, write
+from control.redis.connection import Call, read, run, write
+from control.redis.rounds import Rounds
 
 GRACE_MS = 30_000
 """Time for which a request of a dead API process waits for its client to return on another one."""
@@ -47,16 +48,13 @@ def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call
     return Call("reap", (model_keys.orphans,), (model_keys.base, grace_ms, *gone), parse)
 
 
-def take_round(client: SyncRedis, api: str) -> bool:
-    """True if this process makes the next round over all models; one process a second gets it.
-
-    Raises RedisUnavailable.
-    """
-    return run(client, write("SET", keys.REAPER_LOCK, api, "NX", "PX", constants.ROUND_MS, parse=bool))
+def take_round(api: str) -> Call[bool]:
+    """True if this process makes the next round over all models; one process a second gets it."""
+    return write("SET", keys.REAPER_LOCK, api, "NX", "PX", constants.ROUND_MS, parse=bool)
 
 
-def gone_apis(client: SyncRedis) -> list[str]:
+def gone_apis() -> Rounds[list[str]]:
     """API processes that have been seen and whose heartbeat has lapsed."""
-    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
-    alive = run_all(client, [read("EXISTS", keys.api(api_id), parse=bool) for api_id in known])
-    return [api_id for api_id, is_alive in zip(known, alive, strict=True) if is_alive is False]
+    [known] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
+    alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in known]
+    return [api_id for api_id, is_alive in zip(known, alive, strict=True) if not is_alive]

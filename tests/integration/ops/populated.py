@@ -64,7 +64,7 @@ def populate(client: SyncRedis, url: str) -> Populated:
     catalog.put_spec(client, spec)
     farm.beat_host(client, Host(HOST, ("cuda:0",)), pid=99, memory_bytes=2**30)
     run(client, put_facts(HOST, FACTS))
-    assert farm.hold_placement(client, HOST)
+    assert run(client, farm.hold_placement(HOST))
     farm.assign(client, HOST, Assignment(spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"]))
     health.write_status(client, MODEL, "r0", "running", "", host=HOST, tp=2)
     run(client, catalog.put_weights(MODEL, "r0", WEIGHTS))
