@@ -116,7 +116,7 @@ def client(api: ApiProcess) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(api: ApiProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=api.url, timeout=40) as client:
+    with httpx.Client(base_url=api.url, headers={"cache-control": "no-cache"}, timeout=40) as client:
         yield client
 
 

@@ -31,7 +31,7 @@ def make(client: SyncRedis, **fields: Any) -> str:
 
 @pytest.fixture
 def operator(guarded: ApiProcess, redis_client: SyncRedis) -> Iterator[httpx.Client]:
-    """Speaks with an operator's key."""
-    headers = {"authorization": f"Bearer {make(redis_client, admin=True)}"}
+    """Speaks with an operator's key, and takes no answer that was made for another."""
+    headers = {"authorization": f"Bearer {make(redis_client, admin=True)}", "cache-control": "no-cache"}
     with httpx.Client(base_url=guarded.url, headers=headers, timeout=40) as client:
         yield client

@@ -1,0 +1,113 @@
+"""Reads that many share: one for all who ask the same, and none that keeps others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
+
+import pytest
+
+from api.background import shared_reads
+from api.background.shared_reads import SharedReads
+from control.errors import RedisUnavailable
+
+
+class Reads:
+    """Functions that count their calls and wait until they may go on."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    def numbered(self, _: object, *args: Any) -> int:
+        self.made.append(args)
+        assert self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        return len(self.made)
+
+    def quick(self, _: object) -> str:
+        return "quick"
+
+
+@pytest.fixture
+def reads() -> Iterator[Reads]:
+    made = Reads()
+    yield made
+    made.gate.set()
+
+
+@pytest.fixture
+async def shared(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharedReads]:
+    monkeypatch.setattr(shared_reads, "AGE_S", 60.0)
+    made = SharedReads(cast(Any, None))
+    yield made
+    made.stop()
+
+
+async def test_all_who_ask_the_same_share_one_read(shared: SharedReads, reads: Reads) -> None:
+    """Under way or just made; other arguments are another read, and so is one that is asked for fresh."""
+    fifty = (shared.read(reads.numbered, False, "a") for _ in range(50))
+    assert await asyncio.gather(*fifty) == [1] * 50
+    assert await shared.read(reads.numbered, False, "a") == 1
+    assert await shared.read(reads.numbered, False, "b") == 2
+    assert await shared.read(reads.numbered, True, "a") == 3 == await shared.read(reads.numbered, False, "a")
+
+
+async def test_an_answer_ages(shared: SharedReads, reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of it is kept."""
+    monkeypatch.setattr(shared_reads, "AGE_S", 0.0)
+    assert await shared.read(reads.numbered, False) == 1
+    assert await shared.read(reads.numbered, False) == 2
+    await asyncio.sleep(0.01)
+    assert not shared._readings  # type: ignore[reportPrivateUsage]
+
+
+async def test_what_was_begun_before_a_change_is_not_given_after_it(shared: SharedReads, reads: Reads) -> None:
+    """Those who asked before still get it."""
+    reads.gate.clear()
+    before = asyncio.create_task(shared.read(reads.numbered, False))
+    await asyncio.sleep(0)
+    shared.forget()
+    after = asyncio.create_task(shared.read(reads.numbered, False))
+    await asyncio.sleep(0)
+    reads.gate.set()
+    assert (len(reads.made), {await before, await after} <= {1, 2}) == (2, True)
+    assert await shared.read(reads.numbered, False) == await after
+
+
+async def test_a_caller_that_is_cancelled_leaves_the_read_to_the_others(shared: SharedReads, reads: Reads) -> None:
+    """The first one too, in whose name it was begun."""
+    reads.gate.clear()
+    first, second = (asyncio.create_task(shared.read(reads.numbered, False)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    reads.gate.set()
+    assert (await second, len(reads.made)) == (1, 1)
+
+
+async def test_an_error_is_shared_and_not_kept(shared: SharedReads, reads: Reads) -> None:
+    """Whoever asks once it was told asks Redis."""
+    reads.error = RedisUnavailable("away")
+    found = await asyncio.gather(*(shared.read(reads.numbered, False) for _ in range(3)), return_exceptions=True)
+    assert [str(one) for one in found] == ["away"] * 3 and len(reads.made) == 1
+    reads.error = None
+    assert await shared.read(reads.numbered, False) == 2
+
+
+async def test_slow_reads_delay_no_other(shared: SharedReads, reads: Reads) -> None:
+    """Several that wait for Redis leave threads for others, and the event loop's own threads to others still."""
+    reads.gate.clear()
+    slow = [asyncio.create_task(shared.read(reads.numbered, False, name)) for name in range(shared_reads.THREADS - 1)]
+    async with asyncio.timeout(5):
+        assert await shared.read(reads.quick, False) == "quick"
+        assert await asyncio.to_thread(reads.quick, None) == "quick"
+    assert not any(task.done() for task in slow)
+    reads.gate.set()
+    await asyncio.gather(*slow)
