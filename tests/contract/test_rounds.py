@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from api.background.orphans import OrphanReaper
 from control import constants, keys, requests
 from control.messages import ModelSpec
 from control.placement.farm import hold_placement
+from control.placement.farm_view import read_farm_view
 from control.records import catalog
+from control.redis import connection
 from control.replicas import health
 from tests.contract.conftest import Farm
+from worker.agent.host_view import read_host
 
 
 def test_one_process_makes_a_round(farm: Farm) -> None:
@@ -48,3 +57,30 @@ def test_overviews_that_are_not_there_or_can_not_be_read_are_read_anew(farm: Far
     for change in (lambda: farm.client.delete(keys.OVERVIEWS), lambda: farm.client.set(keys.OVERVIEWS, '[{"x":1}]')):
         change()
         assert [one.model for one in health.shared_overviews(farm.client)] == ["one"]
+
+
+def test_a_round_at_rest_is_few_round_trips(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the planner, of an agent that reads what it is to run, and of an API process; most of what idleness costs."""
+    catalog.put_spec(farm.client, ModelSpec(name="one", source="x"))
+    sent: list[int] = []
+
+    class Counted(connection.Posted):
+        def __init__(self, client: Any, calls: Any) -> None:
+            sent.append(len(calls))
+            super().__init__(client, calls)
+
+    monkeypatch.setattr(connection, "Posted", Counted)
+
+    def trips(act: Callable[[], object]) -> int:
+        sent.clear()
+        act()
+        return len(sent)
+
+    assert trips(lambda: read_farm_view(farm.client)) == 2
+    assert trips(lambda: read_host(farm.client, "h", {("one", "r0"): 1}, [hold_placement("h")])) == 1
+    reaper = OrphanReaper(farm.client, "a")
+    assert trips(reaper.reap) == 3, "the first looks for processes that are gone"
+    farm.client.delete(keys.REAPER_LOCK)
+    assert trips(reaper.reap) == 2
+    assert trips(OrphanReaper(farm.client, "b").reap) == 1
+    assert trips(lambda: health.overviews(farm.client)) == 3
