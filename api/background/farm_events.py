@@ -11,6 +11,7 @@ from api.asgi.tasks import PeriodicTask
 from api.schemas.farm import FarmAway, FarmCard
 from control import access
 from control.errors import RedisUnavailable
+from control.operations.checks.report import read_farm_findings, read_redis
 from control.placement import farm
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
@@ -27,12 +28,16 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
     """
     models = health.shared_overviews(client) if shared else health.overviews(client)
     letters = run_every(client, [count_letters(one.model) for one in models])
+    hosts = farm.host_cards(client)
+    servers, about_servers = read_redis(client)
     return FarmCard(
         models=models,
-        hosts=farm.host_cards(client),
+        hosts=hosts,
         apis=farm.living_apis(client),
         dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
+        redis=servers,
+        findings=[*about_servers, *read_farm_findings(client, hosts)],
     )
 
 

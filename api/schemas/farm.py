@@ -7,6 +7,8 @@ import msgspec
 from control.access import ApiKey
 from control.access.usage import Usage
 from control.messages import LOOKUP_TOKENS, GenerationRequest
+from control.operations.checks.findings import Finding
+from control.operations.checks.report import HostReport, RedisCard
 from control.operations.history import EpochEvent
 from control.placement.farm import HostCard
 from control.replicas.health import Overview
@@ -192,6 +194,10 @@ class FarmCard(msgspec.Struct, kw_only=True):
     dead_letters: dict[str, int]
     """Counts by model, without zeros."""
     keys: int
+    redis: list[RedisCard] = []
+    """Its primaries; empty where INFO is not allowed."""
+    findings: list[Finding] = []
+    """Warnings and errors about hosts, their files and Redis, each with its remedy, as `furrow doctor` tells them."""
 
 
 class FarmAway(msgspec.Struct, kw_only=True):
@@ -236,7 +242,7 @@ class Models(msgspec.Struct, kw_only=True):
 
 
 class Hosts(msgspec.Struct, kw_only=True):
-    data: list[HostCard]
+    data: list[HostReport]
     object: str = "list"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litestar import get, post
 from litestar.openapi import ResponseSpec
+from litestar.params import FromQuery
 from litestar.response import Stream
 
 from api.access.operator import is_still_operator
@@ -13,6 +14,7 @@ from api.routes.farm.threaded import Http, body_of, on_farm
 from api.routes.generation import process_of
 from api.schemas.farm import Done, FarmCard, Hosts, HostToDrain, ReplicaNamed
 from control.errors import RequestError
+from control.operations.checks.report import host_reports
 from control.placement import farm
 from control.redis.clients import SyncRedis
 
@@ -36,9 +38,9 @@ async def follow_farm(request: Http) -> Stream:
 
 
 @get("/hosts")
-async def show_hosts(request: Http) -> Hosts:
-    """Every known host, with its state and its assigned replicas."""
-    return Hosts(data=await on_farm(request, farm.host_cards))
+async def show_hosts(request: Http, host: FromQuery[str | None] = None) -> Hosts:
+    """Every known host, or one, with its assigned replicas, the facts that its agent publishes, and what is wrong."""
+    return Hosts(data=await on_farm(request, host_reports, host))
 
 
 @post("/hosts/drain", status_code=200, operation_class=taking(HostToDrain))

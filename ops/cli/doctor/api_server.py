@@ -13,9 +13,9 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from control.errors import SettingsError
+from control.operations.checks.findings import Checks, Finding, worst
 from control.process import VERSION
 from ops.cli.doctor.certificate import check_certificate
-from ops.cli.doctor.findings import Checks, Finding, worst
 from ops.client.events import parsed
 
 WITHIN_S = 10.0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
 
-from ops.cli.doctor.findings import Checks
+from control.operations.checks.findings import Checks
 
 SOON = timedelta(days=14)
 WITHIN_S = 3.0

@@ -11,6 +11,8 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from control.errors import FurrowError
+from control.operations.checks.findings import LEVELS, Checks, Finding, Report, Subject, report_of
+from control.operations.checks.hosts import check_hosts
 from control.operations.options import redis_option
 from control.placement import farm
 from control.placement.host_facts import facts_of_all
@@ -19,8 +21,6 @@ from control.redis.round_trip import RoundTrip
 from control.settings import NAMING, redis_url_from_environment
 from control.settings import redis_url as named_url
 from ops.cli.doctor.api_server import check_api
-from ops.cli.doctor.findings import LEVELS, Checks, Finding, Report, Subject, report_of
-from ops.cli.doctor.hosts import check_hosts
 from ops.cli.doctor.models import check_models
 from ops.cli.doctor.redis_checks import check_redis
 from ops.cli.tables import LONGEST_CELL, LONGEST_LINE, echo_json, one_line

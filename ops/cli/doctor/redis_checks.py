@@ -11,14 +11,14 @@ from redis import exceptions as redis_errors
 
 from control.errors import FurrowError, RedisUnavailable
 from control.listening import is_loopback
+from control.operations.checks.findings import Checks, Finding
+from control.operations.checks.redis_server import Info, check_info, check_mode, check_round_trip
 from control.redis.address import address, endpoint
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.redis.round_trip import RoundTrip, measure
 from control.redis.routing.cluster import ABSENT, Cluster
 from ops.cli.doctor.certificate import check_certificate
-from ops.cli.doctor.findings import Checks, Finding
-from ops.cli.doctor.redis_server import Info, check_info, check_mode, check_round_trip
 from ops.cli.doctor.rights import check_rights
 
 

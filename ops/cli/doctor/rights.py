@@ -11,9 +11,9 @@ from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable
 from control.keys import PREFIX
+from control.operations.checks.findings import Checks
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run
-from ops.cli.doctor.findings import Checks
 
 PROBES: dict[str, tuple[str, ...]] = {
     "TIME": (),

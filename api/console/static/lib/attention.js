@@ -4,6 +4,8 @@ import { count, duration } from "./format.js";
 
 const LONG_WAIT_MS = 60_000;
 const ORDER = ["bad", "warn", "busy"];
+// Checks that are told below in other words, or are no reason to act.
+const TOLD = new Set(["alive", "drained", "version", "facts"]);
 
 // Findings: `tone`, `what` (a sentence), `cause`, and `model`, `replica` or `host` that it is about; `act` names the act
 // that mends it: "retry", "restart", "resume", "scale", "takeBack", "letters"; null where no act does.
@@ -11,8 +13,20 @@ export function findings(card, history) {
   const found = [...card.models.flatMap((model) => ofModel(model, history)), ...card.hosts.flatMap(ofHost)];
   for (const [model, letters] of Object.entries(card.dead_letters))
     found.push({ tone: "warn", model, what: `${count(letters, "dead letter")} of ${model}`, cause: "Requests that crashed their ranks when they ran alone.", act: "letters" });
-  found.push(...versions(card.hosts));
+  found.push(...versions(card.hosts), ...judged(card).map(ofJudgement));
   return found.sort((one, other) => ORDER.indexOf(one.tone) - ORDER.indexOf(other.tone));
+}
+
+// The warnings and errors of the server that the page shows: hosts by their facts, files that differ, Redis.
+export function judged(card) {
+  const off = (one) => one.check === "persistence" && one.level === "warning"; // shown in the table of Redis servers
+  return (card.findings ?? []).filter((one) => !TOLD.has(one.check) && !off(one));
+}
+
+function ofJudgement({ subject, where, check, level, message, remedy }) {
+  const what = subject === "redis" ? `Redis at ${where}: ${message}` : `${where} ${check}: ${message}`.trim();
+  const about = { hosts: { host: where }, models: { model: where } }[subject] ?? {};
+  return { ...about, tone: level === "error" ? "bad" : "warn", what, cause: remedy, act: null };
 }
 
 function ofModel(model, history) {

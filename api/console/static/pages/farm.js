@@ -1,9 +1,9 @@
 // The farm: what needs an operator, live plots, models with their replicas, hosts and API processes.
 
 import { drain, load, reload, restart, resume, scale, takeBack } from "../lib/acts.js";
-import { findings } from "../lib/attention.js";
+import { findings, judged } from "../lib/attention.js";
 import { h } from "../lib/dom.js";
-import { count, duration, integer, percent, rate } from "../lib/format.js";
+import { bytes, count, duration, integer, percent, rate } from "../lib/format.js";
 import { badge, button, command, empty, head, hostLink, link, modelLink, section, table } from "../lib/parts.js";
 import { meter } from "../lib/plot.js";
 import { plots } from "../lib/plots.js";
@@ -34,6 +34,7 @@ function draw(view, chosen) {
     models(view, card, chosen),
     hosts(view, card),
     processes(card),
+    servers(card),
   ];
 }
 
@@ -122,7 +123,7 @@ function hosts(view, card) {
     return section("Hosts", empty("No host has joined.", ["Start a worker on each host: ", command("furrow worker"), ", with this farm's ", command("REDIS_URL"), "."]));
   const rows = [
     { name: "Host", kind: "name", cell: (host) => hostLink(host.id) },
-    { name: "State", cell: (host) => badge(hostState(host)) },
+    { name: "State", cell: (host) => [badge(hostState(host)), marks(card, host.id)] },
     { name: "Devices", cell: (host) => (host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "–") },
     { name: "Version", cell: (host) => host.version ?? "–" },
     { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },
@@ -131,6 +132,26 @@ function hosts(view, card) {
       : button("Drain…", () => drain(view, host.id), { label: `Drain ${host.id}` })) },
   ];
   return section("Hosts", table(rows, card.hosts, { key: (host) => host.id, label: "Hosts" }), { note: `${integer(card.hosts.filter((host) => host.alive).length)} alive` });
+}
+
+// How many warnings and errors there are about a host.
+function marks(card, id) {
+  const found = judged(card).filter((one) => one.subject === "hosts" && one.where === id);
+  if (!found.length) return null;
+  const errors = found.filter((one) => one.level === "error").length;
+  return [" ", errors ? badge(count(errors, "error"), "bad") : badge(count(found.length, "warning"), "warn")];
+}
+
+function servers(card) {
+  if (!card.redis?.length) return null;
+  const persistence = (one) => (one.persistence !== "ok" ? badge(one.persistence, "bad") : one.append_only ? "append-only file" : badge("no append-only file", "warn"));
+  const columns = [
+    { name: "Server", kind: "name", cell: (one) => one.address },
+    { name: "Memory", right: true, cell: (one) => (one.most ? meter(one.used / one.most, `${bytes(one.used)} of ${bytes(one.most)}`) : bytes(one.used)) },
+    { name: "When full", cell: (one) => (one.eviction === "noeviction" ? "refuses writes" : badge(`evicts: ${one.eviction}`, "bad")) },
+    { name: "Persistence", cell: persistence },
+  ];
+  return section("Redis", table(columns, card.redis, { key: (one) => one.address, label: "Redis" }));
 }
 
 function processes(card) {

@@ -1,6 +1,7 @@
 // One host: its devices and what runs on them.
 
 import { drain, takeBack } from "../lib/acts.js";
+import { withQuery } from "../lib/api.js";
 import { h } from "../lib/dom.js";
 import { bytes, count, integer } from "../lib/format.js";
 import { badge, button, empty, facts, head, link, modelLink, section, table } from "../lib/parts.js";
@@ -10,10 +11,16 @@ export default {
   path: "/hosts/:host",
   title: ({ host }) => host,
   nav: "Farm",
-  open: (view) => () => draw(view),
+  open(view) {
+    const known = { report: null };
+    view.poll(5, async (api) => {
+      known.report = (await api.get(withQuery("/farm/hosts", { host: view.params.host }), { signal: view.signal })).data[0] ?? null;
+    });
+    return () => draw(view, known);
+  },
 };
 
-function draw(view) {
+function draw(view, { report }) {
   const id = view.params.host;
   const { card } = view.farm;
   if (!card) return [head(id, { over: "Host" }), h("p", { class: "muted", key: "wait" }, "Waiting for the first snapshot…")];
@@ -31,9 +38,40 @@ function draw(view) {
       ["Replicas", integer(host.replicas.length)],
       ["New replicas", host.drained ? "none: it is drained" : host.alive ? "taken" : "none: it is away"],
     ])),
+    trouble(report),
+    machine(report?.facts),
     section("Replicas", replicas(view, host), { note: count(host.replicas.length, "replica") }),
     section("Ranks", ranks(view, host)),
   ];
+}
+
+// The warnings and errors about the host, each with its remedy.
+function trouble(report) {
+  if (!report?.findings.length) return null;
+  const items = report.findings.map((one) =>
+    h(
+      "li",
+      { class: one.level === "error" ? "bad" : "warn", key: `${one.check} ${one.message}` },
+      h("div", {}, h("p", { class: "strong" }, `${one.check}: ${one.message}`), h("p", { class: "cause" }, one.remedy)),
+    ));
+  return section("Needs attention", h("ul", { class: "findings" }, items), { note: count(items.length, "finding") });
+}
+
+const free = (space) => (space ? `${bytes(space.free)} of ${bytes(space.total)} in ${space.path}` : "none, or no answer");
+
+function machine(known) {
+  if (!known) return null;
+  return section("Machine", facts([
+    ["Clock beside Redis", `${known.clock_ms > 0 ? "+" : ""}${integer(known.clock_ms)} ms`],
+    ["Round trip to Redis", `${known.round_trip_ms.toFixed(1)} ms`],
+    ["Free for models", free(known.models)],
+    ["Free for packed weights", free(known.cache)],
+    ["Free shared memory", free(known.shared_memory)],
+    ["C++ compiler", known.compiler || "none"],
+    ["Computed in C++", known.native ? `no: ${known.native}` : "yes"],
+    ["Kernels switched off", known.kernels_off.length ? known.kernels_off.join("; ") : "none"],
+    ["Models whose files are here", Object.keys(known.files).join(", ") || "none"],
+  ]));
 }
 
 function replicas(view, host) {

@@ -7,16 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 
 from control import access
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
+from control.placement.host_facts import Space, put_facts
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
+from control.redis.connection import run
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.routes.conftest import make
 from tests.integration.api.sse import chat
+from tests.integration.ops.populated import FACTS
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 from tests.waiting import until
@@ -78,9 +82,29 @@ def test_the_farm_at_one_look(operator: httpx.Client, leader: ScriptedLeader, re
     found = operator.get("/farm").json()
     assert [(model["model"], model["state"]) for model in found["models"]] == [("tiny", "loaded")]
     assert found["models"][0]["replicas"][0]["beats"][0]["phase"] == "ready"
-    [alpha] = found["hosts"]
+    [alpha] = [host for host in found["hosts"] if host["id"] == "alpha"]
     assert (alpha["id"], alpha["alive"], alpha["devices"], alpha["drained"]) == ("alpha", True, ["cuda:0"], False)
     assert found["apis"] and found["keys"] >= 1
+    [server] = found["redis"]
+    assert server["used"] > 0 and server["eviction"] == "noeviction" and server["persistence"] == "ok"
+
+
+def test_hosts_have_their_facts_and_what_is_wrong(operator: httpx.Client, redis_client: SyncRedis) -> None:
+    """As `furrow doctor` judges it, with the remedy, also in `GET /farm`; a host can be asked for alone."""
+    for name in ("known", "other"):
+        farm.beat_host(redis_client, Host(name), pid=1, memory_bytes=1)
+    wrong = msgspec.structs.replace(FACTS, models=Space(path="/models", total=2**40, free=2**20), kernels_off=["x: y"])
+    run(redis_client, put_facts("known", wrong))
+    [known] = operator.get("/farm/hosts", params={"host": "known"}).json()["data"]
+    assert known["facts"]["models"]["free"] == 2**20 and known["facts"]["compiler"] == FACTS.compiler
+    found = {one["check"]: one for one in known["findings"]}
+    assert (found["models"]["level"], found["kernels"]["level"]) == ("error", "warning")
+    assert found["models"]["remedy"].startswith("Free space on known")
+    hosts = {one["id"]: one for one in operator.get("/farm/hosts").json()["data"]}
+    assert hosts["other"]["facts"] is None and [one["check"] for one in hosts["other"]["findings"]] == ["facts"]
+    about = [one for one in operator.get("/farm").json()["findings"] if one["where"] == "known"]
+    assert [one["check"] for one in about if one["level"] == "error"] == ["models"]
+    assert operator.get("/farm/hosts", params={"host": "none"}).json()["data"] == []
 
 
 def test_the_farm_is_streamed(operator: httpx.Client, leader: ScriptedLeader) -> None:

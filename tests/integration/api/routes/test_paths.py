@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from control.operations.checks.findings import Checks
 from ops.cli.doctor.api_server import ApiServer, check_stream
-from ops.cli.doctor.findings import Checks
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader

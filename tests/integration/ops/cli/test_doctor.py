@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from control.operations.checks.findings import Finding
 from control.placement import farm
 from control.placement.host_facts import FilesHere, put_facts
 from control.placement.placement import Host
@@ -24,7 +25,6 @@ from control.records.backend import Backend, put_backend
 from control.redis.connection import connect, run
 from control.replicas import health
 from ops.cli.doctor.doctor import doctor, examine
-from ops.cli.doctor.findings import Finding
 from tests.integration.ops.cli.tls_front import certificate
 from tests.integration.ops.populated import FACTS, HOST, MODEL, Populated, populate
 from tests.servers import Server

@@ -13,13 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from control.redis.clients import SyncRedis
-from control.redis.connection import connect
-from control.redis.round_trip import RoundTrip
-from control.scripts import SCRIPTS
-from ops.cli.doctor.doctor import doctor, examine
-from ops.cli.doctor.findings import Checks, Finding
-from ops.cli.doctor.redis_server import (
+from control.operations.checks.findings import Checks, Finding
+from control.operations.checks.redis_server import (
     check_clients,
     check_memory,
     check_mode,
@@ -28,6 +23,11 @@ from ops.cli.doctor.redis_server import (
     check_round_trip,
     check_version,
 )
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.redis.round_trip import RoundTrip
+from control.scripts import SCRIPTS
+from ops.cli.doctor.doctor import doctor, examine
 from ops.cli.doctor.rights import PROBES
 from tests.integration.ops.cli.tls_front import certificate, tls_front
 from tests.servers import NEW, OLD, Server, serving

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from control.operations.checks.findings import Finding, report_of
+from control.operations.checks.hosts import check_hosts
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.process import VERSION
-from ops.cli.doctor.findings import Finding, report_of
-from ops.cli.doctor.hosts import check_hosts
 
 GIB = 2**30
 

@@ -9,9 +9,9 @@ import click
 import pytest
 
 from control.errors import FurrowError
+from control.operations.checks.findings import Finding
 from ops import cli
 from ops.cli.doctor.doctor import _lines
-from ops.cli.doctor.findings import Finding
 from ops.cli.progress import Stage, Waiting
 from ops.cli.state.model import ModelShown, show
 from ops.cli.state.top import ModelRow, ReplicaRow, _cells

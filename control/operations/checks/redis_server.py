@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from control.operations.checks.findings import Checks
 from control.redis.readiness import OLDEST_VERSION
 from control.redis.round_trip import RoundTrip
 from control.replicas.health.memory import NEARLY_FULL, in_words
-from ops.cli.doctor.findings import Checks
 
 Info = dict[str, Any]
 SLOW_MS, TOO_SLOW_MS = 5.0, 100.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.process import VERSION
 from control.replicas.health.memory import in_words
-from ops.cli.doctor.findings import Checks, Finding
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""

@@ -1,0 +1,61 @@
+"""Facts about hosts and Redis in the console: what is wrong is marked, with its remedy, and every name is text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from control import keys
+from control.placement.host_facts import HostFacts, Space, put_facts
+from control.redis.connection import run
+from tests.acceptance.console.browser import scrolls_sideways
+from tests.acceptance.console.conftest import Visit
+from tests.acceptance.console.scripted_farm import ScriptedFarm
+from tests.acceptance.console.test_console import HOSTILE
+
+pytestmark = pytest.mark.timeout(180)
+
+GIB = 2**30
+
+
+@pytest.fixture
+def full_disk(scripted: ScriptedFarm) -> Iterator[None]:
+    """The host alpha has little space, a clock that is wrong and a kernel with a hostile name switched off."""
+    facts = HostFacts(
+        at_ms=0,
+        version="1",
+        clock_ms=-7_000,
+        round_trip_ms=0.4,
+        models=Space(path=f"/models/{HOSTILE}/{'long' * 40}", total=500 * GIB, free=GIB // 2),
+        cache=Space(path="/cache", total=500 * GIB, free=90 * GIB),
+        shared_memory=Space(path="/dev/shm", total=64 * GIB, free=60 * GIB),
+        compiler=f"g++ {HOSTILE}",
+        native="",
+        kernels_off=[f"{HOSTILE}: differs"],
+        files={},
+    )
+    run(scripted.client, put_facts("alpha", facts))
+    yield
+    scripted.client.delete(keys.host_facts("alpha"))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_host_s_facts_are_judged_on_both_pages(
+    visit: Visit, scripted: ScriptedFarm, full_disk: None, width: int
+) -> None:
+    """As `furrow doctor` judges them; a host without any facts is no finding."""
+    page = visit(width=width)
+    finding = page.locator(".findings li.bad").filter(has_text="alpha models: 512 MiB free of 500 GiB")
+    finding.get_by_text("Free space on alpha").wait_for()
+    page.locator(".findings li.warn").filter(has_text="clocks differ from that of Redis: alpha -7.0 s").wait_for()
+    row = page.get_by_role("table", name="Hosts").get_by_role("row").filter(has_text="alpha")
+    row.get_by_text("1 error").wait_for()
+    servers = page.get_by_role("table", name="Redis").get_by_role("row").nth(1)
+    assert "refuses writes" in servers.inner_text() and "append-only" in servers.inner_text()
+    assert not scrolls_sideways(page)
+    finding.get_by_role("link").click()
+    page.get_by_text("Clock beside Redis").wait_for()
+    text = page.locator("main").inner_text()
+    assert "-7,000 ms" in text and f"g++ {HOSTILE}" in text and f"{HOSTILE}: differs" in text
+    assert page.title() != "owned" and not scrolls_sideways(page)
