@@ -15,7 +15,8 @@ import structlog
 from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES
 from api.asgi.tasks import PeriodicTask
 from api.images.loading import ImageLoader
-from api.models.served import ServedModel, serve
+from api.models.reading import OverviewReader
+from api.models.served import ServedModel, remedy, serve
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
@@ -25,7 +26,6 @@ from control.messages import ModelAssets
 from control.records import catalog
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
-from control.redis.rounds import arun_rounds, run_rounds
 from control.replicas import health
 from control.replicas.health import AssetsMark
 
@@ -34,9 +34,6 @@ log = structlog.stdlib.get_logger(__name__)
 LOOK_EVERY_S = 1.0
 SHARED_AFTER_S = 2.0
 """After a reading of its own a process takes nothing for so long that another one read, which may be older."""
-
-LARGE = 64
-"""Replicas of a farm that is read in a thread: the event loop would do nothing else for a millisecond or more."""
 
 LOST_S = 10.0
 """A model that Redis has lost is unavailable for so long, not unknown: the agents write its specification again."""
@@ -64,7 +61,7 @@ class Models:
         async_client: AsyncRedis | None = None,
     ) -> None:
         """`async_client`: for the looks at a small farm; without it all are made in a thread."""
-        self._client, self._images, self._async_client = client, images, async_client
+        self._client, self._images, self._reader = client, images, OverviewReader(client, async_client)
         self._tool_parser: CallFormat | None = settings.tool_parser
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
@@ -81,8 +78,6 @@ class Models:
         self._away: RedisUnavailable | None = None
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
-        self._size = LARGE
-        """Replicas at the last look."""
         self._read_at = 0.0
         """When this process read the overviews itself, by the monotonic clock."""
         self.seen = False
@@ -110,7 +105,7 @@ class Models:
                 raise ModelUnavailable(lost, "loading", _LOST)
             raise ModelNotFound(name or "(none given)", self.names)
         if overview.state not in _WAITING_STATES:
-            raise ModelUnavailable(real, overview.state, overview.detail or _remedy(overview.state))
+            raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
         if real not in self._served:
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return self._served[real][1]
@@ -196,8 +191,8 @@ class Models:
 
     async def _look_once(self, shared: bool) -> None:
         try:
-            overviews = await self._read(shared)
-            self._size = sum(len(one.replicas) for one in overviews.values())
+            overviews = await self._reader.read(shared)
+            self._read_at = self._read_at if shared else time.monotonic()
             whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
             found = self._found(overviews) if whole else await asyncio.to_thread(self._found, overviews)
         except RedisUnavailable as error:
@@ -209,17 +204,6 @@ class Models:
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
             del self._left[name]
-
-    async def _read(self, shared: bool) -> dict[str, health.Overview]:
-        """Of a small farm on the event loop, which costs less than a thread does."""
-        rounds = health.reading_shared() if shared else health.reading_overviews()
-        if self._async_client is not None and self._size < LARGE:
-            found = await arun_rounds(self._async_client, rounds)
-        else:
-            found = await asyncio.to_thread(run_rounds, self._client, rounds)
-        if not shared:
-            self._read_at = time.monotonic()
-        return {overview.model: overview for overview in found}
 
     def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
         """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
@@ -312,9 +296,3 @@ def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:
     """`public=model` and `public` (the only model) as a table, and whether `*` makes every name mean the only one."""
     pairs = [name.partition("=") for name in names if name != "*"]
     return {public: model for public, _, model in pairs}, "*" in names
-
-
-def _remedy(state: str) -> str:
-    if state == "failed":
-        return "`furrow models list` shows the reason"
-    return "it is being taken out of service; use another model"

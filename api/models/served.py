@@ -74,3 +74,10 @@ def _digest(assets: ModelAssets) -> bytes:
     digest = hashlib.sha256(msgspec.json.encode(others))
     digest.update(assets.tokenizer_json.encode())
     return digest.digest()
+
+
+def remedy(state: str) -> str:
+    """The remedy for a model that takes no requests in this state."""
+    if state == "failed":
+        return "`furrow models list` shows the reason"
+    return "it is being taken out of service; use another model"
