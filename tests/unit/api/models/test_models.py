@@ -115,7 +115,7 @@ async def test_a_lost_model_is_unavailable(
 ) -> None:
     """Redis may have lost its data: clients are told to retry. An unloaded model left its name, and is not there."""
     subject = models("public", m="loaded")
-    subject._client = empty
+    subject._client = subject._reader._client = empty
     if unloaded:
         empty.sadd(METERED, "m")
     with pytest.raises(error):
@@ -125,7 +125,7 @@ async def test_a_lost_model_is_unavailable(
 async def test_a_lost_model_is_unknown_after_a_while(empty: FakeRedis) -> None:
     """One that no agent brings back is not there."""
     subject = models(m="loaded")
-    subject._client = empty
+    subject._client = subject._reader._client = empty
     with pytest.raises(ModelUnavailable):
         await subject.resolve("m")
     subject._lost["m"] -= LOST_S
