@@ -66,6 +66,25 @@ RECURRENT_EXPERTS: dict[str, Any] = {
     **RECURRENT,
 }
 
+MAMBA: dict[str, Any] = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "position_embedding_type": "nope",
+    "intermediate_size": 33,
+    "shared_intermediate_size": 45,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 2.0,
+}
+
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {"mlp_bias": True},
@@ -132,6 +151,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 2.0,
     },
+    "granitemoehybrid": MAMBA,
     "hunyuan_v1_dense": {"attention_bias": True},
     "internlm3": {"qkv_bias": True, "bias": True},
     "lfm2": {
@@ -216,8 +236,10 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 layers = NORM_NOISE.get(family, 0.1) if norm_noise is None else norm_noise
                 noise = 0.1 if name == "model.norm.weight" else layers
                 parameter.add_(noise * torch.randn_like(parameter))
-            elif name.endswith(("bias", "router.scale", "per_expert_scale")):
+            elif name.endswith(("bias", "router.scale", "per_expert_scale", "mamba.D")):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if name.endswith("mamba.dt_bias"):
+                parameter.sub_(4)  # as long as the tests' prompts are remembered
             if family == "gemma4_text" and name.endswith(("q_norm.weight", "router.scale")):
                 # Training makes up for what this type leaves out: attention is not scaled, scores of experts are.
                 parameter.mul_(0.25 if "q_norm" in name else 16.0)

@@ -9,7 +9,7 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
-DELTA_RULE, SHORT_CONVOLUTION = "gated_delta", "short_convolution"
+DELTA_RULE, SHORT_CONVOLUTION, MAMBA = "gated_delta", "short_convolution", "mamba"
 """Kinds of recurrent layers."""
 
 DEFAULTS = {
@@ -45,10 +45,14 @@ class Recurrence:
         """Widths of the parts of a weight with the role `regions`, each shared evenly by the ranks."""
         raise NotImplementedError
 
+    def channels(self, ranks: int) -> int:
+        """Those of the convolution on one of `ranks` ranks."""
+        return sum(self.regions) // ranks
+
     @property
-    def channels(self) -> int:
-        """Those of the convolution, shared evenly by the ranks."""
-        return sum(self.regions)
+    def groups_of_heads(self) -> int:
+        """Groups of heads that a weight with the role `mamba` has parts for; 0 where there are none."""
+        return 0
 
     @property
     def matrices(self) -> tuple[int, int, int]:

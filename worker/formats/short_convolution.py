@@ -25,9 +25,8 @@ class ShortConvolution(Recurrence):
         """Widths of B, C and x, the outputs of one projection."""
         return self.width, self.width, self.width
 
-    @property
-    def channels(self) -> int:
-        return self.width
+    def channels(self, ranks: int) -> int:
+        return self.width // ranks
 
     @property
     def shared(self) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from worker.formats.shares import bordered_share, share
 IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
-OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm", "regions"}
+OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm", "regions", "mamba"}
 """Roles that keep rows of a weight, and parts of a vector."""
 
 
@@ -35,7 +35,9 @@ class ShardPlan:
     """Feed-forward widths are cut at multiples of the first of these that leaves each rank something."""
     layer_kv_heads: Sequence[int] = ()
     regions: tuple[int, ...] = ()
-    """Widths of the parts of a weight with the role `regions`, as `Recurrence.regions`."""
+    """Widths of the parts of a weight with the role `regions` or `mamba`, as `Recurrence.regions`."""
+    groups: int = 0
+    """Groups of heads in Mamba layers."""
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -61,6 +63,8 @@ class ShardPlan:
                 starts = itertools.accumulate(self.regions, initial=0)
                 shares = [share(width, self.rank, self.world_size) for width in self.regions]
                 return [(at + start, at + stop) for at, (start, stop) in zip(starts, shares, strict=False)]
+            case "mamba":
+                return self._of_mamba(module)
             case _ if module.endswith((".k_proj", ".v_proj", ".k_norm")):
                 heads = self._kv_heads_of(module)
                 width = size // heads
@@ -70,7 +74,7 @@ class ShardPlan:
                 tiles = max(1, len(self.regions) - 2)
                 start, stop = share(size // tiles, self.rank, self.world_size)
                 return [(at + start, at + stop) for at in range(0, size, size // tiles)]
-            case _ if ".mlp." in module or ".feed_forward." in module:
+            case _ if any(part in module for part in (".mlp.", ".feed_forward.", ".shared_mlp.")):
                 return [self.feed_forward_share(size)]
             case _:
                 return [share(size, self.rank, self.world_size)]
@@ -79,12 +83,28 @@ class ShardPlan:
         """This rank's interval of `size` inner values of a feed-forward network, or of one expert."""
         return bordered_share(size, self.borders, self.rank, self.world_size)
 
+    def _of_mamba(self, module: str) -> list[tuple[int, int]]:
+        """Gates, inputs, B, C and steps for the first projection; inputs, B and C for the convolution."""
+        inner, _, of_groups, _, heads = self.regions
+        first, last = self._kv_share(self.groups)
+        group = (of_groups // self.groups * first, of_groups // self.groups * last)
+        kept = [self._share(inner), self._share(inner), group, group, self._share(heads)]
+        starts = itertools.accumulate(self.regions, initial=0)
+        places = [(at + start, at + stop) for at, (start, stop) in zip(starts, kept, strict=False)]
+        if module.endswith(".in_proj"):
+            return places
+        return [(start - inner, stop - inner) for start, stop in places[1:4]]
+
+    def _share(self, size: int) -> tuple[int, int]:
+        return share(size, self.rank, self.world_size)
+
     def _kv_heads_of(self, module: str) -> int:
         found = LAYER.search(module) if self.layer_kv_heads else None
         return self.kv_heads if found is None else self.layer_kv_heads[int(found[1])]
 
     def _kv_share(self, heads: int) -> tuple[int, int]:
-        """This rank's key-value heads. With fewer of them than ranks, neighbours share one, each with a copy."""
+        """This rank's key-value heads, or groups. With fewer of them than ranks, neighbours share one, each with a
+        copy."""
         if heads < self.world_size:
             head = self.rank * heads // self.world_size
             return head, head + 1

@@ -175,7 +175,7 @@ class _Load:
         if quantizer is not None:
             quantizer.report()
         if (recurrent := validation.recurrence(self.files.config)) is not None:
-            install.install(model, recurrent)
+            install.install(model, recurrent, self.link)
         _fuse(model, self.dtype, self.device)
         return model, quantizer
 
@@ -211,8 +211,8 @@ class _Load:
         group, recurrent = self.link.collective, validation.recurrence(self.files.config)
         kv_heads, by_layer = validation.kv_heads(self.files.config), validation.layer_kv_heads(self.files.config)
         roles, heads = self._family(model).roles, model.config.num_attention_heads
-        regions = recurrent.regions if recurrent else ()
-        return ShardPlan(roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer, regions)
+        regions, groups = (recurrent.regions, recurrent.groups_of_heads) if recurrent else ((), 0)
+        return ShardPlan(roles, heads, kv_heads, group.rank, group.world_size, borders, by_layer, regions, groups)
 
 
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
@@ -256,7 +256,7 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManag
     if family.together:
         return StoredTogether(files.weights)
     if family.gate_above_up and scheme is None:
-        return StoredAbove(files.weights)
+        return StoredAbove(files.weights, family.stored_experts)
     return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
 
 

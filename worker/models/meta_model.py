@@ -21,7 +21,8 @@ CPU = torch.device("cpu")
 
 AttentionInterface.register(registered.NAME, registered.attend)
 
-_NOT_OF_THE_TEXT = ("quantization_config", "compression_config", FIELD)
+_NOT_OF_THE_TEXT = ("quantization_config", "compression_config", FIELD, "time_step_limit")
+"""The last is served with transformers' default alone, whose infinity has several forms in files."""
 
 _default_type = threading.Lock()
 """torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""

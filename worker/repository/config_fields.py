@@ -22,6 +22,7 @@ SIZES = (
     *("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size"),
     *(
         "shared_expert_intermediate_size",
+        "shared_intermediate_size",
         "num_experts_per_tok",
         "top_k_experts",
         "num_global_key_value_heads",
@@ -44,7 +45,8 @@ COUNTS = (
 """Whole numbers that may be 0."""
 NUMBERS = (
     *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"),
-    *("partial_rotary_factor", "logit_scale"),
+    *("partial_rotary_factor", "logit_scale", "logits_scaling"),
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
 )
 SWITCHES = (
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
@@ -69,8 +71,10 @@ def check(config: dict[str, Any], family: Family) -> None:
     """Raise ModelFilesError or UnsupportedArchitecture naming a field and its value."""
     for name in NEEDED:
         number(config, name)
+    dense = family.may_lack_experts and family.experts is not None and config.get(family.experts) == 0
     for name in (*SIZES, *([family.experts] if family.experts else [])):
-        if config.get(name) is not None:
+        none = dense and name in (family.experts, family.chosen_experts) and _is_whole(config.get(name))
+        if config.get(name) is not None and not (none and config[name] >= 0):
             number(config, name)
     for name in COUNTS:
         if (value := config.get(name)) is not None and not (_is_whole(value) and 0 <= value <= LARGEST):
@@ -180,7 +184,7 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
         for name in (family.experts, family.chosen_experts, "moe_intermediate_size"):
             number(config, name)
     count, chosen = config.get(family.experts), config.get(family.chosen_experts)
-    if count is not None and chosen is not None and chosen > count:
+    if count and chosen is not None and chosen > count:
         raise _wrong(family.chosen_experts, chosen, f"at most {family.experts} = {count}")
     groups, kept = config.get("n_group"), config.get("topk_group")
     if count is not None and groups is not None and count % groups:

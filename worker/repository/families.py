@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.formats.recurrence import DELTA_RULE, SHORT_CONVOLUTION
+from worker.formats.recurrence import DELTA_RULE, MAMBA, SHORT_CONVOLUTION
 from worker.formats.roles import Roles
 
 
@@ -20,9 +20,10 @@ class Family:
     config field with the number of experts, `expert_keys` the tensors of one expert on disk (gate, up, down; `{}` is
     its number), or as they are read where `together`, with the experts of a layer in one tensor; both are None for a
     dense model. `gate_above_up` says that the experts of a layer may be in one tensor with the outputs of gate before
-    those of up, and inputs last. `chosen_experts` names the field with the number of experts of a token,
-    `experts_switch` the one that says if a model of the type has experts at all. `heads_by_layer` says that layers may
-    have key-value heads of other width and number than the model's fields say, or those of an earlier layer.
+    those of up, and inputs last: `stored_experts` are the names of these tensors. `may_lack_experts` says that
+    a model may have 0 experts, and is dense then. `chosen_experts` names the field with the number of experts of
+    a token, `experts_switch` the one that says if a model of the type has experts at all. `heads_by_layer` says that
+    layers may have key-value heads of other width and number than the model's fields say, or those of an earlier layer.
     `renamed` maps parts of transformers' parameter names to those on disk.
     """
 
@@ -33,7 +34,9 @@ class Family:
     together: bool = False
     chosen_experts: str = "num_experts_per_tok"
     gate_above_up: bool = False
+    stored_experts: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     experts_switch: str | None = None
+    may_lack_experts: bool = False
     heads_by_layer: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
     recurrent: str | None = None
@@ -79,6 +82,16 @@ _DELTA_BY_HEAD: Roles = {
     "linear_attn.in_proj_ba": "colwise",
 }
 _CONVOLUTION: Roles = {"conv.in_proj": "regions", "conv.conv": "colwise", "conv.out_proj": "rowwise"}
+_MAMBA: Roles = {
+    "mamba.in_proj": "mamba",
+    "mamba.conv1d": "mamba",
+    "mamba.A_log": "colwise",
+    "mamba.D": "colwise",
+    "mamba.dt_bias": "colwise",
+    "mamba.norm": "colwise",
+    "mamba.out_proj": "rowwise",
+}
+_GRANITE_FEED_FORWARD: Roles = {"shared_mlp.input_linear": "halves", "shared_mlp.output_linear": "rowwise"}
 
 
 def _shared(name: str) -> Roles:
@@ -141,6 +154,20 @@ FAMILIES: dict[str, Family] = {
         together=True,
     ),
     "granite": Family(_DENSE),
+    "granitemoehybrid": Family(
+        {**_ATTENTION, **_MAMBA, **_GRANITE_FEED_FORWARD, "block_sparse_moe.experts": "experts"},
+        experts="num_local_experts",
+        expert_keys=(
+            "block_sparse_moe.experts.{}.gate_proj.weight",
+            "block_sparse_moe.experts.{}.up_proj.weight",
+            "block_sparse_moe.experts.{}.down_proj.weight",
+        ),
+        gate_above_up=True,
+        stored_experts=("input_linear.weight", "output_linear.weight"),
+        may_lack_experts=True,
+        renamed=((".router.", ".router.layer."),),
+        recurrent=MAMBA,
+    ),
     "hunyuan_v1_dense": Family(_DENSE),
     "internlm3": Family(_DENSE, kv_heads=2),
     "lfm2": Family(
@@ -211,7 +238,7 @@ _ENCODER = "it is no decoder that generates text"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
     **dict.fromkeys(("kimi_linear", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
-    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),

@@ -7,7 +7,8 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.formats import short_convolution
-from worker.formats.recurrence import DELTA_RULE, SHORT_CONVOLUTION, Recurrence, delta_rule_of
+from worker.formats.mamba import Mamba, mamba_of
+from worker.formats.recurrence import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Recurrence, delta_rule_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.families import FAMILIES, REFUSED, Family
@@ -17,9 +18,10 @@ from worker.repository.pooling import gate
 from worker.repository.pooling.description import pooling_of
 from worker.repository.quantization.scheme import scheme_of
 
-RECURRENCES: dict[str, Callable[[dict[str, Any]], Recurrence]] = {
+RECURRENCES: dict[str, Callable[[dict[str, Any]], Recurrence | None]] = {
     DELTA_RULE: delta_rule_of,
     SHORT_CONVOLUTION: short_convolution.short_convolutions_of,
+    MAMBA: mamba_of,
 }
 """By kind of recurrent layers, their reader from config.json."""
 
@@ -95,7 +97,7 @@ def layer_kv_heads(config: dict[str, Any]) -> list[int]:
 
 
 def recurrence(config: dict[str, Any]) -> Recurrence | None:
-    """The recurrent layers of the model; None for a type without. Raises ModelFilesError or UnsupportedArchitecture
+    """The recurrent layers of the model; None for one without. Raises ModelFilesError or UnsupportedArchitecture
     naming a field and its value."""
     kind = family_of(config).recurrent
     return None if kind is None else RECURRENCES[kind](config)
@@ -133,6 +135,7 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
             "--quant out: it is served at its stored width."
         )
     untried = family.experts_switch is not None and family.has_experts(config)  # gemma4_text
+    untried |= family.recurrent == MAMBA  # its projections are of unlike parts
     if scheme is not None and (untried or (scheme.method == "mxfp4") != family.together):
         raise UnsupportedArchitecture(
             f"Model type '{config['model_type']}' quantized as {scheme.method} is not supported. Use the unquantized "
@@ -149,7 +152,11 @@ def _check_features(config: dict[str, Any]) -> None:
 
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
-    experts = ("moe_intermediate_size", "shared_expert_intermediate_size") if family.experts else ()
+    experts = (
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+        if family.experts
+        else ()
+    )
     widths = {"intermediate_size": config_fields.feed_forward_width(config, family)}
     for name, width in (widths | {name: config.get(name) for name in experts}).items():
         if isinstance(width, int) and width < tp:
@@ -161,6 +168,8 @@ def _check_recurrence(config: dict[str, Any], tp: int) -> None:
     if found is None:
         return
     count, what = found.shared
+    if isinstance(found, Mamba):
+        found.check_groups(tp)
     if count % tp:
         raise UnsupportedArchitecture(f"{count} {what} can't be divided among {tp} ranks. {_remedy(count)}")
 

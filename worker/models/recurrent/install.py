@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from worker.formats.mamba import Mamba
 from worker.formats.recurrence import LINEAR, DeltaRule, Recurrence
 from worker.formats.short_convolution import ShortConvolution
 from worker.kv.base import StateLayout
+from worker.layers.parallel import Link
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
+from worker.models.recurrent.mamba import MambaLayer
 
 
-def install(model: Any, recurrent: Recurrence) -> None:
+def install(model: Any, recurrent: Recurrence, link: Link) -> None:
     """Replace the recurrent layers' modules, which hold this rank's weights, by Furrow's. Layers with attention are
     numbered among themselves: only they have keys and values."""
     attention = number = 0
@@ -22,6 +25,8 @@ def install(model: Any, recurrent: Recurrence) -> None:
                     layer.linear_attn = GatedDelta(layer.linear_attn, model.config, number, recurrent.tiled)
                 case ShortConvolution():
                     layer.conv = GatedConvolution(layer.conv, number)
+                case Mamba():
+                    layer.mamba = MambaLayer(layer.mamba, model.config, recurrent, number, link)
                 case _:
                     raise NotImplementedError(type(recurrent).__name__)
             number += 1
@@ -36,7 +41,7 @@ def state_layout(recurrent: Recurrence, ranks: int) -> StateLayout:
     return StateLayout(
         layers=recurrent.layers,
         window=recurrent.taps - 1,
-        channels=recurrent.channels // ranks,
+        channels=recurrent.channels(ranks),
         heads=heads // ranks,
         key_dim=key_dim,
         value_dim=value_dim,

@@ -9,6 +9,7 @@ groups) of exponents (transformers, integrations/mxfp4.py). Biases are (experts,
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -66,15 +67,20 @@ class StoredTogether(Checkpoint):
 
 
 class StoredAbove(Checkpoint):
-    """`gate_up_proj` (experts, 2 · width, hidden) has the outputs of gate before those of up, `down_proj` is (experts,
-    hidden, width). Experts that are stored one by one are read so."""
+    """The first of two tensors (experts, 2 · width, hidden) has the outputs of gate before those of up, the second is
+    (experts, hidden, width). Experts that are stored one by one are read so."""
+
+    def __init__(self, files: list[Path], stored: tuple[str, str]) -> None:
+        """`stored`: the names of the two tensors within the module of the experts and of their router."""
+        super().__init__(files)
+        self._stored = stored
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
         found = _EXPERT.fullmatch(name)
         if found is None or name in self:
             return super().read(name, dim, ranges)
-        part, stem = found[3], f"{found[1]}.{'down' if found[3] == 'down' else 'gate_up'}_proj"
+        part, stem = found[3], found[1].removesuffix("experts") + self._stored[found[3] == "down"]
         matrix = one_of(super().read(stem), stem, int(found[2]))
         if part != "down":
             gate, up = matrix.chunk(2)

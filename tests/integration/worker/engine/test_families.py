@@ -45,6 +45,11 @@ BEYOND_THE_PLAN = {
     # Copied on every rank by transformers.
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     "cohere": {"self_attn.q_norm", "self_attn.k_norm"},
+    "granitemoehybrid": {
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *("shared_mlp.input_linear", "shared_mlp.output_linear"),
+        *(f"mamba.{name}" for name in ("in_proj", "conv1d", "A_log", "D", "dt_bias", "norm", "out_proj")),
+    },
 }
 
 
@@ -194,6 +199,16 @@ def convolving(model: Any) -> bool:
     return (convolutions, attending, widths, kinds) == ([(64, 1, 3)] * 2, [16], {75}, {"conv", "full_attention"})
 
 
+def mamba(model: Any) -> bool:
+    """Mamba layers beside one that attends, without positions."""
+    layers = [layer.mamba for layer in model.model.layers]
+    return (
+        [one is None for one in layers] == [False, True, False]
+        and all((one.num_heads, one.ssm_state_size, one.conv_kernel_size) == (8, 8, 4) for one in layers if one)
+        and model.model.rotary_emb is None
+    )
+
+
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "apertus": [config("hidden_act", "xielu"), norm_over(16), part("mlp.act_fn.alpha_p")],
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
@@ -220,6 +235,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(part("mlp.experts.gate_up_proj_bias"), part("mlp.experts.down_proj_bias"), config("swiglu_limit", 1.5)),
     ],
     "granite": [config("residual_multiplier", 0.5), config("logits_scaling", 2.0)],
+    "granitemoehybrid": [
+        *(mamba, part("block_sparse_moe.experts"), part("shared_mlp"), biased("mamba.conv1d")),
+        *(config("residual_multiplier", 0.5), config("embedding_multiplier", 2.0), config("logits_scaling", 2.0)),
+    ],
     "hunyuan_v1_dense": [part("self_attn.query_layernorm"), biased("self_attn.o_proj")],
     "internlm3": [biased("self_attn.q_proj"), biased("self_attn.o_proj")],
     "lfm2": [

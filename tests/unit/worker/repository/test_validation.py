@@ -161,6 +161,64 @@ def test_the_layers_of_lfm2(changes: dict[str, Any]) -> None:
     assert feed_forward_width(config) == layers[0].feed_forward.w1.out_features
 
 
+GRANITE = LLAMA | {
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": "auto",
+    "position_embedding_type": "nope",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "kind", "message"),
+    [
+        ({"mamba_n_heads": 1}, 2, UnsupportedArchitecture, r"1 heads of Mamba layers \(mamba_n_heads\) can't .*--tp 1"),
+        (
+            {"mamba_n_heads": 12, "mamba_n_groups": 3, "hidden_size": 96},
+            2,
+            UnsupportedArchitecture,
+            "3 groups of .*--tp 1, 3",
+        ),
+        ({"mamba_n_groups": 3}, 1, UnsupportedArchitecture, "4 heads of Mamba layers can't share 3 groups"),
+        ({"mamba_d_conv": 1}, 1, ModelFilesError, "mamba_d_conv = 1; at least 2"),
+        ({"mamba_d_head": 7}, 1, ModelFilesError, "mamba_d_head = 7; their product must be .* = "),
+        ({"mamba_d_state": 0}, 1, ModelFilesError, "mamba_d_state = 0; a whole number"),
+        ({"mamba_expand": None}, 1, ModelFilesError, "mamba_expand = null; remove the field"),
+        ({"logits_scaling": None}, 1, ModelFilesError, "logits_scaling = null"),
+        ({"logits_scaling": 0}, 1, ModelFilesError, "logits_scaling = 0; a number above 0"),
+        ({"hidden_act": "gelu"}, 1, UnsupportedArchitecture, "hidden_act = 'gelu'"),
+        ({"position_embedding_type": "alibi"}, 1, UnsupportedArchitecture, "'alibi'; served are 'nope' and 'rope'"),
+        ({"time_step_limit": [0.001, 0.1]}, 1, UnsupportedArchitecture, r"time_step_limit = \[0\.001, 0\.1\]"),
+        ({"mamba_conv_bias": 1}, 1, ModelFilesError, "mamba_conv_bias = 1; true or false"),
+        ({"layers_block_type": ["mamba"]}, 1, UnsupportedArchitecture, "Rename the field to layer_types"),
+        ({"layer_types": ["mamba"] * 2}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
+        ({"layer_types": None}, 1, ModelFilesError, "layer_types = None; a list"),
+        ({"num_local_experts": -1}, 1, ModelFilesError, "num_local_experts = -1"),
+        ({"shared_intermediate_size": 1}, 2, UnsupportedArchitecture, "shared_intermediate_size = 1 can't be divided"),
+        ({"quantization_config": {"quant_method": "fp8"}}, 1, UnsupportedArchitecture, "quantized as fp8 is not"),
+    ],
+)
+def test_mamba_layers_that_can_not_be_served(
+    changes: dict[str, Any], tp: int, kind: type[Exception], message: str
+) -> None:
+    """Heads and groups that ranks can't divide, sizes that don't fit and other forms are refused by name."""
+    validation.check(GRANITE | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, 2)
+    with pytest.raises(kind, match=message):
+        validation.check(GRANITE | changes, tp)
+
+
+def test_the_forms_of_granite() -> None:
+    """Layers have the names of published files or transformers' own; a model may have no experts, or no Mamba layer."""
+    for names in (["mamba", "attention"], ["linear_attention", "full_attention"]):
+        found = validation.recurrence(GRANITE | {"layer_types": names})
+        assert found is not None and found.kinds == ("linear_attention", "full_attention")
+    dense = GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] * 2}
+    validation.check(dense, 2)
+    assert validation.recurrence(dense) is None
+
+
 def test_recurrent_layers_on_a_gpu() -> None:
     """They are refused with the remedy; models of attention are not."""
     validation.check_devices(LLAMA, ["cuda:0"])
