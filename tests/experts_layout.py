@@ -1,6 +1,9 @@
-"""Experts of gpt_oss: stored together as in safetensors, and apart as other mixtures have them."""
+"""Experts that are stored together, as gpt_oss has them and GGUF files with fused gates, and apart."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,4 +47,21 @@ def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
                 found[f"{layer}.experts.{leaf}{suffix}"] = np.ascontiguousarray(
                     one.swapaxes(1, 2) if not suffix else one
                 )
+    return found
+
+
+def fused(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a GGUF file with gate and up projections of experts in one, as llama.cpp's converter fuses them
+    where it is told to. A gate of another type than its neighbour stays apart."""
+    found = dict(tensors)
+    for name, gate in tensors.items():
+        other = name.replace("ffn_gate_exps", "ffn_up_exps")
+        if "ffn_gate_exps" not in name or tensors[other].type != gate.type:
+            continue
+        count, rows, width = gate.shape
+        both = [np.frombuffer(one.data, np.uint8).reshape(count, -1) for one in (gate, tensors[other])]
+        del found[name], found[other]
+        found[name.replace("ffn_gate_exps", "ffn_gate_up_exps")] = replace(
+            gate, shape=(count, 2 * rows, width), data=np.concatenate(both, axis=1).tobytes()
+        )
     return found

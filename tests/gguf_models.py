@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, models
-from tests.experts_layout import experts_apart, experts_together
+from tests.experts_layout import experts_apart, experts_together, fused
 from worker.formats.blocks import BLOCK_FORMATS, MXFP4
 from worker.layers.blocks import Blocks
 from worker.models.gguf.dequantize import dequantize
@@ -66,9 +66,10 @@ GEMMA_PARTS = PARTS | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 GPT_OSS_PARTS = PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
-HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text")
+HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 PARTS_BY_FAMILY = {"gemma3_text": GEMMA_PARTS, "gpt_oss": GPT_OSS_PARTS}
 PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
+PARTS_BY_FAMILY["qwen3_next"] = PARTS | hybrid_layout.QWEN3_NEXT_PARTS
 WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE}
 ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
@@ -79,6 +80,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
 }
 
 
@@ -155,6 +157,7 @@ def make(
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
     weights = experts_apart(load_file(plain / "model.safetensors"))
+    weights = hybrid_layout.projections_apart(weights, config)
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
         rows = _in_file(family, name, values, config)
@@ -165,8 +168,10 @@ def make(
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_as_transformers(family, name, held, config))
-    save_file(experts_together(numbers), plain / "model.safetensors", {"format": "pt"})
+    numbers = hybrid_layout.projections_together(experts_together(numbers), config)
+    save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     tensors = {name: _together(several) for name, several in parts.items()}
+    tensors = fused(tensors) if family == "qwen3_next" else tensors
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
         tensors["rope_freqs.weight"] = _factors(scaling, config["head_dim"])

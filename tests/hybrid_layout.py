@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
+_TOGETHER = "in_proj_qkvz.weight"
+
 PARTS = {
     "post_attention_layernorm": "post_attention_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
@@ -23,6 +25,7 @@ PARTS = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+QWEN3_NEXT_PARTS = PARTS | {"linear_attn.in_proj_ba": "ssm_ba"}
 WHOLE = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
 
 
@@ -59,7 +62,7 @@ def _group(heads: Floats, keys: int) -> Floats:
 
 
 def _moved(name: str, values: Floats, config: dict[str, Any], order: Any) -> Floats:
-    if ".linear_attn." not in name or name.endswith("linear_attn.norm.weight"):
+    if config["model_type"] == "qwen3_next" or ".linear_attn." not in name or name.endswith("linear_attn.norm.weight"):
         return values
     keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if name.endswith("out_proj.weight"):
@@ -70,6 +73,39 @@ def _moved(name: str, values: Floats, config: dict[str, Any], order: Any) -> Flo
 
 def _rows(rows: Floats, keys: int, heads: int, order: Any) -> Floats:
     return order(rows.reshape(heads, -1, *rows.shape[1:]), keys).reshape(rows.shape)
+
+
+def projections_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
+    """The projection of a qwen3_next, by key head, as two: queries, keys and values of all heads; and gates."""
+    found = dict[str, Floats]()
+    for name, values in weights.items():
+        if not name.endswith(_TOGETHER):
+            found[name] = values
+            continue
+        stem, heads = name.removesuffix(_TOGETHER), values.reshape(config["linear_num_key_heads"], -1, values.shape[-1])
+        parts = [one.reshape(-1, values.shape[-1]) for one in np.split(heads, _borders(config), axis=1)]
+        found |= {f"{stem}in_proj_qkv.weight": np.concatenate(parts[:3]), f"{stem}in_proj_z.weight": parts[3]}
+    return found
+
+
+def projections_together(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
+    """The inverse of `projections_apart`."""
+    keys, found = config["linear_num_key_heads"], dict(weights)
+    for name in [
+        name for name in weights if config["model_type"] == "qwen3_next" and name.endswith("in_proj_z.weight")
+    ]:
+        stem, wide = name.removesuffix("in_proj_z.weight"), keys * config["linear_key_head_dim"]
+        mixed, gates = found.pop(f"{stem}in_proj_qkv.weight"), found.pop(name)
+        parts = [*np.split(mixed, [wide, 2 * wide]), gates]
+        heads = np.concatenate([one.reshape(keys, -1, one.shape[-1]) for one in parts], axis=1)
+        found[stem + _TOGETHER] = np.ascontiguousarray(heads.reshape(-1, mixed.shape[-1]))
+    return found
+
+
+def _borders(config: dict[str, Any]) -> list[int]:
+    width = config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // config["linear_num_key_heads"] * config["linear_value_head_dim"]
+    return [width, 2 * width, 2 * width + values]
 
 
 def metadata(name: str, config: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from control.errors import SettingsError
 from ops.bench.common import alphabet
 from ops.bench.peers.weights import BLOCKS
 from worker.formats.blocks import BlockFormat
-from worker.repository.gguf.architectures import EXPERT_LAYER_NAMES, OUTER_NAMES
+from worker.formats.gguf_names import EXPERT_LAYER_NAMES, OUTER_NAMES
 
 Floats = NDArray[np.float32]
 

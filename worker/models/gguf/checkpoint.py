@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
+from worker.formats.gguf_names import RATES, fused_name
 from worker.layers.blocks import Blocks, Weights
 from worker.models.checkpoint import Ranges
 from worker.models.gguf.dequantize import dequantize
@@ -53,7 +54,7 @@ class GgufCheckpoint:
             mapped.release()
 
     def __contains__(self, name: str) -> bool:
-        return stored_name(self._kind, name) in self._model.tensors
+        return self._place(name) is not None
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -68,14 +69,19 @@ class GgufCheckpoint:
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
         one whose blocks a border would cut."""
-        stored = stored_name(self._kind, name)
-        place = None if stored is None else self._model.tensors.get(stored)
-        if stored is None or place is None:
-            raise ModelFilesError(f"{self._model.files[0]} has no tensor {stored or name}; is it whole?")
+        found = self._place(name)
+        if found is None:
+            missing = stored_name(self._kind, name) or name
+            raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
+        stored, place, half = found
         self._left.pop(stored, None)
         if (expert := expert_of(name)) is not None:
             place = _slice(stored, place, expert)
+        if half is not None:
+            place = _half(place, half)
         whole = self._whole(stored, place)
+        if stored.endswith(RATES):
+            whole = self._rates(whole, 0 if name.endswith("in_proj_b.weight") else 1)
         if dim is None or ranges is None:
             part = whole
         elif isinstance(whole, Blocks):
@@ -88,6 +94,24 @@ class GgufCheckpoint:
         if self._kind.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
             return part - self._kind.norm_offset
         return _as_transformers(stored, part)
+
+    def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
+        """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
+        with another one."""
+        stored, tensors = stored_name(self._kind, name), self._model.tensors
+        if stored is None:
+            return None
+        if stored in tensors:
+            return stored, tensors[stored], None
+        fused = fused_name(stored)
+        return None if fused is None or fused[0] not in tensors else (fused[0], tensors[fused[0]], fused[1])
+
+    def _rates(self, whole: Weights, which: int) -> Weights:
+        """The rows of beta (0) or alpha (1)."""
+        keys = self._model.whole(f"{self._model.architecture}.ssm.group_count")
+        rows = whole.data if isinstance(whole, Blocks) else whole
+        chosen = rows.view(keys, 2, -1, rows.shape[-1])[:, which].flatten(0, 1)
+        return Blocks(whole.format, chosen) if isinstance(whole, Blocks) else chosen
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
@@ -133,6 +157,12 @@ def _as_transformers(name: str, part: Tensor) -> Tensor:
     if name.endswith(".ssm_conv1d.weight"):
         return part.unsqueeze(1)
     return part.view(1, -1) if name.endswith(_ROUTERS[1]) else part
+
+
+def _half(place: StoredTensor, half: int) -> StoredTensor:
+    """The first (0) or second (1) half of the rows of a matrix."""
+    size = place.bytes // 2
+    return replace(place, shape=(place.shape[0] // 2, *place.shape[1:]), start=place.start + half * size, bytes=size)
 
 
 def _slice(name: str, place: StoredTensor, index: int) -> StoredTensor:

@@ -1,6 +1,6 @@
-"""Architectures of GGUF files that are served: their names for transformers' parameters, and their configurations.
+"""Architectures of GGUF files that are served, and their configurations.
 
-Names and keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
+Keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
 """
 
 from __future__ import annotations
@@ -11,59 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.errors import UnsupportedArchitecture
+from worker.formats.gguf_names import (
+    EXPERT_LAYER_NAMES,
+    GEMMA3_LAYER_NAMES,
+    GPT_OSS_LAYER_NAMES,
+    HYBRID_LAYER_NAMES,
+    LAYER_NAMES,
+    OUTER_NAMES,
+    QWEN3_NEXT_LAYER_NAMES,
+    WHOLE_NAMES,
+)
 from worker.formats.recurrence import FULL, LINEAR, TILED
 from worker.repository.gguf import rotary
 from worker.repository.gguf.model import GgufModel
 
-OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-EXPERT_LAYER_NAMES = LAYER_NAMES | {
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.experts.gate_proj": "ffn_gate_exps",
-    "mlp.experts.up_proj": "ffn_up_exps",
-    "mlp.experts.down_proj": "ffn_down_exps",
-}
-GEMMA3_LAYER_NAMES = LAYER_NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-GPT_OSS_LAYER_NAMES = EXPERT_LAYER_NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "mlp.router": "ffn_gate_inp",
-}
-HYBRID_LAYER_NAMES = EXPERT_LAYER_NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
-WHOLE_NAMES = {
-    "self_attn.sinks": "attn_sinks.weight",
-    "linear_attn.A_log": "ssm_a",
-    "linear_attn.dt_bias": "ssm_dt.bias",
-}
-"""Parameters that are no module's weight or bias, with their whole names in the file."""
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_PATTERN = 6
@@ -257,6 +218,11 @@ def _qwen3_5_moe(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen3_next(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
+    # Files hold its projections as Qwen3.5 has them, and the value heads of a key head side by side.
+    return _qwen3_5_moe(model, common) | {TILED: False}
+
+
 def _gpt_oss(model: GgufModel, common: dict[str, Any]) -> dict[str, Any]:
     # As in _gemma3: a damaged number must not become a list of that length.
     count = min(common["num_hidden_layers"], len(model.tensors))
@@ -284,6 +250,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen35moe": Architecture(
         *("qwen3_5_moe_text", _qwen3_5_moe, HYBRID_LAYER_NAMES),
+        head_norms=True,
+        experts=True,
+        norm_offset=1.0,
+        recurrent=True,
+    ),
+    "qwen3next": Architecture(
+        *("qwen3_5_moe_text", _qwen3_next, QWEN3_NEXT_LAYER_NAMES),
         head_norms=True,
         experts=True,
         norm_offset=1.0,

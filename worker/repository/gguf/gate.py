@@ -7,6 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
+from worker.formats.gguf_names import RATES, fused_name
 from worker.formats.recurrence import LINEAR, TILED, delta_rule_of
 from worker.formats.shares import ends_at
 from worker.native.host import check_host
@@ -119,7 +120,17 @@ def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> I
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
                 flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
-                yield name, shape[1:] if flat else shape
+                yield _held(name, shape[1:] if flat else shape, model)
+
+
+def _held(name: str, shape: tuple[int, ...], model: GgufModel) -> tuple[str, tuple[int, ...]]:
+    """The tensor that has the rows of `name`, and its shape: another one where two are one tensor."""
+    if name.endswith(RATES):
+        return name, (2 * shape[0], *shape[1:])
+    fused = fused_name(name)
+    if fused is None or name in model.tensors or fused[0] not in model.tensors:
+        return name, shape
+    return fused[0], (shape[0], 2 * shape[1], *shape[2:])
 
 
 _SHARED_GATE = "mlp.shared_expert_gate.weight"

@@ -21,6 +21,8 @@ from worker.kv.slabs import SlabStore
 from worker.layers.linear import NativeLinear
 from worker.models.loading import load
 from worker.native import library
+from worker.repository.gguf.architectures import configuration
+from worker.repository.gguf.gate import check_tensors
 from worker.repository.gguf.model import read_model
 
 LLAMA3 = {
@@ -44,6 +46,16 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "qwen3_5_moe_text": (
         ["q8_0", "q5_1"],
         {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 96, **WIDE_HEADS},
+    ),
+    "qwen3_next": (
+        ["q8_0", "q5_1"],
+        {
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 96,
+            "shared_expert_intermediate_size": 96,
+            "linear_num_value_heads": 8,
+            **WIDE_HEADS,
+        },
     ),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""
@@ -140,11 +152,26 @@ def test_two_ranks_share_packed_weights(family: str, folder: Path, ranks: RankGr
     assert second.tokens == first.tokens
 
 
-def test_plain_numbers_of_recurrent_layers_are_those_of_safetensors(tmp_path: Path, compiled: None) -> None:
+def test_experts_with_fused_gates_are_checked(folder: Path) -> None:
+    """The tests of qwen3next are about gates that are one tensor with their neighbours; its shape is checked."""
+    found = read_model(made("qwen3_next", folder / "qwen3_next")[0])
+    assert "blk.0.ffn_gate_up_exps.weight" in found.tensors and "blk.0.ffn_gate_exps.weight" not in found.tensors
+    config = configuration(found)
+    check_tensors(found, config)
+    with pytest.raises(ModelFilesError, match=r"tensor blk\.0\.ffn_gate_up_exps\.weight has the shape \(8, 192, 64\)"):
+        check_tensors(found, config | {"moe_intermediate_size": 64})
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+def test_plain_numbers_of_recurrent_layers_are_those_of_safetensors(
+    family: str, tmp_path: Path, compiled: None
+) -> None:
     """In C++, where three value heads share a key head: the file has them in another order, and sums of the output
     projection with them. A decay above 0 is refused."""
-    shape = {"linear_num_value_heads": 6, "initializer_range": 0.1}
-    file, plain = gguf_models.make("qwen3_5_text", tmp_path, ["f32"], **shape)
+    shape: dict[str, Any] = {"linear_num_value_heads": 6, "initializer_range": 0.1}
+    if family == "qwen3_next":
+        shape["mlp_only_layers"] = []
+    file, plain = gguf_models.make(family, tmp_path, ["f32"], **shape)
     ours, theirs = (
         play(Engine(model, SlabStore(model.cache_layout, 4096), Solo()), write(solo(37, 16)))
         for model in (load(file, collective=Solo()), load(plain, collective=Solo()))
