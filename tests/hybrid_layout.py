@@ -90,10 +90,11 @@ def projections_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dic
 
 def projections_together(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
     """The inverse of `projections_apart`."""
-    keys, found = config["linear_num_key_heads"], dict(weights)
-    for name in [
-        name for name in weights if config["model_type"] == "qwen3_next" and name.endswith("in_proj_z.weight")
-    ]:
+    found = dict(weights)
+    if config["model_type"] != "qwen3_next":
+        return found
+    keys = config["linear_num_key_heads"]
+    for name in [name for name in weights if name.endswith("in_proj_z.weight")]:
         stem, wide = name.removesuffix("in_proj_z.weight"), keys * config["linear_key_head_dim"]
         mixed, gates = found.pop(f"{stem}in_proj_qkv.weight"), found.pop(name)
         parts = [*np.split(mixed, [wide, 2 * wide]), gates]
