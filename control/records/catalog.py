@@ -31,6 +31,7 @@ def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
 
 
 def _know(client: SyncRedis, spec: ModelSpec) -> None:
+    """Enter the model's name where all are read; harmless for one that is there."""
     run_every(client, [write("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
 
 
@@ -90,16 +91,25 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     model_keys = ModelKeys(spec.name)
     names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
     statuses = [model_keys.replica(replica).status for replica in sorted(names)]
+    _leave_assets(client, model_keys)
+    known = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
+    run(client, read("DEL", *known, *statuses, parse=int))
+    # The name last: the planner finds what is left of an unload that was cut off by it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
-    # The rename fails where no leader has published assets, and where this is a repeat.
+    if (anew := get_spec(client, spec.name)) is not None:
+        _know(client, anew)  # it was loaded between the two
+
+
+def _leave_assets(client: SyncRedis, model_keys: ModelKeys) -> None:
     left = model_keys.assets_left
     keep = [
         read("RENAME", model_keys.assets, left, parse=str),
         read("PEXPIRE", left, constants.ASSETS_LEFT_MS, parse=int),
     ]
-    run_all(client, keep)
-    known = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
-    run(client, read("DEL", *known, *statuses, parse=int))
+    for outcome in run_all(client, keep):
+        # Where no leader has published assets, and where this is a repeat, there is nothing to rename.
+        if isinstance(outcome, Exception) and "no such key" not in str(outcome):
+            raise outcome
 
 
 class Assigned(msgspec.Struct, frozen=True, kw_only=True):

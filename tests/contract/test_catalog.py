@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import ResponseError
 
 from control.constants import ASSETS_LEFT_MS
+from control.errors import RedisUnavailable
 from control.messages import ModelAssets, ModelSpec
 from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call
 from tests.contract.conftest import MODEL, Farm
 
 SPEC = ModelSpec(name=MODEL, source="/x", tp=2, devices=["cpu", "cpu"], max_context=64)
@@ -67,6 +73,62 @@ def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:
     assert (found.unload, found.revision) == (True, 2)
     catalog.forget(farm.client, SPEC)
     assert catalog.list_specs(farm.client) == []
+
+
+@pytest.mark.parametrize("sent", range(6))
+def test_an_unload_that_is_cut_off_can_be_finished(farm: Farm, monkeypatch: pytest.MonkeyPatch, sent: int) -> None:
+    """After any number of round trips the planner sees the model, or its name is free."""
+    catalog.put_spec(farm.client, SPEC)
+    farm.run(catalog.put_assets(MODEL, ASSETS))
+    assert catalog.tombstone(farm.client, MODEL)
+    allowed = iter(range(sent))
+
+    def cut(name: str) -> Callable[[SyncRedis, Any], Any]:
+        real = getattr(catalog, name)
+
+        def call(client: SyncRedis, calls: Any) -> Any:
+            if next(allowed, None) is None:
+                raise RedisUnavailable("cut off")
+            return real(client, calls)
+
+        return call
+
+    with monkeypatch.context() as patches:
+        for name in ("run", "run_all", "run_every"):
+            patches.setattr(catalog, name, cut(name))
+        with pytest.raises(RedisUnavailable) if sent < 5 else nullcontext():
+            catalog.forget(farm.client, SPEC)
+    for found in catalog.list_specs(farm.client):
+        catalog.forget(farm.client, found)
+    assert catalog.get_spec(farm.client, MODEL) is None
+    assert catalog.get_assets(farm.client, MODEL) is None
+    catalog.put_spec(farm.client, SPEC)
+    assert catalog.list_specs(farm.client) == [SPEC]
+
+
+def test_assets_that_could_not_be_put_aside_end_no_unload(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model loaded under the name would be served with the tokenizer of the one before it."""
+    catalog.put_spec(farm.client, SPEC)
+    with monkeypatch.context() as patches:
+        patches.setattr(catalog, "run_all", lambda _client, _calls: [ResponseError("NOPERM no permission"), 1])
+        with pytest.raises(ResponseError, match="NOPERM"):
+            catalog.forget(farm.client, SPEC)
+    assert catalog.list_specs(farm.client) == [SPEC]
+
+
+def test_a_model_that_is_loaded_while_it_is_forgotten_is_known(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the removal of the specification and that of the name."""
+    catalog.put_spec(farm.client, SPEC)
+    real = catalog.run
+
+    def loading(client: SyncRedis, call: Call[Any]) -> Any:
+        if call.args[0] == "SREM":
+            catalog.put_spec(client, SPEC)
+        return real(client, call)
+
+    monkeypatch.setattr(catalog, "run", loading)
+    catalog.forget(farm.client, SPEC)
+    assert catalog.list_specs(farm.client) == [SPEC]
 
 
 def test_restoring_fills_a_loss_and_overrules_nobody(farm: Farm) -> None:
