@@ -41,6 +41,7 @@ def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
         spec = msgspec.structs.replace(spec, replicas=replicas)
     failed = health.overview(client, spec.name).state == "failed"
     if known is not None and catalog.same(known, spec) and not failed:
+        catalog.know(client, spec.name)  # the load that wrote it may have been cut off
         return Desired(known.revision, known.revision, changed=False)
     before = known.revision if known is not None else 0
     return Desired(catalog.put_spec(client, spec, again=failed), before)
@@ -76,6 +77,7 @@ def unload(client: SyncRedis, name: str) -> None:
     """Take the model out once its requests are finished. Raises ModelNotFound."""
     if not catalog.tombstone(client, name):
         raise ModelNotFound(name, [one.name for one in catalog.list_specs(client)])
+    catalog.know(client, name)  # the load that wrote it, or an unload before, may have been cut off
 
 
 def find_spec(client: SyncRedis, name: str) -> ModelSpec:

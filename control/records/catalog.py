@@ -20,19 +20,19 @@ def put_spec(client: SyncRedis, spec: ModelSpec, *, again: bool = False) -> int:
     """Make `spec` the desired state and return its revision, which grows only when something changed, or `again`."""
     # The specification first: a name in the set whose specification is not there yet would be nothing.
     revision = run(client, _put_spec(spec, "again" if again else "change"))
-    _know(client, spec)
+    know(client, spec.name)
     return revision
 
 
 def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
     """Bring a specification back that Redis has lost; one that is there stays."""
     run(client, _put_spec(spec, "restore"))
-    _know(client, spec)
+    know(client, spec.name)
 
 
-def _know(client: SyncRedis, spec: ModelSpec) -> None:
+def know(client: SyncRedis, name: str) -> None:
     """Enter the model's name where all are read; harmless for one that is there."""
-    run_every(client, [write("SADD", known, spec.name, parse=int) for known in (keys.MODELS, keys.METERED)])
+    run_every(client, [write("SADD", known, name, parse=int) for known in (keys.MODELS, keys.METERED)])
 
 
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
@@ -94,10 +94,10 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     _leave_assets(client, model_keys)
     known = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
     run(client, read("DEL", *known, *statuses, parse=int))
-    # The name last: the planner finds what is left of an unload that was cut off by it.
+    # The name goes last: by it the planner finds an unload that was cut off, and repeats it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
-    if (anew := get_spec(client, spec.name)) is not None:
-        _know(client, anew)  # it was loaded between the two
+    if get_spec(client, spec.name) is not None:
+        know(client, spec.name)  # it was loaded between the two
 
 
 def _leave_assets(client: SyncRedis, model_keys: ModelKeys) -> None:

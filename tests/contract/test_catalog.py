@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 
+from control import keys
 from control.constants import ASSETS_LEFT_MS
 from control.errors import RedisUnavailable
 from control.messages import ModelAssets, ModelSpec
+from control.operations import desired
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call
@@ -104,6 +106,18 @@ def test_an_unload_that_is_cut_off_can_be_finished(farm: Farm, monkeypatch: pyte
     assert catalog.get_assets(farm.client, MODEL) is None
     catalog.put_spec(farm.client, SPEC)
     assert catalog.list_specs(farm.client) == [SPEC]
+
+
+@pytest.mark.parametrize("unload", [False, True])
+def test_a_specification_without_a_name_is_found_again(farm: Farm, unload: bool) -> None:
+    """By the same load, or an unload, after a load that was cut off between the two."""
+    catalog.put_spec(farm.client, SPEC)
+    farm.client.srem(keys.MODELS, MODEL)
+    if unload:
+        desired.unload(farm.client, MODEL)
+    else:
+        assert not desired.load(farm.client, SPEC, None).changed
+    assert [spec.unload for spec in catalog.list_specs(farm.client)] == [unload]
 
 
 def test_assets_that_could_not_be_put_aside_end_no_unload(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
