@@ -29,7 +29,7 @@ def run_agent() -> None:
 
     def stop() -> None:
         if agent is None:  # nothing was started yet
-            forget_unused(supervisor.kept)
+            forget_unused(supervisor.kept if FOLDER_VARIABLE in os.environ else {})  # else none is bound yet
             os._exit(0)
         agent.stopping = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from tests.integration.worker.supervision.scene import Scene
 from tests.supervisor import supervised_host
 from tests.waiting import until
+from worker.supervision.wire import encode_line
 
 
 @pytest.fixture
@@ -189,6 +191,17 @@ def test_an_agent_without_a_supervisor_says_how_to_start_it() -> None:
     command = [sys.executable, "-m", "worker", "agent"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=40, check=False)
     assert ended.returncode == 1 and "furrow worker" in ended.stderr
+
+
+def test_an_agent_that_is_stopped_while_it_starts_ends_in_silence() -> None:
+    """The stop may be in the packet of the welcome, before anything of the agent is there."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for message in ({"event": "welcome", "children": [], "kept": {}}, {"event": "stop"}):
+            ours.sendall(encode_line(message))
+        command = [sys.executable, "-m", "worker", "agent"]
+        ended = subprocess.run(command, stdin=theirs, capture_output=True, text=True, timeout=40, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_child_hears_a_line_and_is_heard(tmp_path: Path) -> None:
