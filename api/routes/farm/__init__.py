@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from litestar import Router
+from typing import Any
+
+from litestar import Response, Router
 
 from api.access.operator import operators_only
 from api.routes.farm.access import change_limits, create_key, list_keys, revoke_key, show_usage
@@ -22,9 +24,17 @@ from api.routes.farm.places import drain_host, drain_replica, follow_farm, show_
 from api.routes.farm.running import cancel_request, list_requests, show_life
 from api.routes.farm.texts import show_letter_text, show_text
 
+
+async def _unstored(response: Response[Any]) -> Response[Any]:
+    """Litestar's `after_request`: no browser or proxy keeps prompts, names and keys, nor gives an answer of before."""
+    response.headers.setdefault("cache-control", "no-store")
+    return response
+
+
 farm_routes = Router(
     path="/farm",
     guards=[operators_only],
+    after_request=_unstored,
     tags=["operators"],
     route_handlers=[
         *(show_farm, follow_farm, show_hosts, drain_host, drain_replica),

@@ -202,3 +202,33 @@ def test_the_history_shows_each_epoch_with_its_stages_and_fault(
     assert HOSTILE in page.get_by_role("table", name="Epochs").inner_text() and not scrolls_sideways(page)
     page.get_by_label("Model").select_option(IDLE)
     page.get_by_text("No epoch is known yet.").wait_for()
+
+
+READ_AT_ONCE = """async (times) => {
+  const { api } = await import(new URL("lib/api.js", location));
+  await Promise.all(Array.from({ length: times }, () => api.get("/farm/usage?days=400")));
+}"""
+READ_AFTER_AN_ACT = """async () => {
+  const { api } = await import(new URL("lib/api.js", location));
+  await api.post("/farm/hosts/drain", { host: "nowhere" }).catch(() => {});
+  await api.get("/farm/usage?days=7");
+}"""
+
+
+def test_the_reads_of_pages_are_shared_but_for_those_after_an_act(visit: Visit, scripted: ScriptedFarm) -> None:
+    """As the browser sends them: it may add headers that ask the API for an answer of their own."""
+
+    def reads() -> int:
+        return scripted.client.info("commandstats")["cmdstat_hgetall"]["calls"]
+
+    page = visit("#/keys", expected=("400",))
+    page.get_by_role("heading", name="Usage", exact=True).wait_for()
+    one, before = 400 * scripted.client.scard("furrow:models"), reads()
+    page.evaluate(READ_AT_ONCE, 20)
+    assert one <= reads() - before < 10 * one
+    with page.expect_request(lambda request: request.url.endswith("/farm/usage?days=30")) as polled:
+        page.reload()
+    assert not {"cache-control", "pragma"} & polled.value.all_headers().keys()
+    with page.expect_request(lambda request: request.url.endswith("/farm/usage?days=7")) as after:
+        page.evaluate(READ_AFTER_AN_ACT)
+    assert after.value.all_headers()["cache-control"] == "no-cache"

@@ -44,25 +44,33 @@ export const api = {
 };
 
 const LONGEST_MS = 15_000;
+// An answer may be a second old, also that of another API process behind one address, which does not know of our acts.
+const OLD_MS = 2_000;
+let actedAt = -OLD_MS;
 
 // The JSON of an answer. Throws as `request`, and ApiError where it is not there in time: the host of an API process can
 // vanish without a word.
 async function json(method, path, body, { signal, ...options } = {}) {
   const late = AbortSignal.timeout(LONGEST_MS);
+  // A browser sends `Cache-Control: no-cache` with "no-store": the API then reads anew, for this page alone.
+  const shared = method === "GET" && path.startsWith("/farm") && performance.now() - actedAt > OLD_MS;
+  const cache = shared ? "default" : "no-store";
   try {
-    const response = await request(method, path, body, { ...options, signal: signal ? AbortSignal.any([signal, late]) : late });
+    const response = await request(method, path, body, { ...options, cache, signal: signal ? AbortSignal.any([signal, late]) : late });
     return response.status === 204 ? null : await response.json();
   } catch (error) {
     if (!late.aborted || signal?.aborted || error.status) throw error;
     const maybe = method === "GET" ? "" : " It may have done what it was asked for.";
     throw new ApiError(`The API process at ${location.host} has not answered for ${LONGEST_MS / 1_000} s.${maybe}`);
+  } finally {
+    if (method !== "GET") actedAt = performance.now();
   }
 }
 
 // A Response whose status is a success. `path` begins with a slash; `headers` and `signal` may be given, and `keepalive`
-// for a request that outlives the page.
+// for a request that outlives the page, and `cache` as of fetch.
 // Throws ApiError, or the AbortError of `signal`.
-async function request(method, path, body, { signal, headers = {}, keepalive = false } = {}) {
+async function request(method, path, body, { signal, headers = {}, keepalive = false, cache = "no-store" } = {}) {
   const sent = new Headers(headers);
   if (key.get()) sent.set("authorization", `Bearer ${key.get()}`);
   if (body !== undefined) sent.set("content-type", "application/json");
@@ -74,7 +82,7 @@ async function request(method, path, body, { signal, headers = {}, keepalive = f
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,
       keepalive,
-      cache: "no-store",
+      cache,
       credentials: "omit",
       redirect: "error",
     });

@@ -48,7 +48,9 @@ def test_fifty_pages_cost_what_one_does(
     time.sleep(0.5)
     rest = (commands(redis_client) - before) / (time.monotonic() - began)  # of all processes, a second
     before = commands(redis_client)
-    wanted = [operator.get(path).status_code for path in paths]
+    answers = [operator.get(path) for path in paths]
+    wanted = [one.status_code for one in answers]
+    assert all(one.headers["cache-control"] == "no-store" for one in answers if one.is_success)
     one = commands(redis_client) - before
     began, before = time.monotonic(), commands(redis_client)
     with ThreadPoolExecutor(CLIENTS) as pool:
