@@ -72,9 +72,11 @@ def test_a_reload_in_mid_answer_goes_on_to_the_same_text(visit: Visit, leader: S
 
 
 def test_a_reload_before_the_first_headers_joins_the_request(visit: Visit, leader: ScriptedLeader) -> None:
-    """Its id is not known then: the same message is sent again under its key, and is computed once."""
+    """Its id is not known then: the same bytes are sent again under its key, and are computed once."""
     page = visit(CHAT)
     page.get_by_text("Try a model.").wait_for()
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Most tokens").fill("400")
     leader.claiming = False
     say(page, LONG)
     until(lambda: leader.client.hget(ModelKeys("tiny").load, "queued") == "1", 20)

@@ -38,8 +38,10 @@ export class Answer {
   #firstAt = 0;
   #lastAt = 0;
 
-  constructor(body, changed) {
-    this.body = { ...body, stream: true, stream_options: { include_usage: true }, on_disconnect: WAITS_S };
+  constructor({ model, messages, temperature, max_tokens }, changed) {
+    // In one order, also after a reload: the farm knows the same request by the bytes of its body.
+    const asked = { model, messages, temperature, max_tokens };
+    this.body = { ...asked, stream: true, stream_options: { include_usage: true }, on_disconnect: WAITS_S };
     this.changed = changed;
     this.began = clock();
   }
