@@ -18,7 +18,7 @@ import pytest
 from ops.client import ResumingTransport
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm
-from tests.waiting import until
+from tests.waiting import lives, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -274,4 +274,4 @@ def test_nothing_is_left_when_the_parent_stops_or_is_killed() -> None:
         until(lambda: ready_standby(farm))
         processes = [psutil.Process(pid) for pid in farm.processes()]
         farm.process.kill()
-        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
+        until(lambda: not any(map(lives, processes)))

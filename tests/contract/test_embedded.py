@@ -19,7 +19,7 @@ from control.redis.readiness import wait_until_ready
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import ServerBinary, find_server
 from tests.servers import NEW, OLD
-from tests.waiting import until
+from tests.waiting import lives, until
 
 PARENT = """
 import signal, sys
@@ -34,7 +34,10 @@ signal.pause()
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return lives(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("path", [OLD, NEW], ids=["old", "new"])

@@ -13,7 +13,7 @@ import pytest
 
 from control.process import child_environment, python_command
 from tests.farm import clean_environment
-from tests.waiting import until
+from tests.waiting import lives, until
 
 CHILD = "from control.process import die_with_parent; {call}; import time; open({path!r}, 'w').close(); time.sleep(60)"
 
@@ -36,10 +36,6 @@ def family(tmp_path: Path, call: str) -> tuple[subprocess.Popen[str], psutil.Pro
     parent.stdout.close()
     until(ready.exists, 40.0)
     return parent, child
-
-
-def lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.supervisor import ROOT, Host, supervised_host
-from tests.waiting import until
+from tests.waiting import lives, until
 from worker.supervision.client import ChildProcess, SupervisorClient
 from worker.supervision.wire import Ending
 
@@ -81,7 +81,7 @@ def test_forked_processes_die_with_the_supervisor(host: Host) -> None:
     forks = server(client)
     processes = [psutil.Process(pid) for pid in (forks.pid, forks.fork(LONG, {}, ENDING).pid)]
     host.process.kill()
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes), 40.0)
+    until(lambda: not any(map(lives, processes)), 40.0)
 
 
 @pytest.mark.parametrize("how", ["plain", "thread", "device"])
