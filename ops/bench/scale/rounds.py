@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import click
 
+from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.scripts import SCRIPTS
 from ops.bench.common.figures import Figure
@@ -48,8 +49,13 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
 
 
 def _sent(client: SyncRedis) -> int:
-    """Commands that this connection has sent, those inside scripts not counted."""
-    return int(client.client_info()["tot-cmds"])
+    """Commands that this connection has sent, those inside scripts not counted. Raises SettingsError."""
+    count = client.client_info().get("tot-cmds")
+    if count is None:
+        raise SettingsError(
+            "This server does not count a connection's commands. Use Valkey 8.1 or Redis 8.2, or later."
+        )
+    return int(count)
 
 
 def told(name: str, rounds: Sequence[Round], limit: float) -> Figure:

@@ -29,7 +29,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, script_ms: float) -> Result:
     monkeypatch.setattr(scale_module, "TURNS", 3)
     monkeypatch.setattr(scale_module, "FIRST_S", 1e9)
     monkeypatch.setattr(scale_module, "ENTRY_S", 1e9)
-    return CliRunner().invoke(scale, TINY, catch_exceptions=False)
+    result = CliRunner().invoke(scale, TINY, catch_exceptions=False)
+    if "does not count a connection's commands" in result.output:
+        pytest.skip("the Redis server of this machine is older than the benchmark needs")
+    return result
 
 
 def test_every_figure_has_a_value(monkeypatch: pytest.MonkeyPatch) -> None:

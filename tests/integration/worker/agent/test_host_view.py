@@ -35,7 +35,7 @@ def test_a_look_has_the_epoch_the_poison_the_status_and_the_beats(redis: Replica
     redis.run(beat(MODEL, REPLICA, 1, word))
     write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "because")
     write_status(redis.client, MODEL, REPLICA, "backoff", "waits")
-    look = read_host(redis.client, HOST, {(MODEL, REPLICA): 2}).looks[MODEL, REPLICA]
+    look = read_host(redis.client, HOST, {(MODEL, REPLICA): 2})[1].looks[MODEL, REPLICA]
     assert look.epoch == lease.epoch and look.beats == [None, word]
     assert look.poison is not None and look.poison.message == "because"
     assert look.status is not None and look.status.state == "backoff"
@@ -47,7 +47,7 @@ def test_any_number_of_replicas_is_read_in_one_round_trip(redis: ReplicaRedis) -
     for name in names:
         farm.assign(redis.client, HOST, given(name))
     before = reads(redis)
-    view = read_host(redis.client, HOST, {(MODEL, name): 1 for name in names})
+    _, view = read_host(redis.client, HOST, {(MODEL, name): 1 for name in names})
     assert reads(redis) - before < 10, "the server reads a long pipeline in a few parts, and the count is one of them"
     assert view.assignments.keys() == view.looks.keys() == {(MODEL, name) for name in names}
     assert all(look.beats == [None] and look.status is None for look in view.looks.values())

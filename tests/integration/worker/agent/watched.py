@@ -63,7 +63,7 @@ class Watched:
 
     def look(self) -> None:
         """As the agent does in a tick."""
-        view = read_host(self.redis.client, "host", {self.replica.place: WORLD})
+        _, view = read_host(self.redis.client, "host", {self.replica.place: WORLD})
         self.detector.judge(view.looks[self.replica.place])
 
     def killed(self) -> list[int]:
