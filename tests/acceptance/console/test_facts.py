@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from control import keys
+from control.messages import ModelSpec
 from control.placement.host_facts import HostFacts, Space, put_facts
 from control.redis.connection import run
 from tests.acceptance.console.browser import scrolls_sideways
 from tests.acceptance.console.conftest import Visit
-from tests.acceptance.console.scripted_farm import ScriptedFarm
+from tests.acceptance.console.scripted_farm import ScriptedFarm, ScriptedReplica
 from tests.acceptance.console.test_console import HOSTILE
 
 pytestmark = pytest.mark.timeout(180)
@@ -59,3 +60,19 @@ def test_a_host_s_facts_are_judged_on_both_pages(
     text = page.locator("main").inner_text()
     assert "-7,000 ms" in text and f"g++ {HOSTILE}" in text and f"{HOSTILE}: differs" in text
     assert page.title() != "owned" and not scrolls_sideways(page)
+
+
+def test_the_fullest_replica_and_a_host_that_is_away(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Room in another model's pool is no room for this one; a host may stay away."""
+    roomy = scripted.add(ScriptedReplica(ModelSpec(name="roomy", source="roomy"), "beta", kv_used=10))
+    scripted.host("gamma", "cuda:0", alive=False)
+    try:
+        page = visit()
+        finding = page.locator(".findings li").filter(has_text="gamma is away")
+        finding.get_by_text("Start furrow worker there, or run furrow drain gamma if it shall stay away.").wait_for()
+        row = page.get_by_role("table", name="Models").get_by_role("row").filter(has_text="roomy")
+        row.get_by_text("0 %").wait_for()
+        page.locator(".plot").filter(has_text="KV memory of the fullest replica").locator(".value", has_text="63 %").wait_for()
+    finally:
+        scripted.remove(roomy)
+        scripted.client.srem(keys.HOSTS, "gamma")

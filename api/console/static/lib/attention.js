@@ -60,7 +60,8 @@ function ofReplica(model, replica, history) {
 function ofHost(host) {
   const held = count(host.replicas.length, "replica");
   if (host.drained) return [{ tone: "warn", host: host.id, what: `${host.id} is drained`, cause: `It gets no new replica, and has ${held}.`, act: "takeBack" }];
-  if (!host.alive) return [{ tone: "bad", host: host.id, what: `${host.id} is away`, cause: `Its agent has no heartbeat; it has ${held}. Start furrow worker there.`, act: null }];
+  const remedy = `Start furrow worker there, or run furrow drain ${host.id} if it shall stay away.`;
+  if (!host.alive) return [{ tone: "bad", host: host.id, what: `${host.id} is away`, cause: `Its agent has no heartbeat; it has ${held}. ${remedy}`, act: null }];
   return [];
 }
 

@@ -7,8 +7,8 @@ const LEAST_MS = 800;
 const LONG_MS = 2_000;
 const MARKED_MS = 4_000;
 
-// A sample: `at` (ms), `rate` (tokens/s), `first` (ms to the first token), `queued`, `running`, `kv` (part in use);
-// null where it is not known.
+// A sample: `at` (ms), `rate` (tokens/s), `first` (ms to the first token), `queued`, `running`, `kv` (part in use; of
+// several replicas that of the fullest); null where it is not known.
 export class History {
   #samples = new Map();
   #counts = new Map();
@@ -71,8 +71,6 @@ export class History {
       first: firsts > 0 ? ms / firsts : null,
       queued: null,
       running: leader ? leader.running : null,
-      used: leader ? leader.kv_used : null,
-      room: leader && room ? room : null,
       kv: leader && room ? leader.kv_used / room : null,
     };
     this.#samples.set(name, [sample]);
@@ -96,19 +94,22 @@ export class History {
 }
 
 function together(parts, at, queued) {
-  const used = sum(parts, "used");
-  const room = sum(parts, "room");
   const firsts = sum(parts, "firsts");
   return {
     at,
     queued,
-    used,
-    room,
     rate: sum(parts, "rate"),
     first: firsts ? sum(parts, "firstMs") / firsts : null,
     running: sum(parts, "running"),
-    kv: room ? used / room : null,
+    // A full pool makes its own requests wait, whatever room the others have.
+    kv: most(parts, "kv"),
   };
+}
+
+// The greatest of what is known; null where nothing is.
+function most(parts, name) {
+  const known = parts.map((part) => part[name]).filter((value) => value != null);
+  return known.length ? Math.max(...known) : null;
 }
 
 // The sum of what is known; null where nothing is.
