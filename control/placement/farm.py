@@ -33,8 +33,14 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, "standby", standby, parse=int),
-        read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
+        _end(key),
     ]
+
+
+def _end(key: str) -> Call[int]:
+    """The end of a heartbeat, sent after it. It is a script as well: a server that has no scripts yet gets both anew,
+    in their order, where a plain command would have run before the heartbeat was there."""
+    return write("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int)
 
 
 def beat_host(client: SyncRedis, host: Host, pid: int, memory_bytes: int) -> None:
@@ -54,7 +60,7 @@ def check_name(client: SyncRedis, host_id: str) -> None:
             pid, left_ms = run_every(client, look)
             if pid is None:
                 return
-            # One without an end is the first on a new server, from an agent that died before its second.
+            # One without an end is of an older version, whose first on a new server had none.
             if time.monotonic() > until and left_ms > 0:
                 raise SettingsError(
                     f"another worker runs as host '{host_id}' (its agent has pid {pid} on its machine). "
@@ -138,9 +144,8 @@ def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
     key = keys.api(api_id)
     return [
         write("SADD", keys.APIS, api_id, parse=int),
-        # Of one key and in this order, so that the heartbeat never stays without its end.
         write("HSET", key, "url", url, "version", VERSION, "started", started, parse=int),
-        read("PEXPIRE", key, constants.HEARTBEAT_MS, parse=int),
+        _end(key),
     ]
 
 

@@ -97,7 +97,11 @@ def test_an_overview_tells_what_runs_and_why_not(farm: Farm) -> None:
     assert health.overview(farm.client, MODEL).detail == "the farm does not know the model yet"
     catalog.put_spec(farm.client, ModelSpec(name=MODEL, source="/x", tp=2))
     assert health.overview(farm.client, MODEL).detail == "no worker has it yet"
+    health.write_status(farm.client, MODEL, "r0", "unplaceable", "no host has room", host="h1")
+    unplaced = health.overview(farm.client, MODEL).replicas[0]
+    assert (unplaced.host, unplaced.placed) == ("", False), "h1 planned, and does not have it"
     health.write_status(farm.client, MODEL, "r0", "running", "", host="h1")
+    assert health.overview(farm.client, MODEL).replicas[0].host == "h1"
     lease = farm.lead(world_size=2)
     beat(farm, lease, 0, word(lease, phase="loading"))
     overview = health.overview(farm.client, MODEL)

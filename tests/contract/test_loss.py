@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from control import requests
+from control.constants import HEARTBEAT_MS
 from control.errors import Lost
+from control.placement.farm import beat_api, host_beat
+from control.placement.placement import Host
 from control.redis.connection import run_all
 from control.replicas.lease import renew
 from control.requests import Emission
@@ -21,6 +24,15 @@ def test_scripts_are_sent_again(farm: Farm) -> None:
     claims, renewed = run_all(farm.client, [requests.claim(lease, 9, 99), renew(lease, 1)])
     assert rids(claims) == ["a"]
     assert renewed is None
+
+
+def test_the_first_heartbeat_on_a_new_server_has_its_end(farm: Farm) -> None:
+    """The end does not arrive before the heartbeat: an agent or API process that dies at once does not stay alive."""
+    beats = {"host:h1": host_beat(Host("h1"), 7, 1), "api:a1": beat_api("a1", "http://a1", 1)}
+    for key, calls in beats.items():
+        farm.client.script_flush()
+        run_all(farm.client, calls)
+        assert 0 < farm.client.pttl(f"furrow:{key}") <= HEARTBEAT_MS
 
 
 def test_a_group_that_is_gone_is_made_again(farm: Farm) -> None:

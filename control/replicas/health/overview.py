@@ -195,6 +195,7 @@ def _replica(
     )
     state, detail = replica_state(view)
     leader = beats[0]
+    placed = status is not None and status.state != "unplaceable"  # else it names the host that planned
     hosts = dict.fromkeys(beat.host for beat in beats if beat is not None and beat.host)
     done, total = loading_bytes(state, status, [beat for beat in beats if beat is not None and beat.epoch == epoch])
     return ReplicaOverview(
@@ -202,7 +203,7 @@ def _replica(
         revision=revision,
         state=state,
         detail=detail,
-        host=",".join(hosts) or (status.host if status else ""),
+        host=",".join(hosts) or (status.host if status is not None and placed else ""),
         devices=[beat.device for beat in beats if beat is not None],
         epoch=epoch,
         seq=leader.seq if leader is not None and leader.epoch == epoch else 0,
@@ -210,7 +211,7 @@ def _replica(
         backend=backend,
         done_bytes=done,
         total_bytes=total,
-        placed=bool(hosts) or (status is not None and status.state != "unplaceable"),
+        placed=bool(hosts) or placed,
     )
 
 
