@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -28,6 +29,8 @@ from control.replicas import health
 from ops.cli.tables import LONGEST_CELL, echo_line, one_line
 
 LINES_EVERY_S = 3.0
+LONG = 100
+"""Characters of whole sentences that a line does not say again."""
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
@@ -78,15 +81,17 @@ class Waiting:
         self.hide()
 
     def show(self, stage: Stage) -> None:
-        """Show the stage. Without a bar a line is printed every LINES_EVERY_S at most, where something changed."""
+        """Show the stage. Without a bar a line is printed every LINES_EVERY_S at most, where something changed; of a
+        long one only the sentences that did, as the same error comes with each try."""
         stage = replace(stage, text=one_line(stage.text, LONGEST_CELL))
         if self._bar is not None and (stage.total or not self._logs):
             self._draw(self._bar, stage)
             return
         self.hide()
         if self._is_news(stage):
+            text = _changed(self._printed.text if self._printed is not None else "", stage.text)
             self._printed, self._printed_at = stage, self._clock()
-            click.echo(f"furrow: {stage.text}{_of(stage)}", err=True)
+            click.echo(f"furrow: {text}{_of(stage)}", err=True)
 
     def hide(self) -> None:
         """Remove the bar until something is shown again."""
@@ -111,6 +116,13 @@ class Waiting:
 
     def _is_news(self, stage: Stage) -> bool:
         return stage != self._printed and self._clock() - self._printed_at >= LINES_EVERY_S
+
+
+def _changed(before: str, text: str) -> str:
+    """The sentences of a text that follow those which it has in common with the one before, where these are long."""
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
+    told = text.rfind(". ", 0, sum(1 for _ in equal)) + 2
+    return f"… {text[told:]}" if LONG < told < len(text) else text
 
 
 def _of(stage: Stage) -> str:

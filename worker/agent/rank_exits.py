@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 from collections import deque
 
 import structlog
@@ -15,6 +16,7 @@ from worker.agent.host_replicas import HostReplicas
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.health.exit_codes import REFUSED, STOPPED, describe, poison_kind
+from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills
 from worker.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
@@ -30,10 +32,12 @@ class RankExits:
         host_id: str,
         replicas: HostReplicas,
         reporter: Reporter,
+        kills: MemoryKills | None = None,
     ) -> None:
         self._client, self._supervisor, self._host_id = client, supervisor, host_id
         self._replicas, self._reporter = replicas, reporter
         self._untold: deque[DeathNotice] = deque()
+        self._kills = kills or MemoryKills()
 
     def tell_late(self) -> None:
         """Tell what could not be told while Redis was away."""
@@ -43,6 +47,7 @@ class RankExits:
 
     def wait(self, seconds: float) -> None:
         """Handle the next exit, if one is reported within that time; return at once for news of the standby."""
+        self._kills.look()
         try:
             exit = self._replicas.exits.get(timeout=seconds)
         except queue.Empty:
@@ -68,6 +73,8 @@ class RankExits:
         log.error(
             "rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what, action="rank_exit"
         )
+        if killed_for is None and exit.status == -signal.SIGKILL and not exit.past and self._kills.claim():
+            killed_for = OUT_OF_MEMORY
         given_up = exit.status == REFUSED or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.

@@ -46,7 +46,7 @@ class DeathNotice:
     epoch: int
     given_up: bool
     killed_for: str | None
-    """The reason for which this agent killed the process."""
+    """The reason for which this agent, or the kernel, killed the process."""
 
 
 @dataclass(frozen=True)

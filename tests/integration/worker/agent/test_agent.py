@@ -23,6 +23,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
 from worker.agent import agent as agent_module
 from worker.health.exit_codes import LOAD_FAILED, REFUSED
+from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills
 from worker.repository.preparation import check
 
 
@@ -94,6 +95,21 @@ def test_a_dead_leader_s_epoch_is_poisoned_and_its_lock_is_free_at_once(scene: A
     until(lambda: scene.redis.run(lease.holder(MODEL, REPLICA)) is None, 40.0)
     until(lambda: len(scene.pids(0)) == 2, 40.0)
     assert len(scene.pids(1)) == 1, "its neighbour keeps its process"
+
+
+def test_a_kill_for_lack_of_memory_is_named(scene: AgentScene, tmp_path: Path) -> None:
+    """In the cause that lists and console show, where the count of the control group rose; with the remedy."""
+    (tmp_path / "own").write_text("0::/\n")
+    (count := tmp_path / "memory.events").write_text("oom 2\noom_kill 2\n")
+    scene.agent._exits._kills = MemoryKills(tmp_path, tmp_path / "own")
+    scene.redis.lead(2)
+    scene.want()
+    [pid] = until(lambda: scene.pids(1), 40.0)
+    count.write_text("oom 3\noom_kill 3\n")
+    scene.process(1).kill()
+    poison = until(lambda: health.read_poison(scene.redis.client, MODEL, REPLICA), 40.0)
+    assert poison.message == f"rank 1 (pid {pid}) killed by SIGKILL: {OUT_OF_MEMORY}" and "--kv-tokens" in OUT_OF_MEMORY
+    until(lambda: "lack of memory" in health.overview(scene.redis.client, MODEL).detail, 40.0)
 
 
 def test_another_leader_s_lock_is_left_alone(scene: AgentScene) -> None:

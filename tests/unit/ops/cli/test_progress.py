@@ -60,6 +60,26 @@ def test_a_log_gets_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str])
     assert lines[4:] == ["furrow: m: waits"]
 
 
+def test_a_long_error_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each try has the same one: only what changed is printed. Short texts and other errors are printed whole."""
+    now, error = [0.0], f"m: the hub can't be reached: {'no connection, ' * 20}at all. Check it."
+    with Waiting(clock=lambda: now[0]) as waiting:
+        for text in (
+            f"{error} Next try in 0.5 s.",
+            f"{error} Next try in 1 s.",
+            f"{error} Next try in 1 s.",
+            "m: waits",
+        ):
+            waiting.show(Stage(text))
+            now[0] += LINES_EVERY_S
+        for text in ("m: a. Part 1.", "m: a. Part 2.", error, f"{error[:-1]} again."):
+            waiting.show(Stage(text))
+            now[0] += LINES_EVERY_S
+    lines = [line.removeprefix("furrow: ") for line in capsys.readouterr().err.splitlines()]
+    assert lines[:3] == [f"{error} Next try in 0.5 s.", "… Next try in 1 s.", "m: waits"]
+    assert lines[3:] == ["m: a. Part 1.", "m: a. Part 2.", error, "… Check it again."]
+
+
 def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With bytes, rate and time left; a stage without bytes has none of them."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
