@@ -18,6 +18,7 @@ import httpx
 from control import access, requests
 from control.clock import now_ms
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
+from control.placement.host_facts import FilesHere, HostFacts, Space, put_facts
 from control.records import catalog
 from control.redis.connection import run
 from control.replicas import health
@@ -109,6 +110,22 @@ def talk(page: Page) -> None:
     page.get_by_text("first after").wait_for()
 
 
+GIB = 2**30
+FACTS = HostFacts(
+    at_ms=0,
+    version="1",
+    clock_ms=-3,
+    round_trip_ms=0.4,
+    models=Space(path="/models", total=900 * GIB, free=7 * GIB),
+    cache=Space(path="/root/.cache/furrow", total=120 * GIB, free=86 * GIB),
+    shared_memory=Space(path="/dev/shm", total=64 * GIB, free=61 * GIB),
+    compiler="g++ 14.2.0",
+    native="",
+    kernels_off=[],
+    files={"org/large-instruct": FilesHere(fingerprint="5b1e")},
+)
+"""Of a host with little space."""
+
 QUIET: dict[str, tuple[str, Callable[[Page], None]]] = {
     "farm": ("#/", nothing),
     "requests": ("#/requests", nothing),
@@ -184,6 +201,7 @@ def main(folder: Path, wanted: list[str]) -> None:
     def troubled(farm: ScriptedFarm) -> None:
         populate(farm)
         trouble(farm)
+        run(farm.client, put_facts("alpha", FACTS))
 
     with chromium() as browser, tempfile.TemporaryDirectory() as logs:
         for fill, pages in ((populate, QUIET), (troubled, TROUBLED), (worked, WORK)):

@@ -72,7 +72,7 @@ def test_the_fullest_replica_and_a_host_that_is_away(visit: Visit, scripted: Scr
         finding.get_by_text("Start furrow worker there, or run furrow drain gamma if it shall stay away.").wait_for()
         row = page.get_by_role("table", name="Models").get_by_role("row").filter(has_text="roomy")
         row.get_by_text("0 %").wait_for()
-        plot = page.locator(".plot").filter(has_text="KV memory of the fullest replica")
+        plot = page.locator(".plot").filter(has_text="Fullest KV memory")
         plot.locator(".value", has_text="63 %").wait_for()
     finally:
         scripted.remove(roomy)

@@ -13,6 +13,6 @@ export function plots(samples, now = Date.now()) {
     plot({ name: "Tokens per second", samples, pick: (one) => one.rate, format: rate, now, most: 10 }),
     plot({ name: "Time to first token", samples, pick: (one) => one.first, format: duration, now, most: 100 }),
     plot({ name: "Waiting requests", samples, pick: (one) => one.queued, format: integer, now, most: 4, note }),
-    plot({ name: "KV memory of the fullest replica", samples, pick: (one) => one.kv, format: percent, now, most: 1 }),
+    plot({ name: "Fullest KV memory", samples, pick: (one) => one.kv, format: percent, now, most: 1 }),
   );
 }

@@ -29,9 +29,10 @@ function draw(view, { report }) {
   const act = host.drained
     ? button("Take back", () => takeBack(view, id), { kind: "primary", key: "drain" })
     : button("Drain…", () => drain(view, id), { kind: "danger", key: "drain" });
+  const remedy = host.drained ? "" : " Start furrow worker there, or drain the host if it shall stay away.";
   return [
     head(id, { over: "Host", beside: badge(hostState(host)), acts: [act] }),
-    host.alive ? null : h("p", { class: "detail bad", key: "away" }, "Its agent has no heartbeat. Ranks that run there serve on, but none is replaced. Start furrow worker there."),
+    host.alive ? null : h("p", { class: "detail bad", key: "away" }, `Its agent has no heartbeat. Ranks that run there serve on, but none is replaced.${remedy}`),
     section("Host", facts([
       ["Devices", host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "not known"],
       ["Version of Furrow", host.version ?? "not known"],
