@@ -52,6 +52,10 @@ class ReplicaNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     replica: str
 
 
+class HostNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    host: str
+
+
 class HostToDrain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`undo`: the host takes replicas again."""
 

@@ -169,6 +169,33 @@ def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
     return run(client, read("SADD" if drained else "SREM", keys.DRAINED, host_id, parse=bool))
 
 
+def forget(client: SyncRedis, host_id: str) -> None:
+    """Remove a host that will not come back from the lists; a worker that starts there is known again. Raises
+    SettingsError for one that is unknown, beats or has replicas."""
+    if host_id not in (known := known_hosts(client)):
+        raise SettingsError(f"host '{host_id}' is unknown; known: {', '.join(known) or 'there is none'}")
+    # A heartbeat without an end is of an older version, and of an agent that died before its second.
+    if run(client, read("PTTL", keys.host(host_id), parse=int)) > 0:
+        raise SettingsError(
+            f"host '{host_id}' is alive; stop its worker first, and `furrow drain {host_id}` before that"
+        )
+    _refuse_with_replicas(client, host_id)
+    gone = [read("SREM", name, host_id, parse=int) for name in (keys.HOSTS, keys.DRAINED)]
+    run_every(client, [read("DEL", keys.host(host_id), parse=int), *gone])
+    try:
+        _refuse_with_replicas(client, host_id)
+    except SettingsError:  # it came back for a moment, and was given one: only known hosts are looked at
+        run(client, write("SADD", keys.HOSTS, host_id, parse=int))
+        raise
+
+
+def _refuse_with_replicas(client: SyncRedis, host_id: str) -> None:
+    if held := [f"{one.spec.name}:{one.replica}" for one in assignments(client, host_id)]:
+        raise SettingsError(
+            f"host '{host_id}' has replicas: {', '.join(held[:5])}; `furrow drain {host_id}` moves them to others"
+        )
+
+
 def assignments_of(host_id: str) -> Call[list[Assignment]]:
     """The host's assignments, tombstones included."""
 

@@ -22,9 +22,10 @@ TICK_S = 0.2
 @click.command()
 @click.argument("what", metavar="HOST|MODEL:REPLICA")
 @click.option("--undo", is_flag=True, help="Allow replicas on HOST again; none moves back by itself.")
+@click.option("--forget", is_flag=True, help="Remove HOST, which is away for good and has no replica, from all lists.")
 @click.option("--no-wait", is_flag=True, help="Return at once.")
 @redis_option
-def drain(what: str, undo: bool, no_wait: bool, redis_url: str | None) -> None:
+def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | None) -> None:
     """Empty HOST, or replace one replica.
 
     HOST gets no new replica, and each of its replicas stops once its successor on another host serves. If no other host
@@ -34,6 +35,12 @@ def drain(what: str, undo: bool, no_wait: bool, redis_url: str | None) -> None:
     The command prints the progress and returns at the end. Ctrl-C ends the command and not the draining.
     """
     client = connect_to_farm(redis_url)
+    if forget:
+        if undo:
+            raise SettingsError("--forget and --undo exclude each other; a host that comes back takes replicas again")
+        farm.forget(client, what)
+        echo_line(f"{what}: forgotten. A worker that starts there is known again.")
+        return
     hosts = farm.known_hosts(client)
     if what in hosts:
         drain_host(client, what, undo, no_wait)

@@ -1,4 +1,5 @@
-"""/farm, /farm/events and /farm/hosts: the state of the farm, and the drain of hosts and replicas."""
+"""/farm, /farm/events and /farm/hosts: the state of the farm, the drain of hosts and replicas, and the
+end of a host."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from api.background.farm_events import read_farm
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.routes.generation import process_of
-from api.schemas.farm import Done, FarmCard, Hosts, HostToDrain, ReplicaNamed
+from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, ReplicaNamed
 from control.errors import RequestError
 from control.operations.checks.report import host_reports
 from control.placement import farm
@@ -56,6 +57,14 @@ def _drain_host(client: SyncRedis, wanted: HostToDrain) -> Done:
         raise RequestError(f"Host {wanted.host!r} is unknown; known: {there}.", param="host", code="host_not_found")
     farm.drain(client, wanted.host, drained=not wanted.undo)
     return Done(done=f"{wanted.host}: {'takes replicas again' if wanted.undo else 'drains'}.")
+
+
+@post("/hosts/forget", status_code=200, operation_class=taking(HostNamed))
+async def forget_host(request: Http) -> Done:
+    """Remove a host that is away for good, and has no replica, from all lists. One that comes back is known again."""
+    wanted = await body_of(request, HostNamed)
+    await on_farm(request, farm.forget, wanted.host)
+    return Done(done=f"{wanted.host}: forgotten.")
 
 
 @post("/replicas/drain", status_code=200, operation_class=taking(ReplicaNamed))

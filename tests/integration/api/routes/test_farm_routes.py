@@ -238,6 +238,28 @@ def test_hosts_and_replicas_drain(operator: httpx.Client, redis_client: SyncRedi
     assert operator.post("/farm/replicas/drain", json={"model": "moving", "replica": "r0"}).status_code == 200
     assert [one.withdrawn for one in farm.assignments(redis_client, "beta")] == [True]
     assert operator.post("/farm/replicas/drain", json={"model": "moving", "replica": "r9"}).status_code == 400
+
+
+def test_a_host_is_forgotten_once_it_is_away_and_empty(operator: httpx.Client, redis_client: SyncRedis) -> None:
+    """Refused with the reason while it is unknown, beats or has a replica; its drain is forgotten with it."""
+
+    def forget() -> httpx.Response:
+        return operator.post("/farm/hosts/forget", json={"host": "lost"})
+
+    assert forget().status_code == 400 and "is unknown" in forget().text
+    farm.beat_host(redis_client, Host("lost"), pid=1, memory_bytes=1)
+    redis_client.persist("furrow:host:lost")  # as that of an agent of an older version that died at once
+    given = Assignment(spec=ModelSpec(name="held", source="s"), replica="r0", ranks=[0], devices=["cpu"])
+    farm.assign(redis_client, "lost", given)
+    assert "has replicas: held:r0" in forget().text
+    farm.remove_assignment(redis_client, "lost", "held", "r0")
+    farm.drain(redis_client, "lost")
+    redis_client.pexpire("furrow:host:lost", 60_000)
+    assert forget().status_code == 400 and "is alive" in forget().text
+    redis_client.persist("furrow:host:lost")
+    assert forget().status_code == 200
+    assert "lost" not in farm.known_hosts(redis_client) and "lost" not in farm.drained_hosts(redis_client)
+    assert not redis_client.keys("furrow:*:lost")
     hosts = {host["id"]: host["replicas"] for host in operator.get("/farm/hosts").json()["data"]}
     assert hosts["beta"] == ["moving:r0"]
     farm.remove_assignment(redis_client, "beta", "moving", "r0")

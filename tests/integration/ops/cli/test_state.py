@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from control import requests as control_requests
 from control.clock import now_ms
-from control.errors import ModelNotFound, RequestNotFound
+from control.errors import ModelNotFound, RequestNotFound, SettingsError
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement import farm
 from control.placement.placement import Host
@@ -24,6 +24,7 @@ from control.redis.connection import connect, run
 from control.replicas import health
 from control.replicas.lease import Lease, acquire
 from control.requests import Emission, Enqueue
+from ops.cli.drain import drain
 from ops.cli.requests.running import requests
 from ops.cli.state.history import history
 from ops.cli.state.hosts import hosts
@@ -163,6 +164,10 @@ def test_hosts(scene: Scene) -> None:
     )
     assert found["beta"]["state"] == "drained"
     assert "alpha  alive" in scene.ask(hosts).output
+    with pytest.raises(SettingsError, match="is alive; stop its worker first"):
+        CliRunner().invoke(drain, ["alpha", "--forget", "--redis", scene.url], catch_exceptions=False)
+    assert "beta: forgotten." in scene.ask(drain, "beta", "--forget").output
+    assert [one["id"] for one in scene.json(hosts)] == ["alpha"] and not farm.drained_hosts(scene.client)
 
 
 def test_history_has_epochs_and_their_faults(scene: Scene) -> None:

@@ -42,7 +42,7 @@ def test_operators_bodies_are_told() -> None:
     posts = {
         path: item["post"] for path, item in document["paths"].items() if path.startswith("/farm") and "post" in item
     }
-    assert len(posts) == 14
+    assert len(posts) == 15
     references = {path: post["requestBody"]["content"]["application/json"]["schema"] for path, post in posts.items()}
     schemas = document["components"]["schemas"]
     bodies = {path: schemas[each["$ref"].rpartition("/")[2]] for path, each in references.items()}
