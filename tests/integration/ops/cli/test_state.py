@@ -155,6 +155,7 @@ def test_hosts(scene: Scene) -> None:
         Assignment(spec=ModelSpec(name=MODEL, source="/x"), replica="r0", ranks=[0], devices=["cpu"]),
     )
     farm.drain(scene.client, "beta")
+    scene.client.pexpire("furrow:host:alpha", 60_000)
     scene.client.delete("furrow:host:beta")
     found = {one["id"]: one for one in scene.json(hosts)}
     assert (found["alpha"]["state"], found["alpha"]["devices"], found["alpha"]["replicas"]) == (
