@@ -14,7 +14,7 @@ from api.background.completion import ResponseCompletion
 from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
-from api.background.shared_reads import SharedReads
+from api.background.shared_reads import AccountReads, SharedReads
 from api.background.stored_chats import StoredChats
 from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
@@ -69,6 +69,7 @@ class Process:
         )
         self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
         self.shared_reads = SharedReads(self.sync_client)
+        self.account_reads = AccountReads(self.sync_client)
         self.farm_events = FarmEvents(self.sync_client, lambda: self.draining or self.interrupted)
         self.completion = ResponseCompletion(
             self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
@@ -97,6 +98,7 @@ class Process:
     async def stop(self) -> None:
         await self.farm_events.stop()
         self.shared_reads.stop()
+        self.account_reads.stop()
         await self.completion.stop()
         await self.follower.stop()
         await self.grammars.stop()

@@ -1,4 +1,5 @@
-"""Reads for operators, made once for all who ask the same within a second: fifty pages cost Redis what one does."""
+"""Reads for operators, made once for all who ask the same within a second: fifty pages cost Redis what one does; and
+those of any account, which can't delay them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 from control.redis.clients import SyncRedis
 
@@ -17,6 +19,8 @@ AGE_S = 1.0
 """An answer is given to others until so long after its reading began."""
 THREADS = 16
 """Of their own: slow reads must not keep tokenizers waiting, nor a few of them the others."""
+ACCOUNT_THREADS = 2
+"""For the reads of accounts: as many as they are, operators read beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,9 @@ class SharedReads:
     An error goes to all who wait for it, and is not kept. A caller that is cancelled leaves the read to the others.
     """
 
-    def __init__(self, client: SyncRedis) -> None:
+    def __init__(self, client: SyncRedis, threads: int = THREADS) -> None:
         self._client = client
-        self._threads = ThreadPoolExecutor(THREADS, "farm-read")
+        self._threads = ThreadPoolExecutor(threads, "farm-read")
         self._readings: dict[Hashable, _Reading] = {}
 
     async def read(
@@ -71,3 +75,34 @@ class SharedReads:
     def _drop(self, key: Hashable, made: _Reading) -> None:
         if self._readings.get(key) is made:
             del self._readings[key]
+
+
+class AccountReads:
+    """Reads of what an account may see of itself, in few threads of their own: one at a time for each account."""
+
+    def __init__(self, client: SyncRedis) -> None:
+        self._shared = SharedReads(client, ACCOUNT_THREADS)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def read(
+        self, account: str, work: Callable[Concatenate[SyncRedis, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`work(client, …)`, or its answer to the same within the last second; raises its errors."""
+        turn = self._turns.get(account)
+        if turn is None:
+            turn = self._turns[account] = asyncio.Lock()
+        await turn.acquire()
+        reading = asyncio.create_task(self._shared.read(work, False, *args, **kwargs))
+
+        def done(task: asyncio.Task[T]) -> None:
+            turn.release()
+            if not task.cancelled():
+                task.exception()  # a client that left does not take it
+
+        # Also where the client leaves: its account's next read waits for the one that goes on.
+        reading.add_done_callback(done)
+        return await asyncio.shield(reading)
+
+    def stop(self) -> None:
+        """As of SharedReads."""
+        self._shared.stop()

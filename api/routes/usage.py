@@ -6,8 +6,7 @@ from litestar import get
 from litestar.params import FromQuery
 
 from api.routes.farm.access import check_days
-from api.routes.farm.threaded import on_farm
-from api.routes.generation import Http, identity_of
+from api.routes.generation import Http, identity_of, process_of
 from api.schemas.farm import UsageList
 from control.access.usage import usage
 from control.errors import RequestError
@@ -19,4 +18,5 @@ async def own_usage(request: Http, days: FromQuery[int] = 30) -> UsageList:
     account = identity_of(request).account
     if not account:
         raise RequestError("Usage is counted per API key, and this request brought none.", code="no_api_key")
-    return UsageList(data=await on_farm(request, usage, check_days(days), account))
+    reads = process_of(request).account_reads
+    return UsageList(data=await reads.read(account, usage, check_days(days), account))

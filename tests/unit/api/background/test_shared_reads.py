@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from api.background import shared_reads
-from api.background.shared_reads import SharedReads
+from api.background.shared_reads import AccountReads, SharedReads
 from control.errors import RedisUnavailable
 
 
@@ -111,3 +111,23 @@ async def test_slow_reads_delay_no_other(shared: SharedReads, reads: Reads) -> N
     assert not any(task.done() for task in slow)
     reads.gate.set()
     await asyncio.gather(*slow)
+
+
+async def test_an_account_reads_one_after_the_other(reads: Reads) -> None:
+    """Also where its clients leave: however many it asks for, other accounts have a thread."""
+    accounts, flood = AccountReads(cast(Any, None)), range(20)
+    reads.gate.clear()
+    begun = [asyncio.create_task(accounts.read("greedy", reads.numbered, number)) for number in flood]
+    await asyncio.sleep(0.05)
+    begun[0].cancel()
+    async with asyncio.timeout(5):
+        assert await accounts.read("other", reads.quick) == "quick"
+    assert reads.made == [(0,)]
+    reads.error = RedisUnavailable("away")
+    reads.gate.set()
+    found = await asyncio.gather(*begun, return_exceptions=True)
+    assert [type(one) for one in found] == [asyncio.CancelledError] + [RedisUnavailable] * 19
+    assert reads.made == [(number,) for number in flood]
+    reads.error = None
+    assert await accounts.read("greedy", reads.numbered, 0) == 21
+    accounts.stop()
