@@ -24,7 +24,7 @@ from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.existing import ExistingRequests
-from api.generation.session import ENTRY_BYTES, TURN_SCORED, Session
+from api.generation.session import TURN_SCORED, Session, log_bytes
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
 from api.rendering.event_rendering import EventRenderer, renderer_of
@@ -153,7 +153,8 @@ class ResponseCompletion:
         if not renderer.finished or renderer.failure is not None:
             await self._drop(stored, "it failed" if renderer.finished else "its log has no end")
             return None
-        body, kept = renderer.with_request(pieces), await off_loop(len(entries) * ENTRY_BYTES, encode, entries)
+        body = await off_loop(renderer.body_bytes, renderer.with_request, pieces)
+        kept = await off_loop(log_bytes(len(entries), renderer), encode, entries)
         return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body, kept))
 
     async def _drop(self, stored: StoredResponse, why: str) -> None:
@@ -196,7 +197,7 @@ class ResponseCompletion:
         if not renderer.finished or "t_last" not in fields:
             return {**renderer.so_far(), "status": _shown_state(fields)}
         renderer.ended_s = int(fields["t_last"]) / 1000
-        body = renderer.to_store
+        body = await off_loop(renderer.body_bytes, lambda: renderer.to_store)
         assert body is not None
         return msgspec.json.decode(await self._archive.complete(stored.rid, stored.owner, body))
 

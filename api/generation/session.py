@@ -18,10 +18,15 @@ from control.messages import LogEntry, encode
 from control.requests.upkeep.orphans import GRACE_MS
 
 ENTRY_BYTES = 20
-"""Of an entry of the log in JSON, about."""
+"""Of an entry of the log in JSON without log probabilities, about."""
 TURN_ENTRIES, TURN_SCORED, TURN_PROMPTS = 1024, 64, 1
 """Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
 costs thirty times as much, and one of a prompt has many tokens."""
+
+
+def log_bytes(entries: int, renderer: StreamRenderer) -> int:
+    """About the size of the token log of an answer in JSON."""
+    return ENTRY_BYTES * entries + renderer.body_bytes
 
 
 def _turn_of(view: View) -> int:
@@ -95,7 +100,9 @@ class Session:
 
     async def store(self) -> None:
         """Complete the stored response, if there is one, before the client is told that it has ended."""
-        if (body := self.renderer.to_store) is not None:
+        if not self.renderer.view.told:
+            return
+        if (body := await off_loop(self.renderer.body_bytes, lambda: self.renderer.to_store)) is not None:
             await self.complete(body, await self._log())
 
     async def _log(self) -> bytes:
@@ -103,7 +110,7 @@ class Session:
         if self.renderer.view.endpoint != "chat":
             return b""
         [feed] = self.feeds.members
-        return await off_loop(ENTRY_BYTES * feed.have, lambda: encode(feed.entries[:]))
+        return await off_loop(log_bytes(feed.have, self.renderer), lambda: encode(feed.entries[:]))
 
     def left(self) -> None:
         """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""

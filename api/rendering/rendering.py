@@ -24,6 +24,13 @@ from control.messages import LogEntry
 _TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
 """Parts of an entry, in the order in which they are sent. Before entry 1, part k+1 of seq 0 opens choice k."""
 
+TEXT_BYTES, SCORE_BYTES = 4, 30
+"""Of a token in an answer, and of one log probability, about."""
+
+
+def _scores_bytes(most_likely: int | None) -> int:
+    return 0 if most_likely is None else SCORE_BYTES * (1 + most_likely)
+
 
 class StreamRenderer:
     """Renders one answer of one or several members (prompts); `resume` suppresses what the client already has."""
@@ -146,8 +153,11 @@ class StreamRenderer:
 
     @property
     def body_bytes(self) -> int:
-        """About the size of what `whole` reads, where it is large."""
-        return 0
+        """About the size of what `whole` reads. The log probabilities of it are as large in its log."""
+        view, usage = self._view, self.usage
+        of_prompt = view.logprobs if view.prompt_logprobs is None and view.echo else view.prompt_logprobs
+        prompt = usage.prompt_tokens * view.n * _scores_bytes(of_prompt)
+        return prompt + usage.completion_tokens * (TEXT_BYTES + _scores_bytes(view.logprobs))
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""

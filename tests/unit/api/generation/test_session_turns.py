@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.follow.feeds import Feeds
@@ -27,6 +29,7 @@ from tests.byte_model import byte_assets
 VOCABULARY = Vocabulary(byte_assets())
 TOP = TokenLogprobs(-0.5, [(65 + place, -1.0 - place) for place in range(20)])
 STEPS = 4
+STORED = {"store": True, "background": False, "include": [], "reasoning": {"summary": None}}
 
 
 def entries(n: int, scored: bool, steps: int = STEPS) -> list[LogEntry]:
@@ -146,6 +149,36 @@ async def test_a_whole_answer_encodes_no_token_at_its_end(endpoint: str, monkeyp
         else:
             assert shown["token_logprobs"] == [-0.5] * (STEPS + 1) and shown["text_offset"] == list(range(STEPS + 1))
             assert all(len(top) >= 20 for top in shown["top_logprobs"])
+
+
+@pytest.mark.parametrize(("logprobs", "off"), [(None, False), (20, True)])
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+async def test_a_large_answer_is_stored_off_the_event_loop(
+    logprobs: int | None, off: bool, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body, and the token log of a chat: forty tokens are large with twenty log probabilities each."""
+    shown = msgspec.structs.replace(view(logprobs=logprobs, endpoint=endpoint), told=STORED)
+    turns = Turns(shown, entries(1, off, steps=40))
+    stored, threads = list[bytes](), list[bool]()
+
+    def told(work: Any) -> Any:
+        def call(*args: Any) -> Any:
+            threads.append(threading.current_thread() is not threading.main_thread())
+            return work(*args)
+
+        return call
+
+    async def complete(body: bytes, log: bytes) -> None:
+        stored.extend((body, log))
+
+    turns.session.complete = complete
+    renderer = type(turns.renderer)
+    monkeypatch.setattr(renderer, "to_store", property(told(renderer.to_store.fget)))
+    monkeypatch.setattr(api.generation.session, "encode", told(api.generation.session.encode))
+    await streamed(turns.session)
+    assert threads == [off] * (2 if endpoint == "chat" else 1)
+    assert msgspec.json.decode(stored[0])["store"] is True
+    assert len(msgspec.json.decode(stored[1] or b"[]")) == (41 if endpoint == "chat" else 0)
 
 
 def test_a_score_is_encoded_once_and_shown_often() -> None:
