@@ -25,6 +25,9 @@ RECURRENCES: dict[str, Callable[[dict[str, Any]], Recurrence | None]] = {
 }
 """By kind of recurrent layers, their reader from config.json."""
 
+MOST_RANKS = 64
+"""Remedies name no number above it: the size of a hostile file has two billion candidates."""
+
 __all__ = ["ModelFiles", "check", "context_length", "eos_ids", "family_of", "inspect", "kv_heads", "layer_kv_heads"]
 
 
@@ -175,5 +178,5 @@ def _check_recurrence(config: dict[str, Any], tp: int) -> None:
 
 
 def _remedy(number: int) -> str:
-    fitting = [str(tp) for tp in range(1, number + 1) if number % tp == 0]
+    fitting = [str(tp) for tp in range(1, min(number, MOST_RANKS) + 1) if number % tp == 0]
     return f"Use one of --tp {', '.join(fitting[:8])}."

@@ -110,6 +110,7 @@ LFM2 = LLAMA | {"model_type": "lfm2", "num_hidden_layers": 4, "full_attn_idxs": 
     ("changes", "tp", "kind", "message"),
     [
         ({"hidden_size": 63}, 2, UnsupportedArchitecture, "63 channels .*hidden_size.* can't be divided among 2"),
+        ({"hidden_size": 715827881}, 2, UnsupportedArchitecture, "715827881 channels .*Use one of --tp 1"),
         ({"full_attn_idxs": []}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
         ({"full_attn_idxs": [4]}, 1, ModelFilesError, r"full_attn_idxs = \[4\]; a list of layers below"),
         ({"full_attn_idxs": 1}, 1, ModelFilesError, "full_attn_idxs = 1"),
