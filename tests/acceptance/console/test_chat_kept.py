@@ -87,6 +87,37 @@ def test_a_reload_before_the_first_headers_joins_the_request(visit: Visit, leade
     assert len(leader.claimed) == 1
 
 
+RECORDS = """async () => {
+  const { Answer } = await import(new URL("lib/answer.js", location));
+  const event = (id, data) => `id: ${id}\\ndata: ${JSON.stringify(data)}\\n\\n`;
+  const piece = (text, id) => event(id, { choices: [{ delta: { content: text } }] });
+  const fault = event("r:3", { error: { message: "m", code: "stream_interrupted" } });
+  const streams = [piece("a", "r:1") + piece("b", "r:2") + fault, piece("c", "r:3") + "data: [DONE]\\n\\n"];
+  const [fetched, resumed, saved] = [window.fetch, [], []];
+  window.fetch = async (url, sent) => {
+    if (!/chat.completions|requests.r.events/.test(url)) return fetched(url, sent);
+    resumed.push(sent.headers.get("last-event-id"));
+    return new Response(streams.shift(), { headers: { "x-request-id": "r" } });
+  };
+  const answer = new Answer({ model: "tiny", messages: [] }, () => {
+    const { text, last } = answer.record();
+    saved.push([text, last]);
+  });
+  await answer.run();
+  return [resumed, saved];
+}"""
+
+
+def test_each_saved_state_goes_on_behind_its_text(visit: Visit, leader: ScriptedLeader) -> None:
+    """A tab that crashes has no last save: none of the others may bring a piece twice, nor skip one after a fault."""
+    page = visit(CHAT)
+    page.get_by_text("Try a model.").wait_for()
+    resumed, saved = page.evaluate(RECORDS)
+    assert resumed == [None, "r:2"]
+    assert all([text, last] in (["", None], ["a", "r:1"], ["ab", "r:2"], ["abc", "r:3"]) for text, last in saved)
+    assert saved[-1] == ["abc", "r:3"]
+
+
 def test_the_place_in_the_queue_is_shown_until_the_claim(visit: Visit, leader: ScriptedLeader) -> None:
     """With the expected wait where the farm can tell it."""
     page = visit(CHAT)

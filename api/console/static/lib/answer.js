@@ -138,8 +138,7 @@ export class Answer {
     for await (const { data, id } of serverSentEvents(response, heard)) {
       if (!this.open) return;
       if (data === "[DONE]") this.#done = true;
-      else if (data) this.#take(JSON.parse(data));
-      if (id) this.#last = id;
+      else if (data) this.#take(JSON.parse(data), id);
     }
   }
 
@@ -151,13 +150,15 @@ export class Answer {
     this.changed();
   }
 
-  #take(chunk) {
+  #take(chunk, id) {
     if (chunk.error) {
       const error = Object.assign(new Error(chunk.error.message), { status: 503, code: chunk.error.code });
       if (INTERRUPTED.includes(error.code)) throw error;
       this.#fail(error.message);
       return;
     }
+    // With its text: whoever saves the answer after this change goes on behind it.
+    if (id) this.#last = id;
     const [choice] = chunk.choices;
     const { content, reasoning_content: reasoning } = choice?.delta ?? {};
     if (content || reasoning) {
