@@ -94,7 +94,7 @@ def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, s
     farm = HttpFarm(api)
     added = farm.desire(spec, model)
     if added:
-        _say(_stays(spec, farm.names()))
+        _say(_stays(spec, farm))
     with _withdrawn_if_it_fails(farm if added else None, spec):
         return api, wait_until_served(farm, api, spec)
 
@@ -108,7 +108,7 @@ def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, sta
         farm = RedisFarm(connect_to_farm(named))
         added = farm.desire(spec, model)
         if added:
-            _say(_stays(spec, farm.names()))
+            _say(_stays(spec, farm))
     stack.enter_context(own)
     if farm is None:
         farm = RedisFarm(connect_to_farm(own.redis))
@@ -126,12 +126,19 @@ def _withdrawn_if_it_fails(farm: RedisFarm | HttpFarm | None, spec: ModelSpec) -
     except ModelUnavailable as error:
         if farm is None or error.state != "failed":
             raise
-        farm.withdraw(spec.name)
+        try:
+            farm.withdraw(spec.name)
+        except FurrowError as failed:
+            left = f"It is still on the farm ({failed}): `furrow models unload {spec.name}` removes it."
+            raise FurrowError(f"'{spec.name}' can't be loaded: {error.detail}. {left}") from None
         raise FurrowError(f"'{spec.name}' can't be loaded, and is unloaded again: {error.detail}") from None
 
 
-def _stays(spec: ModelSpec, names: list[str]) -> str:
-    others = ", ".join(name for name in names if name != spec.name) or "no other model"
+def _stays(spec: ModelSpec, farm: RedisFarm | HttpFarm) -> str:
+    try:
+        others = ", ".join(name for name in farm.names() if name != spec.name) or "no other model"
+    except FurrowError as error:  # no reason to give the model up
+        others = f"models that can't be listed ({error})"
     stays = f"It is loaded, and stays loaded: `furrow models unload {spec.name}` ends it."
     return f"'{spec.name}' was not on the farm, which has {others}. {stays}"
 

@@ -27,6 +27,8 @@ class ScriptedApi:
         self.operator = False
         self.fails = False
         """A model that an operator loads ends as failed."""
+        self.refuses: tuple[str, ...] = ()
+        """Paths that are answered with 503."""
         self.loaded: list[dict[str, Any]] = []
         self.unloaded: list[str] = []
         self.paths: list[str] = []
@@ -51,7 +53,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.api.paths.append(f"GET {self.path}")
         self.api.keys.add(self.headers.get("authorization"))
-        if self.path.startswith("/tokenizer_info"):
+        if self.path in self.api.refuses:
+            self._json(503, {"error": {"message": "no Redis"}})
+        elif self.path.startswith("/tokenizer_info"):
             self._json(200, {"chat_template": self.api.template, "generation_config": {}})
         elif (states := self.api.states.get(self.path.removeprefix("/v1/models/"))) is not None:
             state = states.pop(0) if len(states) > 1 else states[0]
@@ -72,6 +76,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path.startswith("/farm") and self.api.operator:
+            if self.path in self.api.refuses:
+                self._json(503, {"error": {"message": "no Redis"}})
+                return
             if self.path.endswith("/unload"):
                 self.api.unloaded.append(body["model"])
             else:

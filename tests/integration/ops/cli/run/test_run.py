@@ -206,6 +206,15 @@ def test_a_model_that_this_command_loaded_in_vain_is_unloaded(api: ScriptedApi) 
     assert piped(api, "m", "Hello").returncode == 1 and api.unloaded == ["nope"]
 
 
+def test_an_error_after_the_load_hides_neither_the_cause_nor_the_model(api: ScriptedApi) -> None:
+    """Names that can't be read end nothing; an unload that fails is told after the cause, with what does it."""
+    api.operator, api.fails, api.refuses = True, True, ("/v1/models", "/farm/models/unload")
+    found = piped(api, "nope", "Hello")
+    assert found.returncode == 1 and "models that can't be listed (no Redis)" in found.stderr
+    assert "'nope' can't be loaded: rank 0. It is still on the farm (no Redis)" in found.stderr
+    assert "`furrow models unload nope`" in found.stderr.rpartition("It is still")[2]
+
+
 def test_a_known_model_keeps_its_specification(new_server: Server, tmp_path: Path) -> None:
     """One that failed is told with its cause and the remedy, though other options and another source were given."""
     known = build_spec("org/m", name="m", tp=4, devices="cpu", kv_tokens=4096)
