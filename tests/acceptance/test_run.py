@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,16 +77,26 @@ def test_an_answer_is_the_same_though_a_process_dies(
     assert said(farm, options, lambda: strike(farm)) == said(farm, options)
 
 
+def unread(pipe: int) -> int:
+    """Bytes that wait in it."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
 def test_a_reader_that_leaves_cancels_the_request(farm: Farm) -> None:
-    """As `furrow run … | head -c 10` does: nothing of the answer is computed for nobody."""
+    """As `furrow run … | head -c 10` does: nothing of the answer is computed for nobody. However late the reader is:
+    the pipe has room for the first words alone, and the command waits with the others."""
+    reading, writing = os.pipe()
+    filled = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096) - 16
+    os.write(writing, bytes(filled))
     command = [sys.executable, "-m", "ops.cli", "run", "demo", "Count from 1 to 250.", "--set", "temperature=0"]
     with subprocess.Popen(
-        [*command, "--url", f"http://{farm.address}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        [*command, "--url", f"http://{farm.address}"], stdout=writing, stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE, env=clean_environment()
-    ) as process:  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(10)
-        process.stdout.close()
+    ) as process, os.fdopen(reading, "rb") as reader:  # fmt: skip
+        os.close(writing)
+        until(lambda: unread(reading) > filled)
+        reader.close()
+        assert process.stderr is not None
         assert process.stderr.read() == b"" and process.wait(30) == 1
     until(lambda: not open_requests(farm.redis, ["demo"], 10, None))
 
