@@ -109,10 +109,10 @@ def qwen3_vl(folder: Path, tie: bool = False, **changes: Any) -> Path:
     return _saved(folder, config, QWEN_MARKS, "".join(QWEN_MARKS), PROCESSOR)
 
 
-def qwen3_5(folder: Path, kind: str = "qwen3_5") -> Path:
+def qwen3_5(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
     """Recurrent layers, and half of a head is turned."""
     sections = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    shape = models.SHAPE | models.FAMILY_SHAPES[f"{kind}_text"] | {"vocab_size": VOCAB_SIZE}
+    shape = models.SHAPE | models.FAMILY_SHAPES[f"{kind}_text"] | {"vocab_size": VOCAB_SIZE} | changes
     vision = {name: value for name, value in VISION.items() if name != "deepstack_visual_indexes"}
     config = CONFIG_MAPPING[kind](
         text_config=shape | {"rope_parameters": sections | {"partial_rotary_factor": 0.5}},
@@ -124,11 +124,11 @@ def qwen3_5(folder: Path, kind: str = "qwen3_5") -> Path:
     return _saved(folder, config, QWEN_MARKS, "".join(QWEN_MARKS), PROCESSOR)
 
 
-def qwen3_5_moe(folder: Path) -> Path:
-    return qwen3_5(folder, "qwen3_5_moe")
+def qwen3_5_moe(folder: Path, **changes: Any) -> Path:
+    return qwen3_5(folder, "qwen3_5_moe", **changes)
 
 
-def gemma3(folder: Path, **changes: Any) -> Path:
+def gemma3(folder: Path, norm_noise: float = 3.0, **changes: Any) -> Path:
     """Its window is shorter than an image."""
     text = models.SHAPE | models.FAMILY_SHAPES["gemma3_text"] | {"vocab_size": VOCAB_SIZE} | changes
     config = CONFIG_MAPPING["gemma3"](
@@ -139,11 +139,19 @@ def gemma3(folder: Path, **changes: Any) -> Path:
         boi_token_index=VISION_START,
         eoi_token_index=VISION_END,
     )
-    return _saved(folder, config, GEMMA_MARKS, GEMMA_MARKS[0], GEMMA_PROCESSOR)
+    return _saved(folder, config, GEMMA_MARKS, GEMMA_MARKS[0], GEMMA_PROCESSOR, norm_noise)
 
 
-def _saved(folder: Path, config: Any, marks: tuple[str, ...], written: str, processor: dict[str, Any]) -> Path:
-    """A model of `config` whose images matter; `marks` are its tokens, `written` what its template has for an image."""
+def _saved(
+    folder: Path,
+    config: Any,
+    marks: tuple[str, ...],
+    written: str,
+    processor: dict[str, Any],
+    norm_noise: float = 0.1,
+) -> Path:
+    """A model of `config` whose images matter; `marks` are its tokens, `written` what its template has for an image,
+    `norm_noise` the noise of its text layers' norms."""
     torch.manual_seed(1 if config.model_type == "gemma3" else 0)  # answers of several tokens
     model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():
@@ -151,7 +159,7 @@ def _saved(folder: Path, config: Any, marks: tuple[str, ...], written: str, proc
             if "mm_input_projection" in name:
                 parameter.add_(torch.randn_like(parameter))
             elif "norm" in name:
-                layers = 3.0 if config.model_type == "gemma3" and "language_model.layers" in name else 0.1
+                layers = norm_noise if "language_model.layers" in name else 0.1
                 parameter.add_(layers * torch.randn_like(parameter))
             elif ("visual" in name or "vision_tower" in name) and parameter.dim() > 1:
                 parameter.mul_(10)

@@ -16,6 +16,8 @@ from tests.leader import ScriptedLeader
 
 CHAT = "/v1/chat/completions"
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+AUDIO = [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]
+FILE = [{"type": "file", "file": {"filename": "x.pdf", "file_data": "AA=="}}]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,8 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].image_url"),
+        ({"messages": [{"role": "user", "content": AUDIO}]}, "messages[0].content[0].input_audio"),
+        ({"messages": [{"role": "user", "content": FILE}]}, "messages[0].content[0].file"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
         ({"tools": [{"type": "function", "function": {"name": "no_template_for_it"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -25,18 +25,24 @@ PROMPTS = [[10, 20, 30, 40], list(range(60)), [7, 7, 7]]
 TOKENS = 150
 
 
+TYPES = {"granitemoehybrid": "float64", "lfm2": "float32", "qwen3_5_text": "float32"}
+"""The forward in C++ is that of float32; torch's has the same tokens in any company in float64."""
+
+
+@pytest.fixture(scope="module", params=sorted(TYPES))
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("qwen3_5_text", tmp_path_factory.mktemp("recurrent"))
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(family, tmp_path_factory.mktemp("recurrent"))
 
 
 @pytest.fixture
-def scene(redis: ReplicaRedis, folder: Path) -> Iterator[LeaderScene]:
-    scene = LeaderScene(redis, folder)
-    scene.stop()
+def scene(redis: ReplicaRedis, family: str, folder: Path) -> Iterator[LeaderScene]:
     # One answer and its state fit beside the beginning of another, but not three whole ones.
-    scene.spec = msgspec.structs.replace(scene.spec, dtype="float32")
-    scene.start()
+    scene = LeaderScene(redis, folder, dtype=TYPES[family])
     yield scene
     scene.stop()
 
