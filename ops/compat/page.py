@@ -16,6 +16,10 @@ for 0.6 s, or killed (`kill -9`), in its middle. A *tool loop* sends the answers
 Coding agents run with their default prompts and tools on a model that takes orders in its prompt, behind the real API.
 Its leader's process is killed (`kill -9`) in the middle of an answer.
 
+The demonstration model takes text and gives text. Images (`image_url`, `input_image`, `image`), vectors
+(`/v1/embeddings`, `/v2/embed`) and scores (`/v1/rerank`, `/score`) take other models, and are no part of these runs;
+[coverage.md](coverage.md) names their tests.
+
 [clients.md](clients.md) shows how to set clients up, [api.md](api.md) the API.
 """
 

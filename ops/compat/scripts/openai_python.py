@@ -96,6 +96,26 @@ def bias() -> None:
     assert other.choices[0].logprobs.content[0].token != f"token_id:{token}"
 
 
+@check("predicted content, counted, which changes no answer")
+def predicted() -> None:
+    text = ask().choices[0].message.content
+    answer = ask(prediction={"type": "content", "content": text})
+    details = answer.usage.completion_tokens_details
+    assert answer.choices[0].message.content == text
+    assert details.accepted_prediction_tokens > 0 and details.rejected_prediction_tokens is not None, details
+
+
+@check("stored chats: read, listed, relabelled, deleted")
+def stored() -> None:
+    made, kept = ask(store=True, metadata={"use": "compat"}), client.chat.completions
+    assert kept.retrieve(made.id).choices[0].message.content == made.choices[0].message.content
+    assert [one.content for one in kept.messages.list(made.id)] == [ASK[0]["content"]]
+    assert made.id in [one.id for one in kept.list(metadata={"use": "compat"})]
+    assert kept.update(made.id, metadata={"use": "other"}).metadata == {"use": "other"}
+    assert kept.delete(made.id).deleted
+    assert made.id not in [one.id for one in kept.list()]
+
+
 @check("completions: several prompts, streamed and whole")
 def completions() -> None:
     prompts = ["One two", "Count to"]
