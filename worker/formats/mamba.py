@@ -131,7 +131,7 @@ def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
     given: Any = config.get("layer_types")
     if isinstance(given, list):
         given = [KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], given)]
-    return checked_kinds(config, given, LINEAR)
+    return checked_kinds(config, given, LINEAR, ("mamba", "attention"))
 
 
 def _size(config: dict[str, Any], name: str) -> int:

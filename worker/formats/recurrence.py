@@ -121,9 +121,12 @@ def _kinds(config: dict[str, Any], interval: int) -> tuple[str, ...]:
     return checked_kinds(config, config["layer_types"], LINEAR)
 
 
-def checked_kinds(config: dict[str, Any], given: Any, recurrent: str) -> tuple[str, ...]:
+def checked_kinds(
+    config: dict[str, Any], given: Any, recurrent: str, shown: tuple[str, str] | None = None
+) -> tuple[str, ...]:
     """`given` as kinds of layers, LINEAR for each that is `recurrent`. Raises ModelFilesError or
-    UnsupportedArchitecture."""
+    UnsupportedArchitecture; `shown`: the names that files have for it and for FULL, where they are others."""
+    name, attending = shown or (recurrent, FULL)
     layers = config["num_hidden_layers"]
     if not isinstance(given, list) or len(cast(list[Any], given)) != layers:
         raise ModelFilesError(
@@ -133,10 +136,12 @@ def checked_kinds(config: dict[str, Any], given: Any, recurrent: str) -> tuple[s
     strange = sorted(set(kinds) - {recurrent, FULL})
     if strange:
         raise UnsupportedArchitecture(
-            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {recurrent} and {FULL}."
+            f"config.json has a layer of type {strange[0][:60]!r} in layer_types. Served are {name} and {attending}."
         )
     if FULL not in kinds:
-        raise UnsupportedArchitecture(f"config.json has no layer of type {FULL}: a model without one is not served.")
+        raise UnsupportedArchitecture(
+            f"config.json has no layer of type {attending}: a model without one is not served."
+        )
     return tuple(LINEAR if kind == recurrent else FULL for kind in kinds)
 
 

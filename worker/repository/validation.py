@@ -107,12 +107,12 @@ def recurrence(config: dict[str, Any]) -> Recurrence | None:
 
 
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
-    """Raise SettingsError for a device that keeps no recurrent states, which the model has."""
+    """Raise SettingsError for a device that keeps no recurrent states, which models of the type have."""
     others = [device for device in devices if not device.startswith("cpu")]
     if others and family_of(config).recurrent:
         raise SettingsError(
-            f"Model type '{config['model_type']}' has recurrent layers, which are served on CPUs only, not on "
-            f"{others[0]}. Use --devices cpu."
+            f"Model type '{config['model_type']}' is one with recurrent layers: all its models are served on CPUs "
+            f"only, not on {others[0]}. Use --devices cpu."
         )
 
 

@@ -194,7 +194,8 @@ GRANITE = LLAMA | {
         ({"time_step_limit": [0.001, 0.1]}, 1, UnsupportedArchitecture, r"time_step_limit = \[0\.001, 0\.1\]"),
         ({"mamba_conv_bias": 1}, 1, ModelFilesError, "mamba_conv_bias = 1; true or false"),
         ({"layers_block_type": ["mamba"]}, 1, UnsupportedArchitecture, "Rename the field to layer_types"),
-        ({"layer_types": ["mamba"] * 2}, 1, UnsupportedArchitecture, "no layer of type full_attention"),
+        ({"layer_types": ["mamba"] * 2}, 1, UnsupportedArchitecture, "no layer of type attention"),
+        ({"layer_types": ["mamba", "x"]}, 1, UnsupportedArchitecture, "type 'x' .*Served are mamba and attention"),
         ({"layer_types": None}, 1, ModelFilesError, "layer_types = None; a list"),
         ({"num_local_experts": -1}, 1, ModelFilesError, "num_local_experts = -1"),
         ({"shared_intermediate_size": 1}, 2, UnsupportedArchitecture, "shared_intermediate_size = 1 can't be divided"),
@@ -224,8 +225,12 @@ def test_recurrent_layers_on_a_gpu() -> None:
     """They are refused with the remedy; models of attention are not."""
     validation.check_devices(LLAMA, ["cuda:0"])
     validation.check_devices(RECURRENT, ["cpu", "cpu:1"])
-    with pytest.raises(SettingsError, match=r"'qwen3_5_text' has recurrent .* not on cuda:0\. Use --devices cpu"):
+    with pytest.raises(
+        SettingsError, match=r"'qwen3_5_text' is one with recurrent .* not on cuda:0\. Use --devices cpu"
+    ):
         validation.check_devices(RECURRENT, ["cuda:0"])
+    with pytest.raises(SettingsError, match=r"'granitemoehybrid' is .*: all its models are served on CPUs only"):
+        validation.check_devices(GRANITE | {"layer_types": ["attention"] * 2}, ["cuda:0"])
 
 
 def test_the_layers_of_a_configuration_without_their_kinds() -> None:
