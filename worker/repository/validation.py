@@ -162,6 +162,10 @@ def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     )
     widths = {"intermediate_size": config_fields.feed_forward_width(config, family)}
     for name, width in (widths | {name: config.get(name) for name in experts}).items():
+        if isinstance(width, int) and width > config_fields.LARGEST:
+            raise ModelFilesError(
+                f"config.json has {name} for a width of {width}; at most {config_fields.LARGEST} is served."
+            )
         if isinstance(width, int) and width < tp:
             raise UnsupportedArchitecture(f"{name} = {width} can't be divided among {tp} ranks.")
 
@@ -170,6 +174,11 @@ def _check_recurrence(config: dict[str, Any], tp: int) -> None:
     found = recurrence(config)
     if found is None:
         return
+    if (width := sum(found.regions)) > config_fields.LARGEST:
+        raise ModelFilesError(
+            f"config.json has sizes by which a recurrent layer has {width} inner channels; at most "
+            f"{config_fields.LARGEST} are served."
+        )
     count, what = found.shared
     if isinstance(found, Mamba):
         found.check_groups(tp)
