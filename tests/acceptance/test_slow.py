@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
 
+from control.redis.connection import connect
+from control.replicas import health
 from tests.farm import Farm, serving_farm
 from tests.unit.ops.compose_file import ROOT
 
@@ -80,23 +83,38 @@ def ask(farm: Farm, question: str, max_tokens: int) -> tuple[str, int]:
     return answer.choices[0].message.content or "", answer.usage.prompt_tokens
 
 
+def slow_ranks_until(farm: Farm, done: Callable[[], bool]) -> list[list[int]]:
+    """The slow ranks of the replica, looked at twice a second."""
+    seen: list[list[int]] = []
+    with connect(farm.redis_url) as client:
+        while not done():
+            seen += [replica.slow for replica in health.overview(client, "demo").replicas]
+            time.sleep(0.5)
+    return seen
+
+
 def poisons(farm: Farm) -> list[dict[str, str]]:
     return [fields for _, fields in farm.redis.xrange("furrow:{demo}:r0:poisons")]
 
 
 def test_a_long_prompt_on_a_slow_machine_is_answered(farm: Farm, folder: Path) -> None:
-    """One rank computes at 10 prompt tokens a second while the other waits for it: no kill, no new epoch, same text."""
+    """One rank computes at 10 prompt tokens a second while the other waits for it: no kill, no new epoch, same text, and
+    it alone is marked as slow."""
     expected, _ = ask(farm, LONG, 8)
     epoch, pids = farm.redis.get("furrow:{demo}:r0:epoch"), [farm.pid("demo", rank) for rank in range(2)]
     (folder / "slow").touch()
     try:
         began = time.monotonic()
-        text, prompt_tokens = ask(farm, LONG, 8)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, farm, LONG, 8)
+            marked = [one for one in slow_ranks_until(farm, asked.done) if one]
+            text, prompt_tokens = asked.result()
         took = time.monotonic() - began
     finally:
         (folder / "slow").unlink()
     assert prompt_tokens > 500 and took > prompt_tokens / (10 * SPEED_UP), "it must have been slow"
     assert text == expected
+    assert marked and all(one == [1] for one in marked)
     assert farm.redis.get("furrow:{demo}:r0:epoch") == epoch and poisons(farm) == []
     assert [farm.pid("demo", rank) for rank in range(2)] == pids
 

@@ -5,9 +5,47 @@ Every rank must call the same collectives in the same order; their `count` shows
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+
+class Waits:
+    """The seconds of this rank's forwards, and those of them in which it waited for other ranks.
+
+    A forward counts from the end of its first collective on, where all ranks meet: its beginning differs between ranks
+    for other reasons than their speed. One thread writes, any may read.
+    """
+
+    def __init__(self, waited_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`waited_s`: the time waited in all collectives, one under way included."""
+        self._waited_s = waited_s
+        self.fresh = False
+        """True in a forward before its first collective has ended."""
+        self._done = (0.0, 0.0)
+        self._met: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """A forward begins."""
+        self.fresh = True
+
+    def meet(self) -> None:
+        """Its first collective has ended."""
+        self.fresh, self._met = False, (time.monotonic(), self._waited_s())
+
+    def end(self) -> None:
+        """It has ended, in any way."""
+        done = self.read()
+        self.fresh, self._met, self._done = False, None, done
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of forwards, and waited ones of them, of this group so far."""
+        (seconds, waited), met = self._done, self._met
+        if met is None:
+            return seconds, waited
+        return seconds + time.monotonic() - met[0], waited + max(0.0, self._waited_s() - met[1])
 
 
 class Collective(Protocol):
@@ -21,6 +59,7 @@ class Collective(Protocol):
     """True if a number's sum has the same bits in a tensor of any size."""
     count: int
     """Collectives called so far by this rank; equal on every rank between steps."""
+    waits: Waits
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place; returns `tensor`."""
@@ -44,7 +83,7 @@ class Solo:
 
     def __init__(self) -> None:
         self.rank, self.world_size, self.name, self.count = 0, 1, "", 0
-        self.batch_invariant = True
+        self.batch_invariant, self.waits = True, Waits()
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor

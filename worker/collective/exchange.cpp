@@ -44,6 +44,7 @@ struct alignas(128) RankState {
   std::atomic<uint32_t> left;
   uint32_t unused;
   uint64_t tags[2];  // what the even and the odd round is about: ranks at different collectives find out
+  int64_t times[2];  // when they were published
 };
 
 struct Group {  // as in native.py
@@ -56,6 +57,8 @@ struct Group {  // as in native.py
   int32_t culprit;  // whom the outcome is about
   uint32_t round;
   int32_t shy;  // waits that will sleep at once: others want this processor
+  int64_t waited_ns;  // for peers that came later
+  std::atomic<int64_t> waiting_since;  // 0 while it does not wait; another thread reads both
 };
 
 RankState& state_of(const Group& group, int rank) { return reinterpret_cast<RankState*>(group.base)[rank]; }
@@ -108,10 +111,8 @@ void mind_others(Group& group, int64_t begun, int64_t longest) {
   if (now() - begun > longest) group.shy = SHY_WAITS;
 }
 
-int await(Group& group, int rank, uint32_t round) {
+int wait_from(Group& group, int rank, uint32_t round, int64_t begun) {
   RankState& peer = state_of(group, rank);
-  if (reached(peer, round)) return DONE;
-  const int64_t begun = now();
   if (group.shy) {
     --group.shy;
   } else {
@@ -139,6 +140,19 @@ int await(Group& group, int rank, uint32_t round) {
   return DONE;
 }
 
+// What counts is how much later the peer came by its own word: a rank without a processor may see it much later, and
+// would count its own absence.
+int await(Group& group, int rank, uint32_t round) {
+  const RankState& peer = state_of(group, rank);
+  if (reached(peer, round)) return DONE;
+  const int64_t begun = now();
+  group.waiting_since.store(begun, std::memory_order_relaxed);
+  const int outcome = wait_from(group, rank, round, begun);
+  group.waiting_since.store(0, std::memory_order_relaxed);
+  if (outcome == DONE) group.waited_ns += std::max<int64_t>(0, peer.times[round & 1] - begun);
+  return outcome;
+}
+
 int begin(Group& group) {
   ++group.round;
   for (int rank = 0; rank < group.world; ++rank)
@@ -149,6 +163,7 @@ int begin(Group& group) {
 void publish(Group& group, uint64_t tag) {
   RankState& own = state_of(group, group.rank);
   own.tags[group.round & 1] = tag;
+  own.times[group.round & 1] = now();
   own.published.store(group.round);
   if (own.sleepers.load()) syscall(SYS_futex, &own.published, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }

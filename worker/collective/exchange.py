@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from control.errors import CollectiveFailed, CollectiveLeft
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
+
+LONG_NS = 500_000_000
 
 
 class Exchange(Protocol):
@@ -26,9 +29,21 @@ class Exchange(Protocol):
         """In place; any type."""
         ...
 
+    def waited_s(self) -> float:
+        """Seconds for which this rank has waited for ranks that came later, a wait under way included. For any
+        thread."""
+        ...
+
     def leave(self) -> None:
         """Tell the others that nothing more comes from this rank."""
         ...
+
+
+def waited_s(ended_ns: int, since_ns: int) -> float:
+    """Seconds in the waits that have ended, and in one that began at `since_ns` (0: none) if it is long: a rank that
+    lacks a processor would count its own absence in a short one, until it sees when its peer has come."""
+    under_way = time.monotonic_ns() - since_ns if since_ns else 0
+    return (ended_ns + (under_way if under_way > LONG_NS else 0)) / 1e9
 
 
 def dead(peers: Peers, rank: int) -> CollectiveFailed:

@@ -40,7 +40,9 @@ class InterpretedExchange:
         self._words = memoryview(segment.memory).cast("I")
         self._tags = memoryview(segment.memory).cast("Q")
         self._bytes = torch.frombuffer(segment.memory, dtype=torch.uint8)
+        self._times = memoryview(segment.memory).cast("q")
         self._round = 0
+        self._waited_ns = self._waiting_since = 0
 
     # --- exchanges --------------------------------------------------------------------------------------------------
 
@@ -85,6 +87,9 @@ class InterpretedExchange:
             if self._rank != source:
                 part.copy_(self._slot(source, part.nbytes))
 
+    def waited_s(self) -> float:
+        return exchange.waited_s(self._waited_ns, self._waiting_since)
+
     def leave(self) -> None:
         self._words[self._rank * SEAT_BYTES // 4 + 2] = 1
         self._peers.close()
@@ -106,6 +111,7 @@ class InterpretedExchange:
 
     def _publish(self, tag: int) -> None:
         self._tags[self._rank * SEAT_BYTES // 8 + 2 + self._round % 2] = tag
+        self._times[self._rank * SEAT_BYTES // 8 + 4 + self._round % 2] = time.monotonic_ns()
         self._words[self._rank * SEAT_BYTES // 4] = self._round
 
     def _meet(self, rank: int, tag: int) -> None:
@@ -124,7 +130,18 @@ class InterpretedExchange:
         return (self._words[rank * SEAT_BYTES // 4] - round_number) % WRAP < WRAP // 2
 
     def _await(self, rank: int, round_number: int) -> None:
-        """Until the rank has published the round: spin, let other threads run, sleep."""
+        """Until the rank has published the round; see `await` of exchange.cpp for the time that counts."""
+        if self._reached(rank, round_number):
+            return
+        self._waiting_since = begun = time.monotonic_ns()
+        try:
+            self._wait(rank, round_number)
+        finally:
+            self._waiting_since = 0
+        self._waited_ns += max(0, self._times[rank * SEAT_BYTES // 8 + 4 + round_number % 2] - begun)
+
+    def _wait(self, rank: int, round_number: int) -> None:
+        """Spin, let other threads run, sleep."""
         for _ in range(SPINS):
             if self._reached(rank, round_number):
                 return

@@ -35,6 +35,8 @@ class _Group(ctypes.Structure):
         ("culprit", ctypes.c_int32),
         ("round", ctypes.c_uint32),
         ("shy", ctypes.c_int32),
+        ("waited_ns", ctypes.c_int64),
+        ("waiting_since", ctypes.c_int64),
     ]
 
 
@@ -94,6 +96,9 @@ class NativeExchange:
         outcome = self._broadcast(self._address, tensor.data_ptr(), tensor.nbytes, source)
         if outcome:
             raise self._failure(outcome)
+
+    def waited_s(self) -> float:
+        return exchange.waited_s(self._group.waited_ns, self._group.waiting_since)
 
     def leave(self) -> None:
         self._leave(self._address)

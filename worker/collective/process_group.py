@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from control.errors import CollectiveFailed
+from worker.collective.base import Waits
 
 
 @contextmanager
@@ -19,6 +21,27 @@ def met() -> Generator[None]:
         yield
     except RuntimeError as error:
         raise CollectiveFailed(f"a collective failed, so another rank is gone: {error}") from error
+
+
+class _Clock:
+    """The time that one thread spends in collectives. It refers to no group, which must end with its epoch."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since = 0.0, 0.0
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        self._since = begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = 0.0
+            self._seconds += time.monotonic() - begun
+
+    def read(self) -> float:
+        """Seconds so far, for any thread."""
+        since = self._since
+        return self._seconds + (time.monotonic() - since if since else 0.0)
 
 
 class ProcessGroupCollective:
@@ -33,28 +56,36 @@ class ProcessGroupCollective:
         # A ring sums in an order that follows from a number's place in the tensor; with two ranks both are equal.
         self.batch_invariant = self.world_size <= 2
         self.count = 0
+        self._clock = _Clock()
+        self.waits = Waits(self._clock.read)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self.count += 1
-        with met():
+        with self._counted():
             self._group.allreduce([tensor]).wait()
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        self.count += 1
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        with met():
+        with self._counted():
             self._group.allgather([parts], [tensor]).wait()
         return torch.cat(parts, dim=-1)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        self.count += 1
         options = dist.BroadcastOptions()
         options.rootRank = source
-        with met():
+        with self._counted():
             self._group.broadcast([tensor], options).wait()
         return tensor
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        """One collective. Over gloo a wait and the transfer can't be told apart; NCCL's is over before it is done."""
+        self.count += 1
+        with self._clock.running(), met():
+            yield
+        if self.waits.fresh:
+            self.waits.meet()
 
     def close(self) -> None:
         """Close the sockets, which is what tells the others."""

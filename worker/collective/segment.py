@@ -1,7 +1,7 @@
 """The memory that the ranks of one host share in an epoch: a state and two slots for each.
 
     0      state of rank 0, 128 bytes: published, sleepers, left (uint32 each), then at 16 the tags of the even and the
-    128    state of rank 1             odd round (uint64 each)
+    128    state of rank 1             odd round (uint64 each), and when they were published (int64 each, ns)
     …
     4096   rank 0's slot for even rounds, rank 0's for odd ones, rank 1's for even ones, …
 

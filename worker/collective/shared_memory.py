@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from control.errors import CollectiveFailed
+from worker.collective.base import Waits
 from worker.collective.exchange import Exchange
 
 SUMMED_AS = {
@@ -27,6 +28,7 @@ class SharedMemoryCollective:
     def __init__(self, exchange: Exchange, rank: int, world_size: int) -> None:
         self.rank, self.world_size, self.name, self.count = rank, world_size, "shared memory", 0
         self.batch_invariant = True
+        self.waits = Waits(exchange.waited_s)
         self._exchange: Exchange | None = exchange
         self._why_closed = CollectiveFailed("this rank has left its group")
 
@@ -53,7 +55,7 @@ class SharedMemoryCollective:
         """Tell the others, and give the memory back."""
         if self._exchange is not None:
             self._exchange.leave()
-            self._exchange = None
+            self._exchange, self.waits = None, Waits()
 
     def _carry(self, what: str, *arguments: Any) -> None:
         self.count += 1
@@ -65,3 +67,5 @@ class SharedMemoryCollective:
             self._why_closed = error
             self.close()
             raise
+        if self.waits.fresh:
+            self.waits.meet()

@@ -25,6 +25,7 @@ from worker.health.detectors import BEAT_S, OVER_S, OVER_STILL_S
 from worker.health.exit_codes import STUCK
 from worker.health.progress import Progress
 from worker.health.reachability import Reachability
+from worker.health.recent_waits import RecentWaits
 
 log = structlog.get_logger()
 
@@ -64,6 +65,7 @@ class Heartbeat:
         self._others: dict[int, tuple[int, int]] = {}
         """Progress of the other ranks at the last look, while this one makes none."""
         self._reachability = Reachability()
+        self._recent = RecentWaits()
         # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=f"heartbeat-{rank}", daemon=True)
@@ -132,6 +134,7 @@ class Heartbeat:
         used, kept = self._progress.kv()
         served = self._progress.served()
         read_bytes, weight_bytes = self._progress.weights()
+        forward_ms, waited_ms = self._recent.add(time.monotonic(), *self._progress.waits())
         beat = health.Beat(
             epoch=self._epoch,
             seq=self._progress.seq,
@@ -151,6 +154,8 @@ class Heartbeat:
             weight_bytes=weight_bytes,
             progress=self._progress.count(),
             stalled_ms=int(1000 * self._progress.stalled_s),
+            forward_ms=forward_ms,
+            waited_ms=waited_ms,
         )
         calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
         if self._lease is not None and self._over is None and not stuck:

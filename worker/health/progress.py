@@ -66,9 +66,11 @@ class _Command:
 class Progress:
     """Written by the main thread, read by the heartbeat; each field is assigned atomically, so no lock is needed."""
 
-    def __init__(self, ended: Callable[[float], None] = lambda seconds: None) -> None:
-        """`ended` is told the seconds of each command."""
-        self._ended = ended
+    def __init__(
+        self, ended: Callable[[float, float, float], None] = lambda seconds, forward_s, waited_s: None
+    ) -> None:
+        """`ended` is told of each command its seconds, and what `waits` grew by."""
+        self._ended, self._waits_told = ended, (0.0, 0.0)
         self.phase: Phase = "starting"
         self.seq = 0
         self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -79,6 +81,8 @@ class Progress:
         """Returns the bytes of the checkpoint that were read, and all of them."""
         self.count: Callable[[], int] = lambda: 0
         """Returns a number that changes as the main thread makes progress in a command."""
+        self.waits: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Returns the seconds of this epoch's forwards, and those of them in which this rank waited for others."""
         self._pending: _Command | None = None
         self._seen = 0
         self.moved_at = 0.0
@@ -117,7 +121,9 @@ class Progress:
         self._pending = None
         self.seq = seq
         seconds = time.monotonic() - started
-        self._ended(seconds)
+        before, self._waits_told = self._waits_told, self.waits()
+        forward_s, waited_s = (now - then for now, then in zip(self._waits_told, before, strict=True))
+        self._ended(seconds, max(0.0, forward_s), max(0.0, waited_s))
         return seconds
 
     def idle(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 import psutil
 
-from worker.metrics.series import CELLS, LAYOUT, PID, STEP_SECONDS, STEPS, Series
+from worker.metrics.series import CELLS, FORWARD_SECONDS, LAYOUT, PID, STEP_SECONDS, STEPS, WAIT_SECONDS, Series
 
 FOLDER_VARIABLE = "FURROW_COUNTERS"
 """Names the folder of the counters of a host's ranks; where it is unset a rank counts in memory of its own."""
@@ -60,10 +60,12 @@ class Counters:
         cells[start + bisect_left(series.bounds, value)] += times
         cells[start + len(series.bounds) + 1] += value * times
 
-    def command(self, seconds: float) -> None:
-        """Count a command that took `seconds`."""
+    def command(self, seconds: float, forward_s: float = 0.0, waited_s: float = 0.0) -> None:
+        """Count a command that took `seconds`, with `forward_s` of forwards, `waited_s` of them for other ranks."""
         self.add(STEPS)
         self.add(STEP_SECONDS, seconds)
+        self.add(FORWARD_SECONDS, forward_s)
+        self.add(WAIT_SECONDS, waited_s)
 
     def read(self, series: Series) -> list[float]:
         """The series' cells."""

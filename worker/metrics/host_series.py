@@ -53,6 +53,7 @@ def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
     progress = GaugeMetricFamily(
         "furrow_rank_progress", "A number that changes as the rank gets on in its command.", labels=labels
     )
+    slow = GaugeMetricFamily("furrow_rank_slow", "1 while the other ranks of its group wait for it.", labels=labels)
     for one in overviews:
         for replica in one.replicas:
             for rank, beat in enumerate(replica.beats):
@@ -61,4 +62,5 @@ def of_ranks(overviews: Sequence[health.Overview]) -> list[Metric]:
                     age.add_metric(values, beat.oldest_pending_ms / 1000)
                     stalled.add_metric(values, beat.stalled_ms / 1000)
                     progress.add_metric(values, beat.progress)
-    return [age, stalled, progress]
+                    slow.add_metric(values, rank in replica.slow)
+    return [age, stalled, progress, slow]

@@ -108,6 +108,17 @@ REQUEST_GENERATION = _series(
 )
 STEPS = _series("counter", "furrow_rank_commands", "Commands that the rank has completed.", rank=True)
 STEP_SECONDS = _series("counter", "furrow_rank_busy_seconds", "Seconds that the rank's commands took.", rank=True)
+FORWARD_SECONDS = _series(
+    *(
+        "counter",
+        "furrow_rank_forward_seconds",
+        "Seconds of forwards, each from its first exchange with other ranks on.",
+    ),
+    rank=True,
+)
+WAIT_SECONDS = _series(
+    *("counter", "furrow_rank_wait_seconds", "Seconds of forwards in which the rank waited for other ranks."), rank=True
+)
 
 CELLS = ALL[-1].start + ALL[-1].cells
 LAYOUT = hashlib.sha256(repr(ALL).encode()).hexdigest()[:16]

@@ -123,9 +123,14 @@ class ServedModel:
         """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model. Stores the
         batch's keys and values, which the caller commits. `hear` gets the logits of the scored positions a few at a
         time. A model with a pooler returns vectors (sampled rows, dimensions)."""
-        if self._pooler is not None:
-            return self._pooler(batch, self._forward)
-        return self._forward(batch, hear)
+        waits = self.collective.waits
+        waits.begin()
+        try:
+            if self._pooler is not None:
+                return self._pooler(batch, self._forward)
+            return self._forward(batch, hear)
+        finally:
+            waits.end()
 
     def _forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
         scored = batch.scored

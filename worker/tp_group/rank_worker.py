@@ -126,6 +126,7 @@ class RankWorker:
     ) -> Heartbeat:
         """The side thread of an epoch, which reports this rank's progress."""
         progress.weights, progress.count = lambda: (self._read_bytes, self._weight_bytes), lambda: self.progress
+        progress.waits = lambda: (self._collective or Solo()).waits.read()  # another thread may leave the group
         abort = self.abort.say
         return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
 

@@ -46,6 +46,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0
     """How long the current command has not got on, on any rank as far as this one knows; 0 where none is under way."""
+    forward_ms: int = 0
+    """Of the last five seconds those in forwards, each from its first exchange between ranks on."""
+    waited_ms: int = 0
+    """Of these, those in which the rank waited for other ranks."""
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:

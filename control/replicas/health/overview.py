@@ -22,6 +22,7 @@ from control.redis.rounds import Rounds, run_rounds
 from control.replicas.health.beats import Beat
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
+from control.replicas.health.slow import slow_ranks
 from control.replicas.health.state import ReplicaState, ReplicaView, loading_bytes, model_state, replica_state
 from control.replicas.lease import holder
 
@@ -34,9 +35,10 @@ AssetsMark = tuple[str | None, ...]
 @dataclass(frozen=True, slots=True)
 class ReplicaOverview:
     """`seq` is the leader's last completed step; `devices` and `beats` are by rank, as far as they are heard; `host`
-    names the hosts of those that are, comma between. `revision` is that of the specification which it runs, `backend`
-    what its answers depend on, once it has loaded. `done_bytes` of `total_bytes` were downloaded of a file, or read of
-    the weights; 0 of 0 while it does neither. It is not `placed` while no host has it, or has room for it."""
+    names the hosts of those that are, comma between. The others wait for the ranks `slow`. `revision` is that of the
+    specification which it runs, `backend` what its answers depend on, once it has loaded. `done_bytes` of
+    `total_bytes` were downloaded of a file, or read of the weights; 0 of 0 while it does neither. It is not `placed`
+    while no host has it, or has room for it."""
 
     replica: str
     revision: int
@@ -51,6 +53,7 @@ class ReplicaOverview:
     done_bytes: int = 0
     total_bytes: int = 0
     placed: bool = True
+    slow: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,7 @@ def _replica(
         done_bytes=done,
         total_bytes=total,
         placed=bool(hosts) or placed,
+        slow=slow_ranks(beats),
     )
 
 

@@ -27,8 +27,8 @@ _STYLES = {"loaded": "green", "failed": "bold red", "poisoned": "red", "recoveri
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`pending_ms`: the age of its command. `slow`: it got on with a long command since the last reading, and another
-    rank of its group did not: that one waits for it."""
+    """`pending_ms`: the age of its command. `slow`: other ranks of its group wait for it, in most of their
+    forwards, or in a long command in which it got on since the last reading and another rank did not."""
 
     rank: int
     device: str
@@ -101,7 +101,7 @@ class Rates:
             rate = (leader.tokens - last.tokens) / (now - since)
             firsts = leader.first_tokens - last.first_tokens
             first = (leader.first_tokens_ms - last.first_tokens_ms) / firsts if firsts > 0 else None
-        slow = _slow(before, one.beats)
+        slow = _slow(before, one.beats).union(one.slow)
         return ReplicaRow(
             replica=one.replica,
             state=one.state,

@@ -38,6 +38,8 @@ class ScriptedReplica:
     percent: int = 0
     stuck: set[int] = field(default_factory=set[int])
     """Ranks that stand still in a long command, for which another rank is slow."""
+    waits: set[int] = field(default_factory=set[int])
+    """Ranks that spend their forwards on waiting for the others."""
     poison: tuple[int, str, str] | None = None
     """Rank, kind and message."""
     failure: str = ""
@@ -88,6 +90,8 @@ class ScriptedReplica:
             seq=self._turns,
             oldest_pending_ms=4_000 if self.stuck else 12,
             progress=0 if rank in self.stuck else self._turns,
+            forward_ms=4_000,
+            waited_ms=3_900 if rank in self.waits else 1_000 - 900 * bool(self.waits),
             device=(self.spec.devices or [f"cuda:{one}" for one in range(self.spec.tp)])[rank],
             memory_bytes=9 << 30,
             phase=self.phase,

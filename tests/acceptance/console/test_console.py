@@ -77,9 +77,10 @@ def test_the_farm_is_shown_and_every_finding_has_its_act(visit: Visit, scripted:
     page.get_by_text("All is well").wait_for()
 
 
-def test_a_slow_rank_is_marked_and_restarted(visit: Visit, scripted: ScriptedFarm) -> None:
+@pytest.mark.parametrize("how", ["stuck", "waits"])
+def test_a_slow_rank_is_marked_and_restarted(visit: Visit, scripted: ScriptedFarm, how: str) -> None:
     """The rank that gets on while the other one waits for it: marked on both pages."""
-    replica = scripted.add(ScriptedReplica(ModelSpec(name="slow", source="slow", tp=2), "beta", stuck={0}))
+    replica = scripted.add(ScriptedReplica(ModelSpec(name="slow", source="slow", tp=2), "beta", **{how: {0}}))
     try:
         page = visit()
         page.locator(".findings li").filter(has_text="Rank 1 on cuda:1 of beta holds up the others.").wait_for()

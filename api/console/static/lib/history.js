@@ -24,7 +24,8 @@ export class History {
     return this.of(model, replica).at(-1) ?? { at: 0, rate: null, first: null, queued: null, running: null, kv: null };
   }
 
-  // True for a rank that gets on with a long command while another of its group stands still: that one waits for it.
+  // True for a rank for which others of its group wait: by the farm's judgement, or in a long command in which it gets
+  // on while another stands still.
   isSlow(model, replica, rank) {
     return this.#slow.get(`${model}\n${replica}`)?.has(rank) ?? false;
   }
@@ -52,7 +53,7 @@ export class History {
     const name = `${model.model}\n${replica.replica}`;
     const leader = replica.beats[0] ?? null;
     const counts = this.#counts.get(name) ?? [];
-    this.#mark(name, slow(counts.at(-1)?.beats ?? [], replica.beats), at);
+    this.#mark(name, [...(replica.slow ?? []), ...slow(counts.at(-1)?.beats ?? [], replica.beats)], at);
     // Heartbeats and snapshots have clocks of their own, so a rate is that of some seconds.
     while (counts.length > 1 && counts[1].at <= at - WINDOW_MS) counts.shift();
     const since = counts[0];

@@ -234,3 +234,8 @@ def test_the_slow_rank_is_marked(scene: Scene) -> None:
     assert slow((1, 2)) == []
     assert slow((2, 3)) == []
     assert slow((2, 9), pending_ms=100) == []
+    for rank in (0, 1):
+        scene.beat(rank=rank, forward_ms=4_000, waited_ms=3_000 * rank)
+    [row] = rates.rows(health.overviews(scene.client), {})
+    assert [rank.slow for rank in row.replicas[0].ranks] == [True, False]
+    assert "0:cpu:5 slow" in scene.ask(top, "--once").output
