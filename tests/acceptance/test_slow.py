@@ -98,8 +98,8 @@ def poisons(farm: Farm) -> list[dict[str, str]]:
 
 
 def test_a_long_prompt_on_a_slow_machine_is_answered(farm: Farm, folder: Path) -> None:
-    """One rank computes at 10 prompt tokens a second while the other waits for it: no kill, no new epoch, same text, and
-    it alone is marked as slow."""
+    """One rank computes at 10 prompt tokens a second while the other waits for it: no kill, no new epoch, same text. It
+    alone is marked as slow."""
     expected, _ = ask(farm, LONG, 8)
     epoch, pids = farm.redis.get("furrow:{demo}:r0:epoch"), [farm.pid("demo", rank) for rank in range(2)]
     (folder / "slow").touch()

@@ -24,8 +24,9 @@ class Waits:
         self._waited_s = waited_s
         self.fresh = False
         """True in a forward before its first collective has ended."""
-        self._done = (0.0, 0.0)
-        self._met: tuple[float, float] | None = None
+        self._state: tuple[float, float, tuple[float, float] | None] = (0.0, 0.0, None)
+        """Both sums of the forwards that have ended, and of one that has met the time and the waits then. One tuple:
+        another thread sees all of it or nothing."""
 
     def begin(self) -> None:
         """A forward begins."""
@@ -33,16 +34,17 @@ class Waits:
 
     def meet(self) -> None:
         """Its first collective has ended."""
-        self.fresh, self._met = False, (time.monotonic(), self._waited_s())
+        self.fresh = False
+        self._state = (*self._state[:2], (time.monotonic(), self._waited_s()))
 
     def end(self) -> None:
         """It has ended, in any way."""
-        done = self.read()
-        self.fresh, self._met, self._done = False, None, done
+        self.fresh = False
+        self._state = (*self.read(), None)
 
     def read(self) -> tuple[float, float]:
         """Seconds of forwards, and waited ones of them, of this group so far."""
-        (seconds, waited), met = self._done, self._met
+        seconds, waited, met = self._state
         if met is None:
             return seconds, waited
         return seconds + time.monotonic() - met[0], waited + max(0.0, self._waited_s() - met[1])
