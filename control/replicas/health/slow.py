@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from control.replicas.health.beats import Beat
 
-LEAST_MS = 1_000
+LEAST_MS = 500
 """Forwards of the last five seconds, below which too little was seen."""
 WAITS = 0.5
 """Share of a rank's forwards from which on it waits for others."""
