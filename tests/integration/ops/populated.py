@@ -125,6 +125,8 @@ def _beat(lease: Lease, seq: int, pending_ms: int, pid: int) -> health.Beat:
         epoch=lease.epoch,
         seq=seq,
         oldest_pending_ms=pending_ms,
+        forward_ms=4_000,
+        waited_ms=300,
         device="cpu",
         memory_bytes=2**20,
         phase="ready",
