@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from worker.formats.short_convolution import feed_forward_width
+
 
 class Shapes(msgspec.Struct, frozen=True):
     """One rank's part of a model. `windows` has the different ones, 0 for none."""
@@ -42,9 +44,10 @@ def of_config(config: dict[str, Any], dtype: str, tp: int = 1) -> Shapes:
     mixed = window and (config.get("layer_types") or str(config.get("model_type")).startswith(("gemma", "cohere2")))
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
     kind = str(config.get("model_type"))
+    dense = feed_forward_width(config) if kind == "lfm2" else config.get("intermediate_size")
     return Shapes(
         hidden=hidden,
-        inner=-(-int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 4 * hidden) // tp),
+        inner=-(-int(config.get("moe_intermediate_size") or dense or 4 * hidden) // tp),
         heads=max(1, heads // tp),
         kv_heads=max(1, int(shared if shared is not None else heads) // tp),
         head_dim=int(config.get("head_dim") or hidden // heads),

@@ -13,6 +13,7 @@ from transformers import Lfm2Config, Lfm2Model
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.formats.short_convolution import feed_forward_width
 from worker.repository import validation
+from worker.verdicts import shapes
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -167,7 +168,8 @@ def test_the_layers_of_lfm2(changes: dict[str, Any]) -> None:
     found = validation.recurrence(config)
     assert found is not None
     assert [kind == "full_attention" for kind in found.kinds] == [hasattr(layer, "self_attn") for layer in layers]
-    assert feed_forward_width(config) == layers[0].feed_forward.w1.out_features
+    width = layers[0].feed_forward.w1.out_features
+    assert feed_forward_width(config) == width == shapes.of_config(config, "float32").inner
 
 
 GRANITE = LLAMA | {
