@@ -152,3 +152,26 @@ def test_what_gemma4_can_not_be(changes: dict[str, Any], tp: int, message: str) 
     validation.check(whole | {"use_bidirectional_attention": "vision"}, tp)
     with pytest.raises((ModelFilesError, UnsupportedArchitecture), match=message):
         validation.check(whole | changes, tp)
+
+
+def test_every_default_is_transformers_own() -> None:
+    """The table's key-value heads are those of transformers' configuration classes."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from worker.repository.families import FAMILIES
+
+    for kind, family in FAMILIES.items():
+        config = CONFIG_MAPPING[kind]()
+        assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
+        more = CONFIG_MAPPING[kind](hidden_size=7680, num_attention_heads=120)
+        assert more.num_key_value_heads == (family.kv_heads or 120), kind
+
+
+def test_every_refused_type_is_transformers_own() -> None:
+    """A name that is misspelt would refuse nothing."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from worker.repository.families import FAMILIES, REFUSED
+
+    assert set(REFUSED) <= set(CONFIG_MAPPING.keys())
+    assert not set(REFUSED) & set(FAMILIES)

@@ -274,29 +274,6 @@ def test_silent_configurations_use_the_familys_default() -> None:
     assert validation.kv_heads(silent | {"model_type": "mistral"}) == 8
 
 
-def test_every_default_is_transformers_own() -> None:
-    """The table's key-value heads are those of transformers' configuration classes."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from worker.repository.families import FAMILIES
-
-    for kind, family in FAMILIES.items():
-        config = CONFIG_MAPPING[kind]()
-        assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
-        more = CONFIG_MAPPING[kind](hidden_size=7680, num_attention_heads=120)
-        assert more.num_key_value_heads == (family.kv_heads or 120), kind
-
-
-def test_every_refused_type_is_transformers_own() -> None:
-    """A name that is misspelt would refuse nothing."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from worker.repository.families import FAMILIES, REFUSED
-
-    assert set(REFUSED) <= set(CONFIG_MAPPING.keys())
-    assert not set(REFUSED) & set(FAMILIES)
-
-
 def test_every_end_of_sequence_id_counts() -> None:
     """Every end-of-sequence id counts, generation_config.json's before config.json's."""
     assert validation.eos_ids({"eos_token_id": 1}, {"eos_token_id": [2, 3]}) == [2, 3]
