@@ -37,7 +37,7 @@ def read_farm(client: SyncRedis, *, shared: bool = False) -> FarmCard:
         dead_letters={one.model: count for one, count in zip(models, letters, strict=True) if count},
         keys=run(client, access.count()),
         redis=servers,
-        findings=[*about_servers, *read_farm_findings(client, hosts)],
+        findings=[*about_servers, *read_farm_findings(client, hosts, models)],
     )
 
 

@@ -20,6 +20,7 @@ from control.records import catalog
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing.cluster import ABSENT, Cluster
+from control.replicas.health import Overview
 
 
 class HostReport(HostCard, kw_only=True):
@@ -58,24 +59,28 @@ def host_reports(client: SyncRedis, host: str | None = None) -> list[HostReport]
 
 
 def farm_findings(
-    cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None], specs: Sequence[ModelSpec]
+    cards: Sequence[HostCard],
+    facts: Mapping[str, HostFacts | None],
+    specs: Sequence[ModelSpec],
+    models: Sequence[Overview],
 ) -> list[Finding]:
-    """Warnings and errors about the hosts and about the files that they have."""
+    """Warnings and errors about the hosts and about the files that they have, but for what `models` tell."""
     clocks = Checks("hosts")
-    told = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
-    if told:
-        check_clocks(told, clocks)
+    times = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
+    if times:
+        check_clocks(times, clocks)
     found = [*clocks.found, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
+    told = {model.model: {one.detail for one in model.replicas} for model in models}
     for spec in specs:
         files = Checks("models", spec.name)
-        check_files(spec, cards, facts, files, set())
+        check_files(spec, cards, facts, files, told.get(spec.name, set()))
         found += files.found
     return wrong(found)
 
 
-def read_farm_findings(client: SyncRedis, cards: Sequence[HostCard]) -> list[Finding]:
+def read_farm_findings(client: SyncRedis, cards: Sequence[HostCard], models: Sequence[Overview]) -> list[Finding]:
     """As `farm_findings`, with facts and specifications as Redis has them. Raises RedisUnavailable."""
-    return farm_findings(cards, facts_of_all(client, [card.id for card in cards]), catalog.list_specs(client))
+    return farm_findings(cards, facts_of_all(client, [card.id for card in cards]), catalog.list_specs(client), models)
 
 
 def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:

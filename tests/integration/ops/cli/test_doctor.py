@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from api.background.farm_events import read_farm
 from control.operations.checks.findings import Finding
 from control.placement import farm
 from control.placement.host_facts import FilesHere, put_facts
@@ -85,6 +86,9 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
     """An error where both run the model, a warning where a replica might move; missing files likewise."""
     client = populated.client
 
+    def shown() -> list[str]:  # in the console
+        return [one.level for one in read_farm(client).findings if one.check == "files"]
+
     def beta(**files: str) -> None:
         farm.beat_host(client, Host("beta", ()), pid=1, memory_bytes=1)
         run(client, put_facts("beta", msgspec.structs.replace(FACTS, files={MODEL: FilesHere(**files)})))
@@ -98,9 +102,9 @@ def test_files_that_differ_between_hosts(populated: Populated, new_server: Serve
     assert findings(new_server, "models")["files"].level == "error"
     beta(error="Model folder somewhere/demo does not exist")
     found = findings(new_server, "models")["files"]
-    assert found.level == "error" and "beta" in found.remedy
+    assert found.level == "error" and "beta" in found.remedy and shown() == ["error"]
     health.write_status(client, MODEL, "r0", "failed", "Model folder somewhere/demo does not exist")
-    assert "files" not in findings(new_server, "models")  # the replica's reason says it already
+    assert "files" not in findings(new_server, "models") and not shown()  # the replica's reason says it already
     beta(fingerprint=FACTS.files[MODEL].fingerprint)
     assert "files" not in findings(new_server, "models")
 
