@@ -48,12 +48,12 @@ const LONGEST_MS = 15_000;
 const OLD_MS = 2_000;
 let actedAt = -OLD_MS;
 
-// The JSON of an answer. Throws as `request`, and ApiError where it is not there in time: the host of an API process can
-// vanish without a word.
-async function json(method, path, body, { signal, ...options } = {}) {
+// The JSON of an answer, read now if `fresh`. Throws as `request`, and ApiError where it is not there in time: the host
+// of an API process can vanish without a word.
+async function json(method, path, body, { signal, fresh = false, ...options } = {}) {
   const late = AbortSignal.timeout(LONGEST_MS);
   // A browser sends `Cache-Control: no-cache` with "no-store": the API then reads anew, for this page alone.
-  const shared = method === "GET" && path.startsWith("/farm") && performance.now() - actedAt > OLD_MS;
+  const shared = !fresh && method === "GET" && path.startsWith("/farm") && performance.now() - actedAt > OLD_MS;
   const cache = shared ? "default" : "no-store";
   try {
     const response = await request(method, path, body, { ...options, cache, signal: signal ? AbortSignal.any([signal, late]) : late });

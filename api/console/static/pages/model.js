@@ -45,7 +45,9 @@ class Settings {
   }
 
   fetch() {
-    return this.view.api.get(withQuery("/farm/models/spec", { model: this.view.params.model }), { signal: this.view.signal });
+    // An answer from before the change would be kept until the next one.
+    const options = { signal: this.view.signal, fresh: true };
+    return this.view.api.get(withQuery("/farm/models/spec", { model: this.view.params.model }), options);
   }
 
   async change() {
