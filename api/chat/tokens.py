@@ -13,6 +13,10 @@ from control.messages import ModelAssets
 from control.text.text import REPLACEMENT
 from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
+SURELY_CHARACTERS = 8
+"""Characters per token of what fits: a longer text is measured before it is tokenised whole."""
+WHOLE_CHARACTERS = 1 << 20
+"""A longer text is measured in any case: tokenising it takes two hundred times its size."""
 _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
 """Tokens that cutting a text may add at the two ends of a piece; far more than it does in practice."""
@@ -111,6 +115,8 @@ class Vocabulary:
 
         False says only that `encode` is cheap enough to tell.
         """
+        if len(text) <= min(SURELY_CHARACTERS * tokens, WHOLE_CHARACTERS):
+            return False
         least = 0
         for start in range(0, len(text), _PIECE_CHARACTERS):
             if least > tokens:

@@ -10,8 +10,6 @@ from api.chat.tokens import Vocabulary
 
 _PIECES = 1024
 """Pieces of a text that are tokenised together."""
-_SURELY_CHARACTERS = 8
-"""Characters per token beyond which a text is measured before it is tokenised whole."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
 """Before a file of context where the family has no mark for files, as in llama.cpp."""
 _PROJECT, _THIS_FILE = "myproject\n", "filename\n"
@@ -139,7 +137,7 @@ class FillInMiddle:
 
     def _text(self, text: str, most: int, *, inside: bool = False) -> list[int]:
         """A user's text; `inside`: without a space that the tokenizer puts in front. Raises TooLong."""
-        if len(text) > _SURELY_CHARACTERS * max(most, 0) and self._vocabulary.exceeds(text, most):
+        if self._vocabulary.exceeds(text, max(most, 0)):
             raise TooLong
         ids: list[int] = []
         pieces = list(self._pieces(text))

@@ -22,8 +22,6 @@ from control.messages import PromptImage
 
 _PART_BYTES = 256
 """The least that a part of a message counts for."""
-SURELY_CHARACTERS = 8
-"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
 TOO_MUCH = ("context_length_exceeded", TOO_MANY)
 """Codes of errors that a shorter conversation would not have."""
 
@@ -90,7 +88,7 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel)
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
     def encode_one(text: str) -> list[int]:
-        if len(text) > SURELY_CHARACTERS * context and vocabulary.exceeds(text, context):
+        if vocabulary.exceeds(text, context):
             error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
             error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
             raise error

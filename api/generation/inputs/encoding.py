@@ -10,9 +10,6 @@ from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsR
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import PoolingAssets
 
-_SURELY_CHARACTERS = 8
-"""Characters per token of context beyond which a text is measured in pieces: to tokenise megabytes takes gigabytes."""
-
 _PROMPTS = {
     "search_query": ("query", "search_query"),
     "search_document": ("document", "passage", "search_document"),
@@ -107,7 +104,7 @@ def _lower(text: str, pooling: PoolingAssets) -> str:
 def _check_characters(place: str, param: str, text: str, served: ServedModel) -> None:
     """Refuse a text that is surely too long before it is tokenised."""
     context = served.assets.context_length
-    if len(text) > _SURELY_CHARACTERS * context and served.vocabulary.exceeds(text, context):
+    if served.vocabulary.exceeds(text, context):
         raise _too_long(place, param, context + 1, context, "more than ")
 
 

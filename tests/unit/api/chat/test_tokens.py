@@ -51,6 +51,8 @@ def test_a_text_far_too_long_is_found_in_pieces(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tokens_module, "_CUT_TOKENS", 1)
     vocabulary = Vocabulary(byte_assets(tokenizer_config={"bos_token": None}))
     assert len(vocabulary.encode("a" * 1000)) == 1000
+    assert not vocabulary.exceeds("a" * 1000, 980), "it is short enough to be tokenised whole"
+    monkeypatch.setattr(tokens_module, "WHOLE_CHARACTERS", 999)
     assert vocabulary.exceeds("a" * 1000, 980)
     assert not vocabulary.exceeds("a" * 1000, 990)
     pieces: list[str] = []
