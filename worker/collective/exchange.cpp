@@ -140,8 +140,8 @@ int wait_from(Group& group, int rank, uint32_t round, int64_t begun) {
   return DONE;
 }
 
-// What counts is how much later the peer came by its own word: a rank without a processor may see it much later, and
-// would count its own absence.
+// The time that counts is how much later the peer came by its own word: a rank without a processor may see it much
+// later, and would count its own absence.
 int await(Group& group, int rank, uint32_t round) {
   const RankState& peer = state_of(group, rank);
   if (reached(peer, round)) return DONE;

@@ -46,7 +46,7 @@ export class Answer {
     this.began = clock();
   }
 
-  // What a reload needs: `restore` makes the answer of it.
+  // The state for a reload: `restore` makes the answer of it.
   record() {
     const { text, reasoning, state, finish, usage, error, rid, resumed, began } = this;
     const { model, temperature, max_tokens } = this.body;
@@ -62,7 +62,7 @@ export class Answer {
     [answer.#last, answer.#key, answer.#firstAt, answer.#lastAt] = [last, key, firstAt, lastAt];
     if (!answer.open) return answer;
     answer.state = "resuming";
-    // Nobody knows whether the farm took it: it is asked for again while it would have gone on.
+    // The farm may have taken it or not: it is asked for again while it would have gone on.
     if (!answer.rid && clock() - answer.began > 1_000 * WAITS_S) {
       answer.state = "failed";
       answer.error = "The page was closed before the farm had taken this message. Send it again.";

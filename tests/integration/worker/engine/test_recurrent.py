@@ -103,7 +103,7 @@ def test_a_short_convolution_is_its_formula(checkpoint: Checkpoint) -> None:
 
 
 def in_chunks(layer: Any, layout: CacheLayout, hidden: Tensor) -> Tensor:
-    """What `layer` puts out for 40 rows of one sequence."""
+    """The output of `layer` for 40 rows of one sequence."""
     store, found = SlabStore(layout, 4096), []
     for offset, count in [(0, 1), (1, 16), (17, 2), (19, 20), (39, 1)]:
         extents = [Extent(1, offset, count)]
