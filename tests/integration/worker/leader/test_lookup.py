@@ -114,13 +114,17 @@ def test_a_prediction_is_verified_counted_and_changes_no_answer(scene: LeaderSce
     before = forwards(scene)
     ask(scene, "predicted", "free", prediction=predicted)
     assert entries(scene, "predicted") == plain and forwards(scene) - before < len(tokens) / 2
+    end = tokens[-20:]  # until there each token takes a forward: the epoch ends in the middle of an answer
+    ask(scene, "end", "free", prediction=end)
+    assert entries(scene, "end") == plain
     ask(scene, "off", "free", prediction=predicted, lookup=0)
     ask(scene, "wrong", "free", prediction=[250, 251] * 300)
-    ask(scene, "over", "free", prediction=predicted)
+    ask(scene, "over", "free", prediction=end)
     scene.under_way("over")
     scene.redis.lapse()
     for rid in ("off", "wrong", "over"):
         assert entries(scene, rid) == plain
     assert scene.epoch() > 1
-    counts = {rid: scene.log(rid)[-1].predicted for rid in ("plain", "predicted", "off", "over", "wrong")}
-    assert counts == {"plain": None, "wrong": 0} | dict.fromkeys(("predicted", "off", "over"), len(tokens) - 1)
+    counts = {rid: scene.log(rid)[-1].predicted for rid in ("plain", "predicted", "off", "end", "over", "wrong")}
+    expected = {"plain": None, "wrong": 0, "end": len(end), "over": len(end)}
+    assert counts == expected | dict.fromkeys(("predicted", "off"), len(tokens) - 1)
