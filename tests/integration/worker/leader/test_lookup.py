@@ -114,7 +114,7 @@ def test_a_prediction_is_verified_counted_and_changes_no_answer(scene: LeaderSce
     before = forwards(scene)
     ask(scene, "predicted", "free", prediction=predicted)
     assert entries(scene, "predicted") == plain and forwards(scene) - before < len(tokens) / 2
-    end = tokens[-20:]  # until there each token takes a forward: the epoch ends in the middle of an answer
+    end = tokens[len(tokens) // 2 :]  # until there each token takes a forward, so that an epoch can end before
     ask(scene, "end", "free", prediction=end)
     assert entries(scene, "end") == plain
     ask(scene, "off", "free", prediction=predicted, lookup=0)
