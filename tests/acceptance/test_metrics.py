@@ -89,7 +89,8 @@ def test_metrics_of_a_farm_under_faults(farm: Farm, tmp_path: Path) -> None:
     assert grown("vllm:request_success_total engine=r0 finished_reason=length model_name=demo") == 1
     assert grown(f"vllm:time_to_first_token_seconds_count {r0}") == 1
     assert grown(f"vllm:e2e_request_latency_seconds_count {r0}") == 1
-    assert grown(f"vllm:generation_tokens_total {r0}") == 120
+    # The leader counts an emission after Redis has it, and may be killed between: one has a few tokens with lookup.
+    assert 100 <= grown(f"vllm:generation_tokens_total {r0}") <= 120
     assert grown("furrow_epochs_total model_name=demo") == 1
     assert after["furrow_poisons_total kind=exited model_name=demo"] >= 1
     with second_host(farm, log):

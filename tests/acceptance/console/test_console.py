@@ -196,11 +196,12 @@ def test_a_script_in_a_name_is_text(visit: Visit, scripted: ScriptedFarm) -> Non
         press(page, "Pause")
         page.get_by_text(f"{HOSTILE}: paused.").wait_for()
         page.get_by_role("table", name="Ranks of r0").wait_for()
-        assert not scrolls_sideways(page)
         page.set_viewport_size({"width": 390, "height": 800})
         assert not scrolls_sideways(page)
-        page.evaluate("name => location.hash = '#/hosts/' + encodeURIComponent(name)", HOSTILE)
-        page.locator("main h1").filter(has_text=HOSTILE).wait_for()
+        for at, name, title in (("history?model=", "tiny", "History"), ("hosts/", HOSTILE, HOSTILE)):
+            page.evaluate("([at, name]) => location.hash = `#/${at}${encodeURIComponent(name)}`", [at, name])
+            page.locator("main h1").filter(has_text=title).wait_for()
+            assert not scrolls_sideways(page), at
         assert page.title().startswith("<script>") and page.locator("main script, main img").count() == 0
     finally:
         scripted.remove(replica)
