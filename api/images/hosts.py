@@ -15,17 +15,28 @@ _ENTRY = re.compile(r"(?P<host>[^:/@]+)(:(?P<port>[1-9][0-9]{0,4}))?")
 _URL = re.compile(r"(?P<scheme>[A-Za-z]+)://(?P<authority>[^/?#\\]*)(?P<target>[!-~]*)", re.ASCII)
 _LONGEST_URL = 8192
 
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-_NOT_PUBLIC = [
-    ipaddress.ip_network(network)
+_6TO4 = ipaddress.IPv6Network("2002::/16")
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_SPECIAL_V4 = [
+    ipaddress.IPv4Network(network)
     for network in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4"),
+        "224.0.0.0/4",  # multicast
         "168.63.129.16/32",  # Azure's own services answer there
-        "192.88.99.0/24",  # relays of 6to4
-        "2001::/23",  # Teredo, ORCHID and other protocols
     )
 ]
-"""Networks that `ipaddress` may take for public."""
+"""IANA's registry of special-purpose IPv4 addresses, and the blocks with a comment. The blocks that the registry calls
+globally reachable are included: they lead to the nearest name server or relay, which may be one of this network."""
+_SPECIAL_V6 = [
+    ipaddress.IPv6Network(network)
+    for network in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
+]
+"""The blocks of IANA's registry of special-purpose IPv6 addresses that lie in the global unicast space, but 2002::/16,
+which leads to an IPv4 address."""
 
 
 class UrlRefused(FurrowError):
@@ -82,21 +93,26 @@ class Hosts:
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the public internet. Of an address that leads to an IPv4 one, that one counts."""
+    """True for an address of the public internet. Of an address that leads to an IPv4 one, that one counts.
+
+    The registries are those of IANA, as above: what `ipaddress` takes for global depends on Python's version.
+    """
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
         return False
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or _nat64(ip)
-        if inner is not None:
-            return is_public(str(inner))
-        if ip not in _GLOBAL_V6:
-            return False
-    if any(ip.version == network.version and ip in network for network in _NOT_PUBLIC):
-        return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_loopback)
+        inner = _inner(ip)
+        if inner is None:
+            return ip in _GLOBAL_UNICAST and not any(ip in network for network in _SPECIAL_V6)
+        ip = inner
+    return not any(ip in network for network in _SPECIAL_V4)
 
 
-def _nat64(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that a mapped, translated or 6to4 address leads to."""
+    if ip in _MAPPED or ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if ip in _6TO4:
+        return ipaddress.IPv4Address(int(ip) >> 80 & 0xFFFFFFFF)
+    return None
