@@ -32,8 +32,7 @@ _SPECIAL_V4 = [
 """IANA's registry of special-purpose IPv4 addresses, and the blocks with a comment. The blocks that the registry calls
 globally reachable are included: they lead to the nearest name server or relay, which may be one of this network."""
 _SPECIAL_V6 = [
-    ipaddress.IPv6Network(network)
-    for network in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
+    ipaddress.IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
 ]
 """The blocks of IANA's registry of special-purpose IPv6 addresses that lie in the global unicast space, but 2002::/16,
 which leads to an IPv4 address."""
@@ -70,6 +69,11 @@ class Hosts:
                 raise ValueError(f"{entry!r} is no host; write HOST or HOST:PORT, without a scheme or a path")
             ports = {int(found["port"])} if found["port"] else set(_PORTS.values())
             self._ports.setdefault(found["host"], set()).update(ports)
+
+    @property
+    def number(self) -> int:
+        """Number of names."""
+        return len(self._ports)
 
     def place(self, url: str) -> Place:
         """The parts of a URL of one of the hosts. Raises UrlRefused."""

@@ -93,7 +93,7 @@ class ImageLoader:
     async def _loaded(
         self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int, until: float, tenant: str
     ) -> LoadedImage:
-        async with self._data(source, room_sent, until) as data:
+        async with self._data(source, room_sent, until, tenant) as data:
             sent, image = len(data), await self._decoder.decode(data, wanted, room, tenant)
         del data
         pieces = self._held_pieces(len(image.pixels))
@@ -102,7 +102,7 @@ class ImageLoader:
         return LoadedImage(tokens, image.height, image.width, image.digest, sent, pieces)
 
     @asynccontextmanager
-    async def _data(self, source: ImageSource, room: int, until: float) -> AsyncGenerator[bytes]:
+    async def _data(self, source: ImageSource, room: int, until: float, tenant: str) -> AsyncGenerator[bytes]:
         """The image as it was sent; what is fetched counts until the block is left."""
         if is_data(source):
             yield await asyncio.to_thread(data_of, source, room)
@@ -114,7 +114,7 @@ class ImageLoader:
                 "--image-hosts HOST",
             )
         try:
-            data = await self._fetcher.fetch(source.url, room, until)
+            data = await self._fetcher.fetch(source.url, room, until, tenant)
         except UrlRefused as why:
             raise refused(source.path, str(why)) from why
         except Oversized:
@@ -122,7 +122,7 @@ class ImageLoader:
         try:
             yield data
         finally:
-            self._fetcher.release(data)
+            self._fetcher.release(data, tenant)
 
     def _held_pieces(self, size: int) -> HeldPieces:
         """Raises TooManyBodies where `size` bytes are too many for this process."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from api.images.answer import Oversized
 from api.images.fetching import Connector, Fetcher
 from api.images.hosts import Hosts, Place, UrlRefused
 from api.images.loading import ImageLoader, Known
+from api.images.places import FetchPlaces
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
@@ -45,8 +47,9 @@ class Site:
         hosts = Hosts(["img.example.com", "other.example.com"])
         self.fetcher = Fetcher(hosts, self._resolve, self._connect, patience_s)
 
-    async def fetch(self, url: str = URL, room: int = 1000) -> bytes:
-        return await self.fetcher.fetch(url, room, asyncio.get_running_loop().time() + self.fetcher.patience_s)
+    async def fetch(self, url: str = URL, room: int = 1000, tenant: str = "") -> bytes:
+        until = asyncio.get_running_loop().time() + self.fetcher.patience_s
+        return await self.fetcher.fetch(url, room, until, tenant)
 
     async def _resolve(self, host: str, port: int) -> list[str]:
         self.resolved += 1
@@ -91,7 +94,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def held(site: Site) -> int:
-    return site.fetcher._buffered  # pyright: ignore[reportPrivateUsage]
+    return site.fetcher._buffered.total()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_an_image_comes_from_the_address_that_was_checked(site: Site) -> None:
@@ -209,6 +212,82 @@ async def test_a_slow_server_holds_nobody_else() -> None:
         with pytest.raises(UrlRefused, match=r"have 0\.3 s"):
             await slow
         assert turns > 3 and held(site) == 0
+
+
+async def hanging(site: Site, tenants: int) -> tuple[list[asyncio.Task[bytes]], asyncio.Event]:
+    """160 fetches from a host that takes connections and says nothing, of so many tenants; they end with the event."""
+    connect, over = site.fetcher._connect, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
+
+    async def hang(address: str, place: Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if place.host == "other.example.com":
+            await over.wait()
+        return await connect(address, place)
+
+    site.fetcher._connect = hang  # pyright: ignore[reportPrivateUsage]
+    fetches = [
+        asyncio.create_task(site.fetch("http://other.example.com/a.png", tenant=f"slow {number % tenants}"))
+        for number in range(160)
+    ]
+    await asyncio.sleep(0)
+    return fetches, over
+
+
+@pytest.mark.parametrize("tenants", [1, 20])
+async def test_a_host_that_hangs_delays_no_other_host(site: Site, tenants: int) -> None:
+    """Neither for another tenant nor for the same one; and each of the 160 has its turn once the host answers."""
+    site.answers["/a.png"] = answer()
+    fetches, over = await hanging(site, tenants)
+    async with asyncio.timeout(0.5):
+        assert await site.fetch(tenant="good") == IMAGE
+        assert await site.fetch(tenant="slow 0") == IMAGE
+    over.set()
+    assert await asyncio.gather(*fetches) == [IMAGE] * 160
+
+
+async def test_without_shares_a_host_that_hangs_delays_all() -> None:
+    """The control: with places for all of the process alone, a good fetch waits until its time is over."""
+    async with Site(0.2).listening() as site:
+        site.answers["/a.png"] = answer()
+        site.fetcher._places = FetchPlaces(32, 32, 32, 32)  # pyright: ignore[reportPrivateUsage]
+        fetches, over = await hanging(site, 1)
+        with pytest.raises(UrlRefused, match=r"have 0\.2 s"):
+            await site.fetch(tenant="good")
+        over.set()
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+
+async def test_a_name_that_hangs_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that wait for it share a lookup, and another name is looked up meanwhile."""
+    over, lookups = threading.Event(), list[str]()
+
+    def getaddrinfo(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        lookups.append(host)
+        if host == "slow.example.com":
+            over.wait(30)
+        return [(0, 0, 0, "", (PUBLIC, port))]
+
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", getaddrinfo)
+    resolver = fetching.Resolver(2)
+    slow = [asyncio.create_task(resolver.resolve("slow.example.com", 80)) for _ in range(20)]
+    await asyncio.sleep(0)
+    slow[0].cancel()
+    try:
+        assert await resolver.resolve("fast.example.com", 80) == [PUBLIC]
+    finally:
+        over.set()
+    assert await asyncio.gather(*slow[1:]) == [[PUBLIC]] * 19
+    assert sorted(lookups) == ["fast.example.com", "slow.example.com"]
+
+
+async def test_one_tenant_does_not_fill_the_memory_of_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "TENANT_BYTES", len(IMAGE))
+    site.answers["/a.png"] = answer()
+    first = await site.fetch(tenant="full")
+    with pytest.raises(fetching.TooManyBodies, match="of this tenant"):
+        await site.fetch(tenant="full")
+    assert await site.fetch(tenant="other") == IMAGE
+    site.fetcher.release(first, "full")
+    assert await site.fetch(tenant="full") == IMAGE
 
 
 async def test_memory_of_all_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
