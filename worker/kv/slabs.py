@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
+import structlog
+
+from control.errors import SettingsError
+from control.replicas.health.memory import in_words
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import FIRST_SLOTS, Pool
 from worker.kv.slab_step import Slab, SlabStep
 from worker.kv.states import States
+
+log = structlog.get_logger()
 
 FIRST_CAPACITY = 256
 """Positions of the smallest slab. Each further pool's are twice as long, so a long sequence moves seldom."""
@@ -19,6 +26,57 @@ OVERHEAD = 2
 def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
     """How many cached tokens to promise for so much free memory."""
     return max(0, free_bytes) // (OVERHEAD * layout.bytes_per_token)
+
+
+LIMITS = "`ulimit -v`, vm.overcommit_memory"
+"""What may keep a process from mapping memory that is free."""
+
+
+def slab_capacity(length: int, most: int) -> int:
+    """Positions of the smallest slab that holds `length`; more than the `most` that a sequence can have only where
+    `length` is more."""
+    capacity = FIRST_CAPACITY
+    while capacity < length:
+        capacity *= 2
+    whole = -(-max(length, most) // FIRST_CAPACITY) * FIRST_CAPACITY
+    return min(capacity, whole)
+
+
+def mappable_tokens(layout: CacheLayout, tokens: int, context: int) -> int:
+    """The most cached tokens, at most `tokens`, for which a slab of the longest possible sequence can be mapped beside
+    the slab that it grows from. A sequence has at most `context` positions. Nothing is written: this takes address
+    space for a moment, and no memory."""
+    while tokens and not _maps(layout, min(tokens, context)):
+        longest = min(tokens, context)
+        tokens = longest // 2 if longest > FIRST_CAPACITY else 0
+    return tokens
+
+
+def check_mappable(layout: CacheLayout, tokens: int, context: int) -> None:
+    """Raise SettingsError where the slab of the longest sequence can't be mapped with `tokens` cached tokens."""
+    most = mappable_tokens(layout, tokens, context)
+    if 0 < most < tokens:
+        longest = min(tokens, context)
+        raise SettingsError(
+            f"--kv-tokens {tokens}: a sequence of {longest} tokens needs {in_words(longest * layout.bytes_per_token)} "
+            f"of address space on each rank, and this host maps memory for {most} tokens only. Use --kv-tokens {most} "
+            f"or fewer, or raise the limit ({LIMITS})."
+        )
+    if not most:
+        size = in_words(FIRST_CAPACITY * layout.bytes_per_token)
+        raise SettingsError(
+            f"no KV memory can be mapped on this host: it refuses {size} for {FIRST_CAPACITY} tokens. Raise the limit "
+            f"({LIMITS}), or load the model with --quant."
+        )
+
+
+def _maps(layout: CacheLayout, longest: int) -> bool:
+    """True if a slab for `longest` positions can be mapped beside one for half of them."""
+    try:
+        pools = [Pool(layout, slab_capacity(length, longest), 1) for length in (longest // 2, longest)]
+    except OSError:
+        return False
+    return bool(pools)
 
 
 class SlabStore:
@@ -133,18 +191,34 @@ class SlabStore:
 
     def _take(self, length: int) -> Slab:
         """A slab of zeros for `length` positions."""
-        capacity = FIRST_CAPACITY
-        while capacity < length:
-            capacity *= 2
+        capacity = slab_capacity(length, self.capacity_tokens)
         siblings = self._pools.setdefault(capacity, [])
         pool = next((pool for pool in siblings if not pool.full), None)
         if pool is None and siblings and siblings[-1].may_double:
-            pool = siblings[-1]
-            pool.double()
-        elif pool is None:
-            pool = Pool(self.layout, capacity, self._slots(capacity, siblings))
+            with suppress(OSError):  # where so much can't be mapped, a sibling may still be
+                siblings[-1].double()
+                pool = siblings[-1]
+        if pool is None:
+            pool = self._new_pool(capacity, self._slots(capacity, siblings))
             siblings.append(pool)
         return Slab(pool, pool.take(), 0)
+
+    def _new_pool(self, capacity: int, slots: int) -> Pool:
+        """A pool of `slots`, or of fewer where the kernel refuses to map so many. Raises OSError where it refuses one:
+        the load has proved that one can be mapped, but a limit may have fallen, or other sequences have the rest."""
+        while slots > 1:
+            try:
+                return Pool(self.layout, capacity, slots)
+            except OSError as error:
+                log.warning(
+                    "KV pool was not mapped; trying fewer slots",
+                    slots=slots,
+                    bytes=slots * capacity * self.layout.bytes_per_token,
+                    error=str(error),
+                    action="kv_pool",
+                )
+                slots //= 2
+        return Pool(self.layout, capacity, 1)
 
     def _slots(self, capacity: int, siblings: list[Pool]) -> int:
         """Of one more pool: as many as there are, so that pools stay few, but hardly more than could ever be filled."""

@@ -30,12 +30,14 @@ GPU_WORKSPACE = 2**30
 
 def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
     """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
-    Raises ValueError if not one block fits."""
+    Raises ValueError if not one block fits, SettingsError where a CPU can't map that much."""
     if isinstance(layout, WholeLayout):
         return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
     if layout.device.type != "cuda":
         free = psutil.virtual_memory().available // (2 * ranks)
-        return slabs.SlabStore(layout, kv_tokens or slabs.tokens_that_fit(free, layout))
+        tokens = kv_tokens or slabs.mappable_tokens(layout, slabs.tokens_that_fit(free, layout), max_context)
+        slabs.check_mappable(layout, tokens, max_context)
+        return slabs.SlabStore(layout, tokens)
     torch.cuda.empty_cache()
     budget = gpu_budget(torch.cuda.mem_get_info(layout.device)[0])
     return pages.PagedStore(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import mmap
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,6 +29,7 @@ from worker.engine.scoring import ScoreTarget
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
+from worker.native import zeros
 
 
 @dataclass
@@ -67,6 +72,16 @@ def play(engine: Engine, steps: list[GenerateStep], targets: dict[int, ScoreTarg
     return outcome
 
 
+real_mmap = mmap.mmap
+LARGE_PAGE = zeros.LARGE_PAGE
+
+
+def _limited_mmap(most: int, descriptor: int, size: int, **options: Any) -> mmap.mmap:
+    if size > most:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return real_mmap(descriptor, size, **options)
+
+
 class _Rank:
     """The process's side: each public method is a request."""
 
@@ -98,6 +113,17 @@ class _Rank:
         model = load(folder, collective=self.collective, dtype=dtype, quant=quant, dequantize=dequantize)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
         return model.weight_bytes
+
+    def slab_bytes(self, length: int) -> int:
+        """Bytes of a slab on this rank."""
+        assert self.engine is not None
+        assert isinstance(self.engine.store, SlabStore)
+        return length * self.engine.store.layout.bytes_per_token
+
+    def limit_mappings(self, most: int | None) -> None:
+        """The kernel refuses to map more than `most` bytes at once for KV memory, as beyond RLIMIT_AS; None ends it."""
+        zeros.mmap.mmap = real_mmap if most is None else functools.partial(_limited_mmap, most)
+        zeros.LARGE_PAGE = LARGE_PAGE if most is None else 1  # the small slabs of a tiny model are mapped too
 
     def know(self, pixels: dict[str, bytes]) -> None:
         """The pixels of images, by digest: rank 0's alone count."""

@@ -91,3 +91,24 @@ def test_a_slab_that_is_outgrown(checkpoint: Checkpoint) -> None:
     for job in jobs:
         assert play(engine, write([Job(job.sid, job.prompt, 512, 12)])).tokens[job.sid] == together[job.sid]
     assert engine.store.used_tokens == 0
+
+
+@pytest.mark.timeout(60)
+def test_address_space_for_one_slab_is_enough(checkpoint: Checkpoint, ranks: RankGroup) -> None:
+    """Where the kernel maps one slab and not the two to four that a pool begins with, a pool has fewer: the tokens are
+    the undisturbed ones. The control has no such pools, and its step fails."""
+    ranks.form(2)
+    ranks.ask("load", checkpoint("llama"), "float64")
+    jobs = [Job(sid, [(sid * 7 + place) % 128 for place in range(1100)], 400, 4, start=sid) for sid in (1, 2)]
+    before = ranks.ask("play", write(jobs))
+    slab = ranks.ask("slab_bytes", 2048)[0]
+    try:
+        ranks.ask("limit_mappings", slab)
+        after = ranks.ask("play", write(jobs))
+        ranks.ask("limit_mappings", slab - 1)
+        with pytest.raises(AssertionError, match="Cannot allocate memory"):
+            ranks.ask("play", write(jobs))
+    finally:
+        ranks.ask("limit_mappings", None)
+    assert [outcome.tokens for outcome in after] == [outcome.tokens for outcome in before]
+    assert [outcome.checksums for outcome in after] == [outcome.checksums for outcome in before]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import random
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from worker.kernels.variant import Variant
 from worker.kv.base import CacheLayout, Extent, LayerCache
+from worker.kv.pool import Pool
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -154,6 +157,29 @@ def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.Mo
     for sid in range(40):
         keys, values = (torch.stack([key[:, sid], factor * key[:, sid]], dim=1) for factor in (2, 1))
         torch.testing.assert_close(out[sid], textbook(query[:, sid], keys, values, Variant(0.3)))
+
+
+def test_a_pool_that_can_not_be_mapped_has_fewer_slots(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four slots, two, one; a slab never spans more than the store holds. One that can't be mapped raises."""
+    sizes: list[int] = []
+    most = 4096 * layout.bytes_per_token
+
+    def limited(self: Pool, shape: tuple[int, ...]) -> Tensor:
+        sizes.append(shape[2] * self.capacity)
+        if math.prod(shape) * layout.dtype.itemsize > most:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return torch.zeros(shape, dtype=layout.dtype)
+
+    monkeypatch.setattr(Pool, "_zeros", limited)
+    store = SlabStore(layout, 5000)
+    store.begin([Extent(1, 0, 3000)])
+    assert sizes == [2 * 4096, 4096]
+    assert store.reserved_bytes == most
+    with pytest.raises(OSError, match="Cannot allocate"):
+        store.begin([Extent(2, 0, 4097)])
+    assert sizes[2:] == [5120]
+    store.begin([Extent(3, 0, 3000)])
+    assert store.reserved_bytes == 2 * most
 
 
 @pytest.mark.parametrize("call_bytes", [0, 2**30])

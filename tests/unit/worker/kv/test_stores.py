@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 
+from control.errors import SettingsError
 from worker.attention import gathered
-from worker.kv import stores
+from worker.kv import pool, stores
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
 
@@ -21,6 +24,35 @@ def test_a_cpu_keeps_slabs() -> None:
     assert isinstance(asked, SlabStore) and (asked.capacity_tokens, asked.block_tokens) == (500, 1)
     one, four = (stores.store_for(layout(torch.float32), None, 100, ranks=ranks) for ranks in (1, 4))
     assert one.capacity_tokens > 3 * four.capacity_tokens > 0
+
+
+def refuse_mappings(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let the kernel map at most `most` bytes at a time."""
+
+    def limited(count: int, kind: torch.dtype, large: bool = True) -> torch.Tensor:
+        if count * kind.itemsize > most:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return torch.empty(count, dtype=kind, device="meta")
+
+    monkeypatch.setattr(pool, "zeros", limited)
+
+
+def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest sequence's slab is mapped once; what the operator asked for is refused with the number that works,
+    and a default is lowered to it. A context that is shorter than the capacity needs less."""
+    each = layout(torch.float32).bytes_per_token
+    refuse_mappings(monkeypatch, 5000 * each)
+    with pytest.raises(SettingsError, match=r"--kv-tokens 16384: .*Use --kv-tokens 4096 or fewer"):
+        stores.store_for(layout(torch.float32), 16_384, 100_000, ranks=1)
+    assert stores.store_for(layout(torch.float32), 4096, 100_000, ranks=1).capacity_tokens == 4096
+    assert stores.store_for(layout(torch.float32), 5000 // 256 * 256, 100_000, ranks=1).capacity_tokens == 4864
+    assert stores.store_for(layout(torch.float32), 16_384, 4000, ranks=1).capacity_tokens == 16_384
+    default = stores.store_for(layout(torch.float32), None, 100_000, ranks=1)
+    assert 2048 < default.capacity_tokens <= 5000
+    refuse_mappings(monkeypatch, 10)
+    for tokens in (300, None):
+        with pytest.raises(SettingsError, match=r"no KV memory can be mapped.*ulimit -v"):
+            stores.store_for(layout(torch.float32), tokens, 100_000, ranks=1)
 
 
 def test_a_gpu_gives_what_is_free_less_a_workspace() -> None:
