@@ -36,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that every process of the farm reads from its environment."""
 
     redis_url: str
+    """A URL, or the absolute path of the file that holds it: `connect` takes either."""
     redis_wait_s: float = 30.0
     """Limit of the wait for Redis at the start, during which a message is shown."""
     log_format: LogFormat = "auto"
@@ -95,9 +96,13 @@ _URL_FILE = "url"
 
 
 def redis_url_from_environment() -> str | None:
-    """By FURROW_REDIS_URL, else REDIS_URL, else None; an empty variable counts as unset. Raises as `redis_url`."""
+    """FURROW_REDIS_URL, else REDIS_URL, as `redis_reference`; None where both are empty or unset. Raises as
+    `redis_url`."""
     named = os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
-    return redis_url(named) if named else None
+    if not named:
+        return None
+    redis_url(named)
+    return redis_reference(named)
 
 
 def redis_url(named: str) -> str:
@@ -122,8 +127,11 @@ def redis_url(named: str) -> str:
 
 
 def redis_reference(named: str) -> str:
-    """`named` as other processes may be told it, whatever their working folder: a URL, or an absolute path."""
-    return named if "://" in named else str(Path(named).expanduser().resolve())
+    """`named` as other processes may be told it, whatever their working folder: a URL, or an absolute path.
+
+    Links stay in the path: a mounted secret, as in Kubernetes, is a link to another folder after each change.
+    """
+    return named if "://" in named else str(Path(named).expanduser().absolute())
 
 
 def redis_wait_s() -> float:

@@ -19,6 +19,9 @@ from worker.agent.devices import accelerators
 # where tests run side by side.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Whatever the system has on its PATH, the farms of tests have the server that comes with them.
+os.environ["FURROW_REDIS_SERVER"] = str(NEW)
+
 # Agents of tests run side by side; those that are about metrics name a port.
 os.environ.setdefault("FURROW_METRICS", "off")
 

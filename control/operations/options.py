@@ -15,7 +15,6 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.redis.readiness import wait_until_ready
 from control.settings import NAMING, redis_url_from_environment, redis_wait_s
-from control.settings import redis_url as named_url
 
 
 def redis_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +38,9 @@ def _without_password(context: click.Context, parameter: click.Parameter, named:
 
 def connect_to_farm(redis_url: str | None) -> SyncRedis:
     """Connect to the farm's Redis; waits for it and prints so. Raises SettingsError if none is named."""
-    url = named_url(redis_url) if redis_url else redis_url_from_environment()
-    if url is None:
+    named = redis_url or redis_url_from_environment()
+    if named is None:
         raise SettingsError(f"no Redis is named: give {NAMING}, or set REDIS_URL")
-    client = connect(url)
+    client = connect(named)
     wait_until_ready(client, redis_wait_s(), lambda line: click.echo(line, err=True))
     return client

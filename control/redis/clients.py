@@ -9,23 +9,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import redis
 import redis.asyncio
+import structlog
 from redis import exceptions as redis_errors
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from control.errors import RedisUnavailable
+from control.errors import RedisUnavailable, SettingsError
 from control.redis.address import address
 from control.redis.routing.cluster import AsyncCluster, Cluster
-from control.redis.urls import RedisUrl, parse_redis_url
+from control.redis.urls import RedisUrl, credentials_in, parse_redis_url, without_credentials
+from control.settings import redis_url
 
 if TYPE_CHECKING:
     SyncRedis: TypeAlias = redis.Redis
     AsyncRedis: TypeAlias = redis.asyncio.Redis
 else:
     SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
+
+log = structlog.stdlib.get_logger(__name__)
 
 COMMAND_TIMEOUT_S = 0.8
 """Half the life of a rank's heartbeat, so that a connection that leads nowhere is left before that lapses."""
@@ -37,20 +42,50 @@ BLOCKING_TIMEOUT_S = LONGEST_BLOCK_MS / 1000 + 0.7
 """Found before the shortest deadline of a step has passed."""
 
 
-def connect(url: str) -> SyncRedis:
-    """A client for threads: short time-outs, no retries of its own. Connects at its first command."""
-    return _connect(url, COMMAND_TIMEOUT_S)
+class FileCredentials(CredentialProvider):
+    """User name and password of the URL in a file, read again for each connection: a password is rotated by writing
+    the file, without a restart. The rest of the URL is read once.
+
+    While the file can't be read, the credentials that it held last are used.
+    """
+
+    def __init__(self, named: str) -> None:
+        """`named`: the path of the file or of a private server's data folder."""
+        self._named = named
+        self._credentials = credentials_in(redis_url(named))
+
+    def get_credentials(self) -> tuple[str, str]:
+        try:
+            credentials = credentials_in(redis_url(self._named))
+        except SettingsError as error:
+            log.warning("the file with the Redis URL can't be read", action="redis_url_file", error=str(error))
+            return self._credentials
+        if credentials != self._credentials:
+            self._credentials = credentials
+            log.info("other credentials for Redis were read", action="redis_credentials", file=self._named)
+        return credentials
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
 
 
-def connect_blocking(url: str) -> SyncRedis:
+def connect(named: str) -> SyncRedis:
+    """A client for threads: short time-outs, no retries of its own. Connects at its first command.
+
+    `named` is a URL, or the path of a file with one (`FileCredentials`). Raises SettingsError where it can't be read.
+    """
+    return _connect(named, COMMAND_TIMEOUT_S)
+
+
+def connect_blocking(named: str) -> SyncRedis:
     """A client for blocking reads of up to LONGEST_BLOCK_MS; keep it for these alone."""
-    return _connect(url, BLOCKING_TIMEOUT_S)
+    return _connect(named, BLOCKING_TIMEOUT_S)
 
 
-def _connect(url: str, timeout_s: float) -> SyncRedis:
-    where, options = parse_redis_url(url), _options(Retry(NoBackoff(), 0), timeout_s)
+def _connect(named: str, timeout_s: float) -> SyncRedis:
+    where, options = _place(named, Retry(NoBackoff(), 0), timeout_s)
     if where.kind == "server":
-        return redis.Redis.from_url(url, **options)
+        return redis.Redis.from_url(where.text, **options)
     options |= {**dict(where.options), "ssl": where.secure}
     if where.kind == "cluster":
         return Cluster(where.nodes, **options)
@@ -58,16 +93,35 @@ def _connect(url: str, timeout_s: float) -> SyncRedis:
     return sentinels.master_for(where.name)
 
 
-def connect_async(url: str) -> AsyncRedis:
+def credentials_of(client: SyncRedis) -> tuple[str, str]:
+    """User name and password that its next connection will use; the password may be empty."""
+    kwargs: dict[str, Any] = client.connection_pool.connection_kwargs
+    provider = kwargs.get("credential_provider")
+    if isinstance(provider, FileCredentials):
+        return provider.get_credentials()
+    return str(kwargs.get("username") or "default"), str(kwargs.get("password") or "")
+
+
+def connect_async(named: str) -> AsyncRedis:
     """A client for asyncio, as `connect`."""
-    where, options = parse_redis_url(url), _options(AsyncRetry(NoBackoff(), 0), COMMAND_TIMEOUT_S)
+    where, options = _place(named, AsyncRetry(NoBackoff(), 0), COMMAND_TIMEOUT_S)
     if where.kind == "server":
-        return redis.asyncio.Redis.from_url(url, **options)
+        return redis.asyncio.Redis.from_url(where.text, **options)
     options |= {**dict(where.options), "ssl": where.secure}
     if where.kind == "cluster":
         return AsyncCluster(where.nodes, **options)
     sentinels = AsyncSentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
     return sentinels.master_for(where.name)
+
+
+def _place(named: str, retry: Any, timeout_s: float) -> tuple[RedisUrl, dict[str, Any]]:
+    """Where to connect, and the options of the client. Raises SettingsError."""
+    url = redis_url(named)
+    options = _options(retry, timeout_s)
+    if named == url:
+        return parse_redis_url(url), options
+    parse_redis_url(url)  # an error shows the URL as it was written
+    return parse_redis_url(without_credentials(url)), {**options, "credential_provider": FileCredentials(named)}
 
 
 def _options(retry: Any, timeout_s: float) -> dict[str, Any]:
@@ -94,7 +148,9 @@ def unavailable(client: SyncRedis | AsyncRedis, error: Exception) -> RedisUnavai
     if isinstance(error, redis_errors.AuthenticationError):
         return RedisUnavailable(
             f"Redis at {where} refused the password ({error}). "
-            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0, for an ACL user redis://USER:PASSWORD@HOST:PORT/0"
+            "Put the right one into the URL: redis://:PASSWORD@HOST:PORT/0, for an ACL user "
+            "redis://USER:PASSWORD@HOST:PORT/0. Where REDIS_URL or --redis names a file, processes read it again; "
+            "else restart them"
         )
     if isinstance(error, redis_errors.BusyLoadingError):
         return RedisUnavailable(f"Redis at {where} loads its data, and answers when it is done ({error}).")

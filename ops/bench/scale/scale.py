@@ -21,10 +21,11 @@ from ops.bench.scale.apis import ApiProcesses
 from ops.bench.scale.changes import Changes
 from ops.bench.scale.clock import ServerClock, control_loop
 from ops.bench.scale.crowd import Size, fill
-from ops.bench.scale.rounds import Round, told
+from ops.bench.scale.rounds import Round, sent_by, told
 from ops.bench.scale.takeover import succeed
 from ops.bench.scale.timing import head, row, timed
 from ops.local.embedded import EmbeddedServer
+from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
 
 SCRIPT_MS = 5.0
@@ -59,11 +60,12 @@ def scale(
     size = Size(entries, running, queued, tenants, models, agents, api_processes)
     with (
         tempfile.TemporaryDirectory() as folder,
-        EmbeddedServer(Path(folder) / "redis") as url,
+        EmbeddedServer(Path(folder) / "redis", packaged_server()) as url,
         closing(connect(url)) as client,
         closing(connect_blocking(url)) as blocking,
         closing(connect(url)) as heartbeat,
     ):
+        sent_by(client)  # a server that does not tell is refused before it is filled
         lease = fill(client, size)
         figures = [
             *_scripts(client, lease, size, calls),

@@ -19,7 +19,6 @@ from control.placement.host_facts import facts_of_all
 from control.redis.clients import SyncRedis
 from control.redis.round_trip import RoundTrip
 from control.settings import NAMING, redis_url_from_environment
-from control.settings import redis_url as named_url
 from ops.cli.doctor.api_server import check_api
 from ops.cli.doctor.models import check_models
 from ops.cli.doctor.redis_checks import check_redis
@@ -50,7 +49,7 @@ def examine(redis_url: str | None, url: str | None) -> list[Finding]:
     """All findings. Where Redis can't be used, hosts and models are left out."""
     found: list[Finding] = []
     try:
-        named = named_url(redis_url) if redis_url else redis_url_from_environment()
+        named = redis_url or redis_url_from_environment()
         if named is not None:
             found += _check_farm(named)
         elif url is None:

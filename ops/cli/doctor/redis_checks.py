@@ -14,7 +14,7 @@ from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import Info, check_info, check_mode, check_round_trip
 from control.redis.address import address, endpoint
-from control.redis.clients import SyncRedis
+from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import connect
 from control.redis.round_trip import RoundTrip, measure
 from control.redis.routing.cluster import ABSENT, Cluster
@@ -31,9 +31,9 @@ class RedisOutcome:
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
-def check_redis(url: str) -> RedisOutcome:
-    """Raises SettingsError for a URL that can't be read."""
-    client = connect(url)
+def check_redis(named: str) -> RedisOutcome:
+    """`named` is a URL, or a file that holds it. Raises SettingsError for one that can't be read."""
+    client = connect(named)
     where = address(client)
     outcome, checks = RedisOutcome(client), Checks("redis", where)
     if where.startswith("rediss"):
@@ -50,7 +50,7 @@ def check_redis(url: str) -> RedisOutcome:
         check_rights(client, checks)
         outcome.trip = trip
     except redis_errors.NoPermissionError as error:
-        user = client.connection_pool.connection_kwargs.get("username") or "default"
+        user, _ = credentials_of(client)
         remedy = f"Run `redis-cli ACL SETUSER {user} +ping +info +time +eval +evalsha '~furrow:*' '&furrow:*'`."
         checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)
     except (FurrowError, *ABSENT) as error:
@@ -71,8 +71,8 @@ def _check_connection(client: SyncRedis, checks: Checks) -> None:
     for server in client.primaries() if isinstance(client, Cluster) else [client]:
         server.ping()
     place = endpoint(client)
-    kwargs = client.connection_pool.connection_kwargs
-    if place is not None and not kwargs.get("password") and not is_loopback(place[0]):
+    _, password = credentials_of(client)
+    if place is not None and not password and not is_loopback(place[0]):
         remedy = "Set `requirepass` or an ACL user on the server, and put the password into the URL (redis.md)."
         checks.warning("password", "the server asks for no password: prompts and answers pass through it", remedy)
 

@@ -12,7 +12,7 @@ from redis import exceptions as redis_errors
 from control.errors import RedisUnavailable
 from control.keys import PREFIX
 from control.operations.checks.findings import Checks
-from control.redis.clients import SyncRedis
+from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import read, run
 
 PROBES: dict[str, tuple[str, ...]] = {
@@ -160,5 +160,4 @@ def _user(client: SyncRedis) -> str:
     """The name of the connection's user."""
     with suppress(redis_errors.ResponseError, RedisUnavailable):
         return str(run(client, read("ACL", "WHOAMI", parse=str)))
-    kwargs: dict[str, Any] = client.connection_pool.connection_kwargs
-    return str(kwargs.get("username") or "default")
+    return credentials_of(client)[0]

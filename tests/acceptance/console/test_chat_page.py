@@ -160,7 +160,8 @@ def test_stop_cancels_the_request(visit: Visit, leader: ScriptedLeader, scripted
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.get_by_text("Stopped.").wait_for()
-    leader.resume()
+    # The leader stays paused until the cancel is there: else it could finish the answer before the API process has
+    # seen that the browser left.
     key = f"furrow:{{tiny}}:req:{leader.claimed[0].rid}"
     until(lambda: scripted.client.hget(key, "state") == "cancelled", 20)
     assert said(page).startswith("you said")
