@@ -1,8 +1,9 @@
-"""The process that decodes images: `python -m api.images.decoder MEMORY_BYTES`.
+"""The process that decodes images: `python -m api.images.decoder MEMORY_BYTES SECONDS`.
 
 It reads jobs from standard input and answers each on standard output; both are a length (4 bytes, big-endian), JSON of
 that length, and then the bytes that the JSON announces. It ends with its input. Its address space is bounded, so a bomb
-is a MemoryError here. What Pillow raises is an answer, too.
+is a MemoryError here. What Pillow raises is an answer, too. An image that takes more than SECONDS of processor time
+kills the process by SIGPROF.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import json
 import math
 import resource
+import signal
 import struct
 import sys
 import warnings
@@ -19,6 +21,7 @@ from typing import IO, Any
 
 from PIL import Image, ImageOps, PngImagePlugin
 
+from api.images.containers import MOST_METADATA, Refused, essential
 from api.images.limits import FORMATS, MOST_PIXELS, needs_more
 
 _CHANNELS = 3
@@ -26,15 +29,11 @@ _STRETCHED = 200
 """The most that one side may be of the other, as in transformers."""
 
 
-class Refused(Exception):
-    """An image that is not taken; the text says why, and follows the image's name in a sentence."""
-
-
 class TooLarge(Refused):
     """An image that is too large beside the others of its request."""
 
 
-def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
+def main(memory_bytes: int, seconds: float, jobs: IO[bytes], answers: IO[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
@@ -44,6 +43,7 @@ def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
     while len(head := jobs.read(4)) == 4:
         job = json.loads(jobs.read(*struct.unpack(">I", head)))
         data = jobs.read(job["bytes"])
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             pixels, told = decoded(data, job)
         except Refused as why:
@@ -52,6 +52,7 @@ def main(memory_bytes: int, jobs: IO[bytes], answers: IO[bytes]) -> None:
             pixels, told = b"", {"error": "needs more memory than the decoder has; send a smaller one"}
         except Exception as error:  # a decoder of Pillow met something damaged
             pixels, told = b"", {"error": f"is damaged: {str(error)[:200] or type(error).__name__}"}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         del data
         head = json.dumps(told | {"bytes": len(pixels)}).encode()
         answers.write(struct.pack(">I", len(head)) + head)
@@ -64,13 +65,16 @@ def decoded(data: bytes, job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16 bits are
     scaled. Raises Refused, and what Pillow raises."""
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(essential(data)), formats=FORMATS)
     except Image.UnidentifiedImageError:
         raise Refused(f"is none that can be read; send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise Refused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
     _target(height, width, job)  # refuses before anything is decoded
+    for name in ("exif", "xmp"):
+        if (size := len(image.info.get(name, b""))) > MOST_METADATA:
+            raise Refused(f"has {size} bytes of metadata ({name}); at most {MOST_METADATA} are read")
     image.load()
     image = _rgb(ImageOps.exif_transpose(image))
     height, width = _target(image.height, image.width, job)
@@ -118,4 +122,4 @@ def _multiples(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer)
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.stdin.buffer, sys.stdout.buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import struct
 import sys
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from api.images.turns import TenantTurns
+from api.asgi.turns import Turns
 from control.errors import FurrowError
 from control.messages import ImageInput
 
@@ -21,8 +22,10 @@ log = structlog.stdlib.get_logger(__name__)
 
 MEMORY_BYTES = 1024 * 1024 * 1024
 """Address space of the decoder: an image of the most pixels with transparency, a copy of it, and Python."""
+PROCESSOR_S = 5.0
+"""For one image: what the decoder computes for it."""
 DEADLINE_S = 10.0
-"""For one image."""
+"""For one image, by the clock: the decoder may have to share its processor."""
 
 _ROOT = Path(__file__).parents[2]
 
@@ -47,12 +50,17 @@ class Decoded:
 
 
 class Decoder:
-    """One process, which decodes one image at a time, of each tenant in turn."""
+    """One process, which decodes one image at a time, of the tenant that has used it least. The time of an image that
+    is given up counts too."""
 
-    def __init__(self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S) -> None:
-        self._memory_bytes, self._deadline_s = memory_bytes, deadline_s
+    def __init__(
+        self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S, processor_s: float = PROCESSOR_S
+    ) -> None:
+        self._memory_bytes = memory_bytes
+        self._deadline_s = deadline_s
+        self._processor_s = processor_s
         self._process: asyncio.subprocess.Process | None = None
-        self._turns = TenantTurns()
+        self._turns = Turns()
 
     @property
     def pid(self) -> int | None:
@@ -79,6 +87,10 @@ class Decoder:
             except TimeoutError:
                 raise NotDecoded(f"took more than {self._deadline_s:g} s to decode; send a simpler one") from None
             except (asyncio.IncompleteReadError, OSError) as error:
+                if await self._kill() == -signal.SIGPROF:
+                    raise NotDecoded(
+                        f"took more than {self._processor_s:g} s of processor time to decode; send a simpler one"
+                    ) from None
                 log.warning("the image decoder ended", error=repr(error), action="decode_image")
                 raise NotDecoded("ended the process that decodes images; send another one") from error
             finally:
@@ -94,7 +106,7 @@ class Decoder:
     async def _exchange(self, head: bytes, data: bytes) -> tuple[dict[str, Any], bytes]:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "api.images.decoder", str(self._memory_bytes)),
+                *(sys.executable, "-m", "api.images.decoder", str(self._memory_bytes), str(self._processor_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 cwd=_ROOT,
@@ -109,10 +121,11 @@ class Decoder:
         told = json.loads(await back.readexactly(length))
         return told, await back.readexactly(told["bytes"])
 
-    async def _kill(self) -> None:
+    async def _kill(self) -> int | None:
+        """End the process. Returns its status, negative for the signal that ended it; None where there is none."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
         with suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        return await process.wait()

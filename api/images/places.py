@@ -83,10 +83,9 @@ class FetchPlaces:
 
     def _give_back(self, pair: tuple[str, str]) -> None:
         tenant, host = pair
-        for counter, name in ((self._tenants, tenant), (self._hosts, host), (self._pairs, pair)):
-            counter[name] -= 1
-            if not counter[name]:
-                del counter[name]
+        self._tenants -= Counter({tenant: 1})  # without what has come to 0
+        self._hosts -= Counter({host: 1})
+        self._pairs -= Counter({pair: 1})
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:

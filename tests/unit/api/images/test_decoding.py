@@ -10,6 +10,7 @@ import random
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
-from api.images.decoder import Refused, decoded
+from api.images.containers import Refused
+from api.images.decoder import decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.limits import MOST_BYTES, MOST_IMAGES
 from api.images.loading import ImageLoader, Known, LoadedImage, placed, with_marks
@@ -131,6 +133,38 @@ async def test_a_late_image_is_given_up() -> None:
     with pytest.raises(NotDecoded, match="more than 0 s"):
         await decoder.decode(stored("PNG"), WANTED, ROOM)
     assert decoder.pid is None
+
+
+async def test_an_image_that_takes_too_much_processor_time_is_given_up() -> None:
+    """It ends the process that decodes it, and another process decodes the next one."""
+    decoder = Decoder(processor_s=0.1)
+    try:
+        with pytest.raises(NotDecoded, match=r"more than 0\.1 s of processor time"):
+            await decoder.decode(png(6_500, 6_000, bytes((6_500 * 3 + 1) * 6_000)), WANTED, ROOM)
+        assert (await decoder.decode(stored("PNG"), WANTED, ROOM)).height
+    finally:
+        await decoder.stop()
+
+
+async def test_turns_at_the_decoder_go_by_time(decoder: Decoder) -> None:
+    """A tenant with dear images, all of which are refused in the end, delays ten cheap ones of another tenant by two at
+    most. In turns one by one each of the ten would wait for one."""
+    done = list[str]()
+    dear = png(3_000, 3_000, bytes((3_000 * 3 + 1) * 3_000))[:-20]
+    await decoder.decode(stored("PNG"), WANTED, ROOM)
+
+    async def decode(tenant: str, data: bytes) -> None:
+        with suppress(NotDecoded):
+            await decoder.decode(data, WANTED, ROOM, tenant)
+        done.append(tenant)
+
+    many = [asyncio.create_task(decode("dear", dear)) for _ in range(6)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*(decode("cheap", stored("PNG")) for _ in range(10)))
+    assert done.count("dear") <= 2
+    for task in many:
+        task.cancel()
+    await asyncio.gather(*many, return_exceptions=True)
 
 
 async def test_tenants_take_turns_at_the_decoder(decoder: Decoder) -> None:
