@@ -94,7 +94,7 @@ def caller_of(request: Http) -> Caller:
     return Caller(
         request_log=request_log,
         identity=identity,
-        images=Known(identity.tenant),
+        images=Known(identity.owner),
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
