@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-VERSION = version("furrow")
-"""The version of Furrow that this process runs."""
+
+def _version(root: Path) -> str:
+    """`root`: the folder that holds `control/`."""
+    installed = version("furrow")
+    if (root / "setup.py").exists():  # a checkout, whose files change without an installation
+        return f"{installed.partition('+')[0]}.dev0+source"
+    return installed
+
+
+VERSION = _version(Path(__file__).parent.parent)
+"""The build of Furrow that this process runs. Two builds have different versions (setup.py); all checkouts have one."""
+
+PROGRAM_VARIABLE = "FURROW_PROGRAM"
+"""Environment variable of the processes that `furrow` starts: the words of `program` as JSON."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -66,8 +81,48 @@ def give_back_memory() -> None:
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command of a child process. It imports nothing from the working folder, whose files are the user's."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    """The command of a child process of the same build. It imports nothing from the working folder, whose files are the
+    user's."""
+    return [_INTERPRETER, "-P", "-m", module, *arguments]
+
+
+_INTERPRETER = str(Path(sys.executable).parent.resolve() / Path(sys.executable).name)
+"""By its folder's own name: a link to the folder may lead to another build tomorrow. The interpreter of a virtual
+environment is a link itself, which must stay."""
+
+
+def program(words: Sequence[str] = sys.orig_argv, argv: Sequence[str] = sys.argv) -> list[str]:
+    """The command that started this process, without its arguments, as a later process can run it: a console script by
+    its own path, whose first line names the interpreter anew; else the interpreter with its options. Links stay as
+    they were typed, so that it starts whatever they lead to then.
+
+    `words` and `argv` are those of `sys`.
+    """
+    command = list(words[: len(words) - len(argv) + 1])
+    if command[-1] == argv[0] and os.access(argv[0], os.X_OK):
+        return [_absolute(argv[0])]
+    return [_absolute(shutil.which(command[0]) or sys.executable), *command[1:]]
+
+
+def _absolute(path: str) -> str:
+    """An absolute path, with the links of the shell's working folder in it."""
+    folder = Path(os.environ.get("PWD", ""))
+    named = folder.is_absolute() and folder.is_dir() and folder.samefile(".")
+    return str((folder if named else Path.cwd()) / path)
+
+
+def remember_program() -> None:
+    """Tell the processes that this one starts, or becomes, by which command they can be started anew."""
+    os.environ[PROGRAM_VARIABLE] = json.dumps(program())
+
+
+def remembered_program() -> list[str]:
+    """As `remember_program` told it; empty where no `furrow` command started this process."""
+    try:
+        words = json.loads(os.environ.get(PROGRAM_VARIABLE) or "[]")
+    except ValueError:
+        return []
+    return [str(word) for word in words] if isinstance(words, list) else []
 
 
 def child_environment(**extra: str) -> dict[str, str]:

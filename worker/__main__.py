@@ -71,7 +71,7 @@ def run_agent() -> None:
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the supervisor decides the order
     metrics.start(agent, connect(settings.redis_url))
-    FactsPublisher(connect(settings.redis_url), host.id).start()
+    FactsPublisher(connect(settings.redis_url), host.id, supervisor.rank_versions).start()
     agent.run()
     if agent.stopping:
         forget_folder(counters)

@@ -50,6 +50,10 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels that are switched off, each with the reason."""
     files: dict[str, FilesHere]
     """By model, for all models of the farm; one whose files are still to be downloaded is absent."""
+    program: str = ""
+    """The command that SIGUSR2 to `furrow worker` runs, without its arguments; empty where no command started it."""
+    old_ranks: dict[str, str] = {}
+    """Ranks of other builds than the agent's, as `model:replica rank N` → the version."""
     address: str = ""
     """The address that ranks on other hosts are told, while this host has a part of a replica."""
     port: int = 0

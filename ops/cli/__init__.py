@@ -10,6 +10,7 @@ from contextlib import suppress
 import click
 
 from control.errors import FurrowError
+from control.process import VERSION, remember_program
 from ops.common.groups import LazyGroup
 
 VERBS = {
@@ -38,7 +39,7 @@ VERBS = {
 
 
 @click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="furrow")
+@click.version_option(VERSION)
 def cli() -> None:
     """Furrow serves large language models on a farm of workers, with Redis as control plane."""
 
@@ -58,6 +59,8 @@ def open_streams() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: a FurrowError becomes one clear line and exit status 1."""
     open_streams()
+    if arguments is None:
+        remember_program()
     try:
         cli.main(args=list(arguments) if arguments is not None else None, prog_name="furrow", standalone_mode=True)
     except FurrowError as error:

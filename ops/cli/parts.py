@@ -19,7 +19,8 @@ PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": 
 def become(module: str, *arguments: str, **environment: str) -> NoReturn:
     """Replace this process by `python -m module`, which then gets the signals and sets the exit status."""
     sys.stdout.flush()
-    os.execve(sys.executable, python_command(module, *arguments), {**os.environ, **environment})
+    command = python_command(module, *arguments)
+    os.execve(command[0], command, {**os.environ, **environment})
 
 
 @click.command(short_help="Run this host's agent.")
@@ -31,11 +32,15 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
     metavar="HOST:PORT|off",
     help="Address of /metrics and /health of this host's ranks [default: 127.0.0.1:9464, or a free port].",
 )
-def worker(redis_url: str | None, host_id: str | None, address: str | None, metrics: str | None) -> None:
+@click.option("--agent", is_flag=True, hidden=True, help="Become the agent: for the supervisor, which calls it.")
+def worker(redis_url: str | None, host_id: str | None, address: str | None, metrics: str | None, agent: bool) -> None:
     """Run this host's agent, which starts and watches the ranks that the farm assigns to the host.
 
-    SIGTERM ends the ranks in order. SIGUSR2 replaces the agent while the ranks continue.
+    SIGTERM ends the ranks in order. SIGUSR2 replaces the agent, by what the command leads to then, while the ranks
+    continue.
     """
+    if agent:
+        become("worker", "agent")
     redis = redis_reference(redis_url) if redis_url else None
     given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address, "FURROW_METRICS": metrics}
     become("worker.supervision", **{name: value for name, value in given.items() if value})

@@ -15,7 +15,7 @@ WORKDIR /build
 COPY constraints.txt ./
 RUN pip install "$(grep '^torch==' constraints.txt)" "$(grep '^numpy==' constraints.txt)"
 
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md ./
 COPY control control
 COPY api api
 COPY worker worker

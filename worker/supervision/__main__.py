@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from control.process import die_with_parent, name_process, python_command
+from control.process import die_with_parent, name_process, python_command, remembered_program
 from worker.supervision.limits import limits_from_environment
 from worker.supervision.supervisor import HostSupervisor
 
@@ -19,7 +19,9 @@ def main() -> int:
     except ValueError as error:
         print(f"furrow worker: {error}", file=sys.stderr)
         return 1
-    return HostSupervisor(python_command("worker", "agent"), limits).run()
+    own = python_command("worker", "agent")
+    program = remembered_program()
+    return HostSupervisor([*program, "worker", "--agent"] if program else own, limits, fallback=own).run()
 
 
 if __name__ == "__main__":

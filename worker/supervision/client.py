@@ -108,6 +108,11 @@ class SupervisorClient:
         """The exit of this process was acted on: the next agent need not know of it."""
         self.send({"op": "forget", "pid": pid})
 
+    def rank_versions(self) -> dict[str, str]:
+        """The build of each rank that runs, by `model:replica rank N`."""
+        tags = [process.tag for process in list(self._processes.values()) if process.tag.get("kind") == "rank"]
+        return {f"{tag['model']}:{tag['replica']} rank {tag['rank']}": str(tag.get("version")) for tag in tags}
+
     def alive(self) -> None:
         self.send({"op": "alive"})
 

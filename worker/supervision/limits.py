@@ -9,6 +9,8 @@ from worker.health.detectors import AGENT_ABSENT_S
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before the n-th start in a row of an agent that ended soon."""
+FAILURES = 3
+"""Agents in a row that ended soon, after which the supervisor's own build is started."""
 STEADY_S = 5.0
 """An agent that lived for this time is started again without a pause."""
 REPLACE_S = 10.0

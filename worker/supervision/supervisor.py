@@ -24,7 +24,7 @@ from worker.health.exit_codes import describe
 from worker.supervision.children import Children
 from worker.supervision.forks import Forks
 from worker.supervision.host_shutdown import HostShutdown
-from worker.supervision.limits import GAP_S, PAUSES_S, REPLACE_S, STEADY_S, Limits
+from worker.supervision.limits import FAILURES, GAP_S, PAUSES_S, REPLACE_S, STEADY_S, Limits
 from worker.supervision.link import Link
 from worker.supervision.log import log
 from worker.supervision.wire import Ending
@@ -33,10 +33,14 @@ TICK_S = 0.25
 
 
 class HostSupervisor:
-    """Runs `command` as the agent. Use from the main thread: children die with the thread that forked them."""
+    """Runs `command` as the agent, and `fallback` where that can't be run or has failed FAILURES times in a row: a new
+    build that does not start must not end the ranks. Use from the main thread: children die with the thread that
+    forked them."""
 
-    def __init__(self, command: list[str], limits: Limits | None = None) -> None:
-        self._command, self._limits = command, limits or Limits()
+    def __init__(self, command: list[str], limits: Limits | None = None, fallback: list[str] | None = None) -> None:
+        self._command = command
+        self._fallback = fallback if fallback is not None else command
+        self._limits = limits or Limits()
         self._children = Children()
         self._forks = Forks(self._children, self._send)
         self._kept: dict[str, Any] = {}
@@ -175,15 +179,21 @@ class HostSupervisor:
         """Start the agent with one end of a new socket pair as its standard input."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
+        command = self._command if self._failures < FAILURES else self._fallback
+        if command is not self._command:
+            words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}
+            log(
+                "error", "the agent's command fails, and this build's own agent is started", **words, action="agent_own"
+            )
         try:
             with theirs:
-                self._agent = subprocess.Popen(self._command, env=environment, stdin=theirs.fileno())
+                self._agent = subprocess.Popen(command, env=environment, stdin=theirs.fileno())
         except OSError as error:
             ours.close()
             pause = self._pause(time.monotonic())
             log("error", "the agent can't be started", error=str(error), again_in_s=pause, action="agent_start")
             return
-        log("info", "agent started", pid=self._agent.pid, action="agent_start")
+        log("info", "agent started", pid=self._agent.pid, command=" ".join(command), action="agent_start")
         self.attach(ours)
 
     def attach(self, link: socket.socket) -> None:

@@ -35,29 +35,47 @@ def check_hosts(
         farm.error("drained", "every host is drained: no replica can be placed", remedy)
     if not apis:
         farm.warning("api", "no API process is there: clients can't connect", "Run `furrow api` on any host.")
-    check_versions(cards, apis, farm)
+    check_versions(cards, facts, apis, farm)
     clocks = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
     check_clocks(clocks | {HERE: skew_ms}, farm)
     return [*farm.found, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
 
 
-def check_versions(cards: list[HostCard], apis: Mapping[str, str], checks: Checks) -> None:
-    """All processes that beat, and this command."""
-    found = {f"host {card.id}": card.version or "unknown" for card in cards if card.alive}
-    found |= {f"API {name}": version or "unknown" for name, version in apis.items()}
-    found[HERE] = VERSION
-    if len(set(found.values())) == 1:
+def check_versions(
+    cards: list[HostCard], facts: Mapping[str, HostFacts | None], apis: Mapping[str, str], checks: Checks
+) -> None:
+    """The builds of all processes that beat, and of this command."""
+    versions = {f"host {card.id}": card.version or "unknown" for card in cards if card.alive}
+    versions |= {f"API {name}": version or "unknown" for name, version in apis.items()}
+    versions[HERE] = VERSION
+    if len(set(versions.values())) == 1:
         checks.ok("version", f"Furrow {VERSION} everywhere")
         return
     by_version: dict[str, list[str]] = {}
-    for name, version in found.items():
+    for name, version in versions.items():
         by_version.setdefault(version, []).append(name)
-    told = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(by_version.items()))
+    listed = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(by_version.items()))
+    programs = [
+        f"`{one.program}` on {card.id}"
+        for card in cards
+        if card.alive and card.version != VERSION and (one := facts.get(card.id)) and one.program
+    ]
+    starts = f" SIGUSR2 runs {_some(programs)}: see that `--version` of it names the new build." if programs else ""
     remedy = (
         "Install one version everywhere, send SIGUSR2 to `furrow worker` on each host, and restart the API processes "
-        "one by one (docs/deployment.md, Upgrades)."
+        f"one by one (docs/deployment.md, Upgrades).{starts}"
     )
-    checks.warning("version", f"several versions of Furrow run: {told}", remedy)
+    checks.warning("version", f"several builds of Furrow run: {listed}", remedy)
+
+
+def check_ranks(card: HostCard, facts: HostFacts, checks: Checks) -> None:
+    """Ranks keep their build when the agent is replaced."""
+    if facts.old_ranks:
+        models = sorted({name.partition(":")[0] for name in facts.old_ranks})
+        listed = _some([f"{name} ({version})" for name, version in sorted(facts.old_ranks.items())])
+        remedy = f"Run {', '.join(f'`furrow models reload {name}`' for name in models)}; no request fails."
+        message = f"ranks run another build than the agent's {card.version or 'unknown'}: {listed}"
+        checks.warning("ranks", message, remedy)
 
 
 def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
@@ -95,6 +113,7 @@ def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
     check_shared_memory(facts.shared_memory, checks)
     check_compiler(card, facts, checks)
     check_ports(card.id, facts, checks)
+    check_ranks(card, facts, checks)
     return checks.found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from control.cache import files as cache_files
 from control.placement.host_facts import FilesHere, HostFacts, Space
-from control.process import VERSION
+from control.process import VERSION, remembered_program
 from control.redis.round_trip import RoundTrip
 from worker.native import compiled, host
 from worker.repository.source import cache_folder
@@ -24,8 +24,8 @@ SHARED_MEMORY = Path("/dev/shm")
 COMPILER_WITHIN_S = 10.0
 
 
-def collect(trip: RoundTrip, files: dict[str, FilesHere]) -> HostFacts:
-    """The facts of this host; `files` are those of the models here."""
+def collect(trip: RoundTrip, files: dict[str, FilesHere], ranks: Mapping[str, str]) -> HostFacts:
+    """The facts of this host; `files` are those of the models here, `ranks` the version of each rank."""
     return HostFacts(
         at_ms=trip.at_ms,
         version=VERSION,
@@ -38,6 +38,8 @@ def collect(trip: RoundTrip, files: dict[str, FilesHere]) -> HostFacts:
         native=host.unavailable() or "",
         kernels_off=kernels_off(),
         files=files,
+        program=" ".join(remembered_program()),
+        old_ranks={name: version for name, version in ranks.items() if version != VERSION},
     )
 
 

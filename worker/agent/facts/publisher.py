@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -28,9 +29,9 @@ EVERY_S = LIFE_MS / 6000
 class FactsPublisher:
     """Publishes at once, and every EVERY_S, until the process ends."""
 
-    def __init__(self, client: SyncRedis, host_id: str) -> None:
-        """`client`: one of its own."""
-        self._client, self._host_id = client, host_id
+    def __init__(self, client: SyncRedis, host_id: str, ranks: Callable[[], Mapping[str, str]]) -> None:
+        """`client`: one of its own; `ranks`: the version of each rank of this host."""
+        self._client, self._host_id, self._ranks = client, host_id, ranks
         self._files, self._probe = ModelFingerprints(), PortProbe()
 
     def start(self) -> None:
@@ -39,7 +40,7 @@ class FactsPublisher:
     def publish(self) -> None:
         """Gather and publish once. Raises RedisUnavailable."""
         trip = measure(self._client)
-        facts = collect(trip, self._files.of(catalog.list_specs(self._client)))
+        facts = collect(trip, self._files.of(catalog.list_specs(self._client)), self._ranks())
         run(self._client, put_facts(self._host_id, self._with_ports(facts)))
 
     def _run(self) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from api.background.farm_events import read_farm
 from control.operations.checks.findings import Finding
 from control.placement import farm
-from control.placement.host_facts import FilesHere, put_facts
+from control.placement.host_facts import FilesHere, facts_of, put_facts
 from control.placement.placement import Host
 from control.process import VERSION
 from control.records import catalog
@@ -138,6 +138,17 @@ def test_a_host_of_another_version(populated: Populated, new_server: Server) -> 
     populated.client.hset(f"furrow:host:{HOST}", "version", "0.0.1")
     found = findings(new_server, "hosts")["version"]
     assert f"0.0.1: host {HOST}" in found.message and VERSION in found.message
+
+
+def test_ranks_of_another_build(populated: Populated, new_server: Server) -> None:
+    """They keep theirs when the agent is replaced; the model to reload is named."""
+    facts = run(populated.client, facts_of(HOST))
+    assert facts is not None
+    assert "ranks" not in findings(new_server, "hosts")
+    old = msgspec.structs.replace(facts, old_ranks={f"{MODEL}:r0 rank 1": "0.0.1"})
+    run(populated.client, put_facts(HOST, old))
+    found = findings(new_server, "hosts")["ranks"]
+    assert f"{MODEL}:r0 rank 1 (0.0.1)" in found.message and f"`furrow models reload {MODEL}`" in found.remedy
 
 
 def test_an_empty_farm(new_server: Server) -> None:

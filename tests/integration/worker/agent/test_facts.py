@@ -28,7 +28,7 @@ SPEC = ModelSpec(name="m", source="/nowhere", tp=2)
 @pytest.fixture
 def publishers(redis: ReplicaRedis) -> Iterator[tuple[FactsPublisher, FactsPublisher]]:
     """The publishers of two hosts, alpha and beta."""
-    pair = FactsPublisher(redis.client, "alpha"), FactsPublisher(redis.client, "beta")
+    pair = FactsPublisher(redis.client, "alpha", dict), FactsPublisher(redis.client, "beta", dict)
     yield pair
     for one in pair:
         one._probe.close()
