@@ -161,6 +161,10 @@ class ReplicaKeys:
         return f"{self.base}lock"
 
     @property
+    def server(self) -> str:  # string run id of the server that gave the lock: acquire, renew -> renew; 60 s
+        return f"{self.base}server"
+
+    @property
     def epoch(self) -> str:  # string: acquire -> ranks; no TTL
         return f"{self.base}epoch"
 

@@ -72,11 +72,12 @@ def acquire(
     )
 
 
-def renew(lease: Lease, world_size: int) -> Call[None]:
-    """Keep the lock and the epoch's streams alive. Raises Lost or Fenced."""
+def renew(lease: Lease, world_size: int) -> Call[bool]:
+    """Keep the lock and the epoch's streams alive. A lock that ran out is taken again if nobody moved the epoch on and
+    the server has run without a break: True then. Raises Lost or Fenced."""
 
-    def parse(reply: list[Any]) -> None:
-        granted(reply)
+    def parse(reply: list[Any]) -> bool:
+        return bool(granted(reply)[0])
 
     keys = lease.keys
     return Call("renew", (keys.lock, keys.epoch), (lease.token, keys.base, world_size), parse)
@@ -95,7 +96,8 @@ def release(lease: Lease) -> Call[bool]:
 
 def release_token(model: str, replica: str, token: str) -> Call[bool]:
     """Release exactly `token`: what an agent does for a leader that it has reaped."""
-    return Call("release", (ReplicaKeys(model, replica).lock,), (token,), bool)
+    keys = ReplicaKeys(model, replica)
+    return Call("release", (keys.lock, keys.server), (token,), bool)
 
 
 def holder(model: str, replica: str) -> Call[str | None]:

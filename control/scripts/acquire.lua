@@ -7,6 +7,7 @@
 --@arguments word prefix positive count base
 --@model load
 --@include clock
+--@include server
 local owner, base, world, floor = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local holder = redis.call('GET', KEYS[1])
 if holder then
@@ -30,5 +31,6 @@ end
 redis.call('UNLINK', KEYS[3], base .. 'claim')
 redis.call('SET', KEYS[2], whole(epoch))
 redis.call('SET', KEYS[1], owner .. ':' .. whole(epoch), 'PX', LOCK_MS)
+redis.call('SET', base .. 'server', server_run(), 'PX', COMMAND_MS)
 redis.call('HINCRBY', ARGV[5] .. 'load', 'epochs', 1)
 return epoch

@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,6 +31,9 @@ LONG: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 160,
 }
+
+
+PROMPT = "Count from 1 to 20. " * 350
 
 
 def whole(farm: Farm, body: dict[str, Any]) -> Received:
@@ -276,6 +280,43 @@ def test_a_stream_goes_on_when_the_password_is_rotated(farm: Farm, expected: Rec
         assert farm.processes() == pids, "a process was started again"
     finally:
         rotate(farm, password)
+
+
+PAUSE_S = 2.5
+"""Longer than a lock lives."""
+
+
+@pytest.mark.parametrize("mechanism", [True, False], ids=["kept", "control"])
+def test_a_prefill_outlives_a_pause_of_redis(farm: Farm, mechanism: bool) -> None:
+    """The lock runs out while a long prompt is computed, and is taken again: the same epoch goes on, and what was
+    computed is not computed again. The control may not take it again: another epoch begins with the whole prompt."""
+    body: dict[str, Any] = LONG | {"max_tokens": 16, "messages": [{"role": "user", "content": PROMPT}]}
+    server = psutil.Process(farm.redis.info()["process_id"])
+    until(lambda: farm.redis.hget("furrow:{demo}:r0:hb:0", "running") == "0")
+    epoch = farm.redis.get("furrow:{demo}:r0:epoch")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(whole, farm, body | {"cache_salt": f"paused {mechanism}"})
+        rid = until(lambda: running(farm))
+        if not mechanism:
+            farm.redis.delete("furrow:{demo}:r0:server")
+        assert farm.redis.hget(f"furrow:{{demo}}:req:{rid}", "t_first") is None, "the prompt was computed already"
+        server.suspend()
+        try:
+            time.sleep(PAUSE_S)
+        finally:
+            resumed_ms = 1000 * time.time()
+            server.resume()
+        received = asked.result()
+    assert int(farm.redis.hget(f"furrow:{{demo}}:req:{rid}", "t_first")) >= resumed_ms, "it was no prefill any more"
+    hands = farm.redis.hget(f"furrow:{{demo}}:req:{rid}", "epochs").split()
+    assert (farm.redis.get("furrow:{demo}:r0:epoch") == epoch, len(hands)) == ((True, 1) if mechanism else (False, 2))
+    assert received.text == whole(farm, body | {"cache_salt": "undisturbed"}).text
+
+
+def running(farm: Farm) -> str | None:
+    """The only request that runs."""
+    members = farm.redis.zrange("furrow:{demo}:r0:running", 0, -1)
+    return members[0].split()[0] if members else None
 
 
 def test_64_streams_complete_with_every_token_in_order(farm: Farm) -> None:

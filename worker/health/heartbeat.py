@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import structlog
@@ -157,12 +158,15 @@ class Heartbeat:
             forward_ms=forward_ms,
             waited_ms=waited_ms,
         )
-        calls: list[Call[None]] = [health.beat(self._model, self._replica, self._rank, beat)]
+        calls: list[Call[Any]] = [health.beat(self._model, self._replica, self._rank, beat)]
         if self._lease is not None and self._over is None and not stuck:
             calls.append(renew(self._lease, self._world_size))
-        for outcome in run_all(self._client, calls):
+        outcomes = run_all(self._client, calls)
+        for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+        if len(outcomes) > 1 and outcomes[1]:
+            log.warning("the lock ran out and was taken again", action="renew")
 
     def _others_moved(self) -> bool:
         """True if another rank has got on since the last look: this one may only wait for it."""

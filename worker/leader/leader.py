@@ -198,7 +198,7 @@ class Leader:
             whole_images=images is not None and images.whole,
         )
         progress.kv = scheduler.kv_tokens
-        exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check)
+        exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check, self._rank_worker.world_size)
         finisher = Finisher(self._decode)
         fingerprint = None if self._backend is None else self._backend.fingerprint
         manager = RequestManager(

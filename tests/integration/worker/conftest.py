@@ -61,8 +61,8 @@ class ReplicaRedis:
         return lease
 
     def lapse(self) -> None:
-        """The lock is gone, as after two seconds without a renewal."""
-        self.client.delete(self.keys.lock)
+        """The lock is gone for good, as after two seconds without a renewal in which the server was started again."""
+        self.client.delete(self.keys.lock, self.keys.server)
 
 
 @pytest.fixture

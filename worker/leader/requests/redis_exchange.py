@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+import structlog
+
 from control import requests
-from control.errors import RedisUnavailable
+from control.errors import Lost, RedisUnavailable
 from control.messages import RequestState
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run, run_every
 from control.redis.outage import outage
 from control.replicas.commands import wait_for_work
-from control.replicas.lease import Lease
+from control.replicas.lease import Lease, renew
 from control.requests import Claims, Emission, EmitResult
 from worker.leader.requests.running import RunningRequest
 from worker.tp_group.background_call import BackgroundCall
+
+log = structlog.get_logger()
 
 LOOP = "leader"
 """Name of this loop in log lines about an outage of Redis."""
@@ -36,12 +40,16 @@ Answer = tuple[EmitResult, Claims | None]
 
 class RedisExchange:
     """One epoch's calls to Redis. While Redis is away every call waits; `check` ends the wait when the epoch is over.
+    A lock that ran out meanwhile is taken again where nobody else had it.
 
     A context manager: at the end of the epoch a round trip under way gets LEAVE_S; the next epoch computes it again.
     """
 
-    def __init__(self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None]) -> None:
+    def __init__(
+        self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None], world_size: int = 1
+    ) -> None:
         self._client, self._blocking, self._lease, self._check = client, blocking, lease, check
+        self._world_size = world_size
         self._background: BackgroundCall[Answer] = BackgroundCall("exchange")
         self._under_way: Callable[[], Answer] | None = None
         self._was_away = False
@@ -126,6 +134,14 @@ class RedisExchange:
         """Run one call, when Redis is there."""
         return self.hold(lambda: run(self._client, call))
 
+    def _take_again(self, lost: Lost) -> None:
+        """Take the lock that ran out again; the side thread may have done it already. Raises Lost or Fenced."""
+        try:
+            if run(self._client, renew(self._lease, self._world_size)):
+                log.warning("the lock ran out and was taken again", reason=str(lost), action="renew")
+        except RedisUnavailable as error:  # the attempt, made again, waits for it
+            outage.waits(LOOP, error)
+
     def hold(self, attempt: Callable[[], T]) -> T:
         """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
         while True:
@@ -133,6 +149,10 @@ class RedisExchange:
                 answer = attempt()
                 outage.goes_on(LOOP)
                 return answer
+            except Lost as lost:  # nothing was done: a script asks for the lock first
+                self._was_away = True
+                self._check()
+                self._take_again(lost)
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
                 self._was_away = True

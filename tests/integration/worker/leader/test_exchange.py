@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from control import requests
+from control.errors import Fenced
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
@@ -71,6 +72,28 @@ def test_an_outage_holds_what_the_last_step_produced(scene: Scene, stopped: psut
         assert scene.exchange.finish() is not None
         assert scene.exchange.was_away() and not scene.exchange.was_away()
         assert scene.logged() == 1
+
+
+def test_a_lock_that_ran_out_is_taken_again(scene: Scene) -> None:
+    """Redis was paused for longer than the lock lives: the step is emitted in the same epoch."""
+    scene.redis.client.delete(scene.lease.keys.lock)
+    with scene.exchange:
+        scene.start(1)
+        assert scene.exchange.finish() is not None
+    assert scene.exchange.was_away() and scene.logged() == 1
+    assert scene.redis.client.get(scene.lease.keys.lock) == scene.lease.token
+
+
+def test_a_lock_that_another_had_is_not_taken_again(scene: Scene) -> None:
+    """Nothing is emitted: the epoch is over."""
+    scene.redis.client.delete(scene.lease.keys.lock)
+    scene.redis.lead(1, owner="other/2", floor=scene.lease.epoch)
+    scene.redis.client.delete(scene.lease.keys.lock)
+    with scene.exchange:
+        scene.start(1)
+        with pytest.raises(Fenced):
+            scene.exchange.finish()
+    assert scene.logged() == 0
 
 
 def test_leaving_the_epoch_lets_it_get_through(scene: Scene) -> None:

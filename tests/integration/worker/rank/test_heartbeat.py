@@ -104,6 +104,16 @@ def test_a_leader_tells_lost_from_fenced(redis: ReplicaRedis) -> None:
         assert isinstance(how_it_ended(heartbeat), Fenced)
 
 
+def test_a_leader_takes_a_lock_that_ran_out_again(redis: ReplicaRedis) -> None:
+    """Where only its life was over, the epoch goes on for all."""
+    lease = redis.lead(WORLD)
+    redis.client.delete(redis.keys.lock)
+    with heartbeat_of(redis, lease) as heartbeat, heartbeat_of(redis, lease, rank=1) as other:
+        until(lambda: redis.client.get(redis.keys.lock) == lease.token, 40.0)
+        heartbeat.check()
+        other.check()
+
+
 def test_others_are_freed_from_an_epoch_whose_lock_is_lost(redis: ReplicaRedis) -> None:
     """A leader that does not leave may wait for ranks whose command was lost with the lock: their epoch ends."""
     lease = redis.lead(WORLD)
