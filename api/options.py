@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from api.images.hosts import Hosts
 from api.schemas.how import CallFormat
+from control.access.record import TENANT
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
 
@@ -36,6 +37,15 @@ def read_hosts(_context: click.Context, _parameter: click.Parameter, given: tupl
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
     return hosts
+
+
+def read_tenants(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Each tenant alone; several may be given with commas between them."""
+    tenants = tuple(tenant for names in given for tenant in names.split(","))
+    for tenant in tenants:
+        if not TENANT.fullmatch(tenant):
+            raise click.BadParameter(f"{tenant!r} is no tenant's name; write all, or TENANT[,TENANT].")
+    return tenants
 
 
 class ApiOption(click.Option):
@@ -153,6 +163,16 @@ _OPTIONS = (
         callback=read_hosts,
         help="Hosts that images are fetched from by http and https: exact names with public addresses, HOST or "
         "HOST:PORT. Repeatable [default: none, images come as data URLs].",
+    ),
+    _option(
+        "--share-prefixes",
+        "share_prefixes",
+        multiple=True,
+        metavar="all|TENANT[,TENANT]",
+        callback=read_tenants,
+        help="Let requests of these tenants, or of all, begin with each other's cached prefixes. Usage and time to the "
+        "first token then show to one what another has sent. Repeatable [default: prefixes are shared within a tenant; "
+        "callers without a key are one].",
     ),
     _option(
         "--strict",

@@ -63,6 +63,8 @@ class ApiSettings:
     """True if operators are shown prompts and answers of all tenants."""
     image_hosts: tuple[str, ...] = ()
     """Hosts that images are fetched from, as `api.images.hosts` reads them; empty: none is fetched."""
+    share_prefixes: tuple[str, ...] = ()
+    """Tenants whose requests begin with each other's cached prefixes, or `all`; others share within the tenant."""
     grace: float = 30.0
     """How long open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0

@@ -6,9 +6,12 @@ import math
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from api.access.headers import ratelimit_headers
 from api.errors.request_ids import member_rid
 from api.generation.caller import Caller
+from api.generation.prefix_scope import scoped_salt
 from api.models.served import ServedModel
 from api.schemas.embeddings import InputFields
 from api.schemas.generation import CommonFields
@@ -49,10 +52,12 @@ class Prepared:
     def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
         """The enqueue of one member of the answer whose first request is `first`."""
         key = self.caller.idempotency_key
+        params = self.members[member]
+        salt = scoped_salt(self.caller.identity.owner, settings.share_prefixes, params.cache_salt)
         return Enqueue(
             rid=member_rid(first, member),
             model=self.served.name,
-            params=self.members[member],
+            params=msgspec.structs.replace(params, cache_salt=salt),
             tenant=self.caller.tenant,
             account=self.caller.identity.account,
             hold=self.caller.rid if self.caller.identity.limited else "",

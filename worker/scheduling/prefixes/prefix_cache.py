@@ -1,7 +1,7 @@
 """The prefix cache: an index over the tokens whose KV the ranks hold, and the ended sequences that are kept.
 
 The index is a hash chain: the hash of a block covers its tokens and the block before it. A hash only finds candidates;
-tokens, and the digests of images, are compared.
+salts, tokens, and the digests of images, are compared.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class PrefixCache:
                 if sid in compared:
                     continue
                 donor = self._sequences[sid]
+                if donor.salt != sequence.salt:
+                    continue
                 alike = max(alike, depth * self._block)
                 compared.add(sid)  # at fewer blocks it has the same beginning in common
                 if not self._certain(donor):

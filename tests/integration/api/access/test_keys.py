@@ -82,6 +82,33 @@ def test_the_official_client_is_told_apart(guarded: ApiProcess, mint: Mint, lead
         assert [model.id for model in client.models.list()] == ["tiny"]
 
 
+def test_prefixes_are_shared_within_a_tenant_and_beyond_it_where_the_operator_says_so(
+    guarded: ApiProcess,
+    mint: Mint,
+    leader: ScriptedLeader,
+    server: Server,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """By the salt that reaches the leader, whatever the client's own says: it tells one scope from another."""
+    secrets = {tenant: mint(tenant=tenant)[1] for tenant in ("a", "b", "c")}
+    secrets["a again"] = mint(tenant="a")[1]
+
+    def salts(api: ApiProcess, **fields: Any) -> dict[str, str]:
+        leader.claimed.clear()
+        for secret in secrets.values():
+            assert ask(api, secret, **fields).status_code == 200
+        return dict(zip(secrets, [claimed.params.cache_salt for claimed in leader.claimed], strict=True))
+
+    alone = salts(guarded)
+    assert alone["a"] == alone["a again"] and len(set(alone.values())) == 3
+    named = salts(guarded, cache_salt=alone["a"])
+    assert len(set(named.values()) | set(alone.values())) == 6
+    with running_api(server.url, tmp_path_factory.mktemp("sharing"), "--keys", "--share-prefixes", "a,b") as sharing:
+        shared = salts(sharing)
+    assert shared["a"] == shared["b"] == shared["a again"]
+    assert shared["c"] == alone["c"] and shared["a"] != alone["a"]
+
+
 def test_a_revoked_key_is_out_within_seconds(
     guarded: ApiProcess, mint: Mint, leader: ScriptedLeader, redis_client: SyncRedis
 ) -> None:

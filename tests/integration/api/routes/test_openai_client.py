@@ -63,7 +63,8 @@ def test_a_cache_salt_reaches_the_leader(client: openai.OpenAI, leader: Scripted
     """A request can name the group with which it may share prefixes."""
     client.chat.completions.create(model="tiny", messages=say("hello"), extra_body={"cache_salt": "team 1"})
     client.chat.completions.create(model="tiny", messages=say("hello"))
-    assert [claimed.params.cache_salt for claimed in leader.claimed] == ["team 1", ""]
+    salts = [claimed.params.cache_salt for claimed in leader.claimed]
+    assert salts == ["tenant ~keyless\nteam 1", "tenant ~keyless\n"]
 
 
 def test_stream_and_body_are_equal_for_split_characters(client: openai.OpenAI, leader: ScriptedLeader) -> None:

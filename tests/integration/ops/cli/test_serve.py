@@ -61,6 +61,7 @@ def test_options_of_an_api_process_are_passed_on() -> None:
         (["demo", "--cors-origin", "nonsense"], "is no origin"),
         (["demo", "--max-queued", "0"], "--max-queued"),
         (["demo", "--tool-parser", "nonsense"], "--tool-parser"),
+        (["demo", "--share-prefixes", "a,b c"], "'b c' is no tenant's name"),
         ([], "MODEL"),
     ],
 )

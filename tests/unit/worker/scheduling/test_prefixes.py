@@ -228,6 +228,17 @@ def test_other_salts_share_nothing() -> None:
     assert step(subject).change.prefixes == [Prefix(same.sid, donor.sid, 19)]
 
 
+def test_salts_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all hashes are equal: the index finds candidates of other salts, and none is used."""
+    monkeypatch.setattr("worker.scheduling.prefixes.prefix_cache.hash", lambda _: 1, raising=False)
+    subject = scheduler()
+    finish(subject, [*range(50, 70)], salt="a")
+    begin(subject, [*range(50, 70)], steps=0, salt="b")
+    assert step(subject).change.prefixes == []
+    begin(subject, [*range(50, 70)], steps=0, salt="a")
+    assert len(step(subject).change.prefixes) == 1
+
+
 def test_a_scheduler_without_a_prefix_cache() -> None:
     """With sharing switched off nothing is kept and nothing shared."""
     subject = Scheduler(kv_tokens=100, token_budget=64, max_sequences=4, prefix_tokens=None)
