@@ -29,11 +29,12 @@ from ops.chaos.load import Load
 from ops.chaos.prompts import questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
 from ops.chaos.run import Struck, strike_all
-from ops.chaos.sabotage import CONTROLS, FRAIL, Sabotage
+from ops.chaos.sabotage import CONTROLS, FRAIL
 from ops.chaos.schedule import schedule
 from ops.chaos.system.replicated import TOPOLOGIES
 from ops.chaos.system.target import LOG_ENTRIES, Target, private_target
 from ops.chaos.system.view import View
+from ops.common.sabotage import Sabotage
 from ops.demo import MODEL_DIR
 from worker.repository.source import resolve
 

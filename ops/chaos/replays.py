@@ -21,8 +21,8 @@ from control.requests.upkeep.replay import KeptRequest, differences, find_kept, 
 from ops.chaos.errors import ChaosError
 from ops.chaos.load import Checked, Load
 from ops.chaos.prompts import questions
-from ops.chaos.sabotage import Sabotage
 from ops.chaos.system.target import Target
+from ops.common.sabotage import Sabotage
 
 KEEP_S = 86_400
 """Time for which requests of the run are kept."""

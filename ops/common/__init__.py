@@ -1,1 +1,1 @@
-"""Shared by all rooms: groups of commands, and waiting for a condition."""
+"""Shared by all rooms: groups of commands, waiting for a condition, and mechanisms switched off for checks."""

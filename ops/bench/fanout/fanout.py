@@ -6,7 +6,7 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -136,13 +136,15 @@ def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
 
 
 @contextmanager
-def api(cores: set[int], redis_url: str, *more: str) -> Generator[tuple[Part, str]]:
-    """One API process; yields it and its HOST:PORT."""
+def api(
+    cores: set[int], redis_url: str, *more: str, environment: Mapping[str, str] | None = None
+) -> Generator[tuple[Part, str]]:
+    """One API process, with `environment` added to its own; yields it and its HOST:PORT."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
     level = os.environ.get("FURROW_LOG_LEVEL") or "error"
-    environment = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
-    with running(cores, "api", *arguments, environment=environment) as part:
+    settings = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
+    with running(cores, "api", *arguments, environment={**(environment or {}), **settings}) as part:
         yield part, f"{HOST}:{port}"
 
 
@@ -238,8 +240,8 @@ def get(address: str, path: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def wait_for_model(address: str) -> None:
-    until(lambda: b"scripted" in get(address, "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
+def wait_for_model(address: str, model: str = "scripted") -> None:
+    until(lambda: model.encode() in get(address, "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
 
 
 def wait_for_end(address: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from control.settings import Settings
 from ops.bench.fanout.replica import Replica, publish
 from ops.bench.fanout.ring import TOKENS, Ring
 from ops.bench.fanout.schedule import Load
+from ops.bench.fanout.scripted_leader import ScriptedLeader
 
 _BLOCK_MS = 200
 
@@ -54,7 +55,7 @@ def main(path: Path, load_json: str, whole: bool) -> None:
     click.echo(msgspec.json.encode(did))
 
 
-def step_in_turn(replicas: list[Replica], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
+def step_in_turn(replicas: Sequence[ScriptedLeader], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Every replica's steps at their moments. `late_ms` is the worst delay of one: this process or Redis was busy."""
     tokens, worst, began = 0, 0.0, time.monotonic()
     for replica, late in load.ticks():

@@ -25,8 +25,8 @@ _CONTEXT = 1 << 20
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
-def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
-    """Put the model into the catalog, with the demonstration model's tokenizer; that, and what every stream says."""
+def publish(client: SyncRedis, model: str = MODEL) -> tuple[Tokenizer, list[int]]:
+    """Put `model` into the catalog, with the demonstration model's tokenizer; that, and what every stream says."""
     folder = MODEL_DIR
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(text)
@@ -44,8 +44,8 @@ def publish(client: SyncRedis) -> tuple[Tokenizer, list[int]]:
         kv_tokens=1 << 30,
         created=int(time.time()),
     )
-    catalog.put_spec(client, ModelSpec(name=MODEL, source="scripted"))
-    run(client, catalog.put_assets(MODEL, assets))
+    catalog.put_spec(client, ModelSpec(name=model, source="scripted"))
+    run(client, catalog.put_assets(model, assets))
     return tokenizer, tokenizer.encode(TEXT, add_special_tokens=False).ids
 
 

@@ -1,4 +1,4 @@
-"""`furrow bench hostile`: the delay of polite streams and the memory of an API process under attack."""
+"""`furrow bench hostile`: the delay of other clients and the memory of an API process under attack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ops.bench.common.summary import median
 from ops.bench.fanout.fanout import BENCH, api, leaders, wait_for_end, wait_for_model
 from ops.bench.fanout.parts import Part, resident, running, split_cores
 from ops.bench.fanout.schedule import Load
-from ops.bench.hostile import attacks
+from ops.bench.hostile import attacks, rows
 from ops.local.embedded import EmbeddedServer
 
 LATER_MS = 100.0
@@ -32,24 +32,71 @@ HEADER_TIMEOUT_S = 2.0
 """Of the API process, so that slow attempts end several times in a run."""
 RATE, REPLICAS, TOKENS = 20.0, 4, 1000
 LOOK_EVERY_S = 0.1
+ATTACKS = "attacks"
+SECONDS = 15.0
+"""Duration of each run of the attacks."""
 
 
 @click.command()
-@click.option("--clients", type=click.IntRange(1), default=100, show_default=True, help="Number of polite streams.")
-@click.option("--seconds", default=15.0, show_default=True, help="Duration of each run.")
 @click.option(
-    "--runs", type=click.IntRange(1), default=3, show_default=True, help="Pairs of runs, with and without attacks."
+    "--row",
+    "names",
+    multiple=True,
+    type=click.Choice([ATTACKS, *rows.NAMES]),
+    help="Row to measure. Repeatable.  [default: all]",
 )
-def hostile(clients: int, seconds: float, runs: int) -> None:
-    """Measure polite streams with and without attacks on their API process, which has a core of its own.
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Duration of each row.  [default: attacks: 15 for each run, cut: 30, burst and others: 15 to 20]",
+)
+@click.option(
+    "--clients", type=click.IntRange(1), default=100, show_default=True, help="Row attacks: number of polite streams."
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Row attacks: pairs of runs, with and without attacks.",
+)
+def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int) -> None:
+    """Attack an API process that has a core of its own, and measure its other clients.
 
-    Leaders without a model emit through Redis and stamp each token, as in `ops.bench.fanout.fanout`: the delay of a
-    token shows the load of the API process, and not that of a model. The exit status is 1 if a figure misses its limit
-    or if an attack is not refused. All connections are on loopback.
+    Row attacks: polite streams with and without HTTP attacks. Leaders without a model emit through Redis and stamp each
+    token, as in `ops.bench.fanout.fanout`: the delay of a token shows the load of the API process, and not that of a
+    model.
+
+    \b
+    All other rows: one API key against another tenant.
+      cut-N     N connections send a stream and close after 5 ms, again and again
+      burst-N   N streams at once, again when all are answered
+      loop-N    N kept-alive connections send the next chat after each answer
+      wait-N    N streams wait in the queue
+    Meanwhile the other tenant sends a short stream every 130 ms, and a prober gets /health every 50 ms, both by turns
+    on new and on kept connections. Their times begin when a request is due; the lateness of their process is in each
+    figure and is shown beside it. Row admission: the processor time of the API for each chat of a burst that waits.
+
+    The steps for clients that had gone count the tokens that leaders computed for requests whose connection was closed
+    before they were claimed, as a share of all tokens of the row. The leaders have no model: a rank does one forward
+    for each of these tokens, the first one with the whole prompt, so that the share is that of its work.
+
+    The exit status is 1 if a figure misses its limit or if an attack is not refused. All connections are on loopback.
     """
     click.echo(describe())
     own, others = split_cores()
     os.sched_setaffinity(0, others)
+    found = list[Figure]()
+    if ATTACKS in names or not names:
+        found += _attacks(own, others, clients, seconds or SECONDS, runs)
+    chosen = [name for name in rows.NAMES if name in names or not names]
+    if chosen:
+        found += rows.figures(rows.measure(own, others, chosen, seconds))
+    conclude(found)
+
+
+def _attacks(own: set[int], others: set[int], clients: int, seconds: float, runs: int) -> list[Figure]:
+    """Polite streams with and without HTTP attacks."""
     polite = Load(clients, REPLICAS, RATE, TOKENS)
     served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
     calm, disturbed, memory, tried = list[float](), list[float](), list[float](), list[dict[str, attacks.Tried]]()
@@ -69,7 +116,7 @@ def hostile(clients: int, seconds: float, runs: int) -> None:
                 disturbed.append(_lateness(others, Path(folder), address, polite, seconds))
     for before, after in zip(calm, disturbed, strict=True):
         click.echo(f"p99.9 from emit to socket: undisturbed {before:.1f} ms, attacked {after:.1f} ms")
-    conclude(figures(calm, disturbed, memory, tried))
+    return figures(calm, disturbed, memory, tried)
 
 
 def figures(

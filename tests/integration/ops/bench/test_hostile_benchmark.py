@@ -1,4 +1,4 @@
-"""The benchmark of attacks ends by itself, and each attack is seen to be refused."""
+"""The benchmark of attacks ends by itself, each attack is seen to be refused, and each row of it does what it says."""
 
 from __future__ import annotations
 
@@ -9,15 +9,31 @@ import sys
 import pytest
 
 from control.process import child_environment
+from ops.bench.fanout.parts import split_cores
 from ops.bench.hostile.attacks import QUICK, SLOW, name_of
 from ops.bench.hostile.hostile import figures
+from ops.bench.hostile.neighbour import TOKENS
+from ops.bench.hostile.rows import NUMBERS, measure
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the API process has a core of its own")
 @pytest.mark.timeout(240)
 def test_every_attack_is_refused() -> None:
     """How late the tokens were is judged on a quiet machine."""
-    command = [sys.executable, "-m", "ops.bench", "hostile", "--clients", "4", "--seconds", "1", "--runs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "ops.bench",
+        "hostile",
+        "--row",
+        "attacks",
+        "--clients",
+        "4",
+        "--seconds",
+        "1",
+        "--runs",
+        "1",
+    ]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=220)
     lines = {line[:48].strip(): line for line in done.stdout.splitlines() if line.endswith(("holds", "MISSED"))}
     refusals = {name: line for name, line in lines.items() if ": refused of " in name}
@@ -27,6 +43,23 @@ def test_every_attack_is_refused() -> None:
     assert all("stalled uploads" in name for name in missed), done.stdout
     assert "password" not in done.stderr  # the parts would warn of one on their command lines
     assert lines["growth of the API's memory"].endswith("holds"), done.stdout
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the API process has a core of its own")
+@pytest.mark.timeout(120)
+def test_a_row_sees_attacker_other_tenant_and_claims() -> None:
+    """How long the other tenant waited is judged on a quiet machine."""
+    own, others = split_cores()
+    outcome = measure(own, others, ["cut-8"], 0.5)
+    row = outcome.rows[0]
+    assert row.deeds.sent >= 8
+    assert row.deeds.cut_at
+    assert len(row.seen.first_ms) == 4, row.seen.failed
+    assert len(row.seen.health_ms) == 10, row.seen.failed
+    others_first = min(row.deeds.cut_at) + NUMBERS // 2
+    claimed = {claim.number: claim.steps for claim in outcome.claims}
+    assert [claimed[others_first + index] for index in range(4)] == [TOKENS] * 4
+    assert outcome.quiet is not None
 
 
 def test_an_attack_that_did_nothing_fails() -> None:

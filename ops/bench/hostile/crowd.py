@@ -1,0 +1,210 @@
+"""`python -m ops.bench.hostile.crowd`: many connections of one key, from one process, until SIGTERM.
+
+It says `ready`, begins at SIGUSR1, and after SIGTERM says what it did, as JSON (`Deeds`). It must cost less than what
+it measures: prepared bytes, no HTTP library, and a low priority, because the other tenant's client shares its cores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import click
+import msgspec
+
+from control.process import die_with_parent
+from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, dial
+
+CUT_AFTER_S = 0.005
+BURST_PAUSE_S = 0.5
+"""Between the last answer of a burst and the next burst."""
+BURST_TOKENS = 2
+LOOP_TOKENS = 1
+WAITING_TOKENS = 4
+AT_THE_DOOR = 600
+"""Waiting streams without response headers: an API process that still answers is not asked by all at once."""
+WAIT_WITHIN_S = 60.0
+"""After this time a crowd that is to wait sends no more, and the row says how many wait."""
+AGAIN_S = 0.5
+"""After a refusal, a stream that is to wait is sent again."""
+TICK_S = 0.1
+
+
+class Deeds(msgspec.Struct):
+    """What a crowd did. Times are those of the monotonic clock, which all processes of a host share."""
+
+    sent: int = 0
+    statuses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
+    """Answers by their status; 0: the connection ended without one."""
+    cut_at: dict[int, float] = msgspec.field(default_factory=dict[int, float])
+    """By the number of the request."""
+    comment_bytes: int = 0
+    """Of waiting streams, with the framing of their chunks, since all of them waited."""
+    comments_s: float = 0.0
+    """The seconds in which these came."""
+    waiting: int = 0
+    """Streams that still waited at the end."""
+    bursts: int = 0
+    processor_s: float = 0.0
+
+
+class Crowd:
+    """`connections` clients of one key. Each method attacks until `stopped`."""
+
+    def __init__(
+        self, address: Address, key: str, model: str, connections: int, first: int, stopped: Callable[[], bool]
+    ) -> None:
+        self._address, self._key, self._model = address, key, model
+        self._connections, self._stopped = connections, stopped
+        self._numbers = itertools.count(first)
+        self._selector = selectors.DefaultSelector()
+        self._statuses = Counter[int]()
+        self.deeds = Deeds()
+
+    def cut(self) -> None:
+        """Send streams, and close each connection `CUT_AFTER_S` later; what came until then is not read."""
+        opened = deque[tuple[float, int, socket.socket]]()
+        while not self._stopped():
+            while opened and opened[0][0] <= time.monotonic():
+                _, number, connection = opened.popleft()
+                connection.close()
+                self.deeds.cut_at[number] = time.monotonic()
+            while len(opened) < self._connections:
+                number = next(self._numbers)
+                connection = dial(self._address)
+                with suppress(BlockingIOError):  # the accept queue is full: it is cut before it has sent anything
+                    connection.sendall(self._request(number, BURST_TOKENS, stream=True))
+                    self.deeds.sent += 1
+                opened.append((time.monotonic() + CUT_AFTER_S, number, connection))
+            time.sleep(max(0.0, opened[0][0] - time.monotonic()))
+        for _, _, connection in opened:
+            connection.close()
+
+    def burst(self) -> None:
+        """Send a stream on every connection at once; when all are answered, again, on new connections."""
+        while not self._stopped():
+            clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+            for client in clients:
+                self._send(client, BURST_TOKENS, stream=True)
+            self.deeds.bursts += 1
+            left = sum(client.connected for client in clients)
+            while left and not self._stopped():
+                for client in self._ready():
+                    if client.proceed() is None or client.answer.whole:
+                        self._note(client)
+                        client.close()
+                        left -= 1
+            close_all(self._selector)
+            until = time.monotonic() + BURST_PAUSE_S
+            while time.monotonic() < until and not self._stopped():
+                time.sleep(TICK_S)
+
+    def loop(self) -> None:
+        """Send a small chat on every connection, and the next one as soon as it has an answer, whatever that is."""
+        clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+        for client in clients:
+            self._send(client, LOOP_TOKENS, stream=False)
+        while not self._stopped():
+            for client in self._ready():
+                if client.proceed() is None or client.answer.whole:
+                    self._note(client)
+                    self._send(client, LOOP_TOKENS, stream=False)
+        close_all(self._selector)
+
+    def wait(self, begin: Callable[[], None]) -> None:
+        """Have a stream wait on every connection; `begin` is called once each has its response headers."""
+        clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+        due = deque((0.0, client) for client in clients)
+        pending, waiting = set[Exchange](), set[Exchange]()
+        began, until = 0.0, time.monotonic() + WAIT_WITHIN_S
+        while not self._stopped():
+            if not began and time.monotonic() > until:
+                due.clear()
+            while due and due[0][0] <= time.monotonic() and len(pending) < AT_THE_DOOR:
+                _, client = due.popleft()
+                self._send(client, WAITING_TOKENS, stream=True)
+                pending.add(client)
+            for client in self._ready():
+                piece = client.proceed()
+                if client in waiting:
+                    if piece is None or b"data: " in piece:
+                        waiting.discard(client)
+                    elif began:
+                        self.deeds.comment_bytes += len(piece)
+                elif client in pending and (client.answer.status or piece is None):
+                    pending.discard(client)
+                    self._note(client)
+                    if client.answer.status == 200:
+                        waiting.add(client)
+                    else:
+                        client.close()
+                        due.append((time.monotonic() + AGAIN_S, client))
+                if client.answer.whole:
+                    client.close()
+            if not began and not due and (not pending or time.monotonic() > until):
+                began = time.monotonic()
+                begin()
+        self.deeds.comments_s = time.monotonic() - began if began else 0.0
+        self.deeds.waiting = len(waiting)
+        close_all(self._selector)
+
+    def report(self) -> Deeds:
+        self.deeds.statuses = dict(self._statuses)
+        self.deeds.processor_s = time.process_time()
+        return self.deeds
+
+    def _request(self, number: int, tokens: int, *, stream: bool) -> bytes:
+        return chat(self._address, self._key, self._model, number, tokens, stream=stream)
+
+    def _send(self, client: Exchange, tokens: int, *, stream: bool) -> None:
+        client.send(self._request(next(self._numbers), tokens, stream=stream))
+        self.deeds.sent += 1
+
+    def _note(self, client: Exchange) -> None:
+        self._statuses[client.answer.status] += 1
+
+    def _ready(self) -> list[Exchange]:
+        return [key.data for key, _ in self._selector.select(TICK_S)]
+
+
+@click.command()
+@click.option("--address", required=True, help="HOST:PORT")
+@click.option("--model", required=True)
+@click.option("--attack", required=True, type=click.Choice(["cut", "burst", "loop", "wait"]))
+@click.option("--connections", required=True, type=click.IntRange(1))
+@click.option("--first", required=True, type=int, help="Number of the first request.")
+def main(address: str, model: str, attack: str, connections: int, first: int) -> None:
+    """Attack with the API key in FURROW_BENCH_KEY."""
+    die_with_parent()
+    os.nice(10)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    stopped = False
+
+    def stop(_number: int, _frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    host, _, port = address.rpartition(":")
+    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], model, connections, first, lambda: stopped)
+    click.echo("ready")
+    signal.sigwait({signal.SIGUSR1})
+    if attack == "wait":
+        crowd.wait(lambda: click.echo("waiting"))
+    else:
+        {"cut": crowd.cut, "burst": crowd.burst, "loop": crowd.loop}[attack]()
+    click.echo(msgspec.json.encode(crowd.report()))
+
+
+if __name__ == "__main__":
+    main()

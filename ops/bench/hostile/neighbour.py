@@ -1,0 +1,163 @@
+"""`python -m ops.bench.hostile.neighbour`: another tenant beside an attack, and a prober of /health, in one process.
+
+Both send at fixed moments, whether or not what they sent before was answered, and count from these moments: a delay of
+this process itself is in each figure, and is told beside it (`late_ms`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import re
+import selectors
+import time
+from collections.abc import Callable
+
+import click
+import msgspec
+
+from control.process import die_with_parent
+from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, get
+
+CHAT_EVERY_S = 0.13
+"""No multiple of a leader's step, so that all moments of a step are met."""
+HEALTH_EVERY_S = 0.05
+TOKENS = 4
+GIVE_UP_S = 30.0
+"""How long an answer is waited for when nothing more is sent; one that is not there then has failed."""
+_TOKEN = re.compile(rb"\nid: [^:\n]*:[1-9]\d*\.")
+
+
+class Seen(msgspec.Struct):
+    """Milliseconds from the moment at which a request was due."""
+
+    fresh_ms: list[float] = msgspec.field(default_factory=list[float])
+    """To the first token of a stream on a new connection."""
+    kept_ms: list[float] = msgspec.field(default_factory=list[float])
+    """To the first token of a stream on a connection that was kept alive."""
+    health_ms: list[float] = msgspec.field(default_factory=list[float])
+    """To the whole answer of /health, on new and kept connections by turns."""
+    late_ms: list[float] = msgspec.field(default_factory=list[float])
+    """To the sending of a request."""
+    failed: list[str] = msgspec.field(default_factory=list[str])
+    """Of streams and of /health: what came instead of a whole answer."""
+
+    @property
+    def first_ms(self) -> list[float]:
+        return self.fresh_ms + self.kept_ms
+
+
+class Request:
+    """One that is under way on `exchange`."""
+
+    def __init__(self, exchange: Exchange, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
+        self.exchange, self.due, self.times = exchange, due, times
+        self.stream, self.keep = stream, keep
+        self.answered = False
+
+    def look(self) -> None:
+        """Time the first token, or the whole answer where it is no stream."""
+        answer = self.exchange.answer
+        answered = _TOKEN.search(answer.data) if self.stream else answer.whole
+        if answered and answer.status == 200 and not self.answered:
+            self.answered = True
+            self.times.append(1000 * (time.monotonic() - self.due))
+
+
+class Neighbour:
+    """Sends chats and probes for `seconds`, every other one of them on a connection that was used before."""
+
+    def __init__(self, address: Address, key: str, model: str, first: int) -> None:
+        self._address, self._key, self._model = address, key, model
+        self._numbers = itertools.count(first)
+        self._selector = selectors.DefaultSelector()
+        self._under_way: dict[Exchange, Request] = {}
+        self._idle: dict[bool, list[Exchange]] = {True: [], False: []}
+        """Connections that were kept alive, of streams (True) and of probes."""
+        self.seen = Seen()
+
+    def run(self, seconds: float, sent: Callable[[], None]) -> None:
+        """`sent` is called when the time is over; then answers are only waited for."""
+        began = time.monotonic()
+        end = began + seconds
+        due = [(began, True, True), (began, False, True)]
+        over = False
+        while (now := time.monotonic()) < end or (self._under_way and now < end + GIVE_UP_S):
+            if now >= end and not over:
+                over = True
+                sent()
+            while due and due[0][0] <= time.monotonic():
+                moment, stream, keep = heapq.heappop(due)
+                self._begin(moment, stream=stream, keep=keep)
+                following = moment + (CHAT_EVERY_S if stream else HEALTH_EVERY_S)
+                if following < end:
+                    heapq.heappush(due, (following, stream, not keep))
+            pause = max(0.0, due[0][0] - time.monotonic()) if due else 0.1
+            for key, _ in self._selector.select(pause):
+                self._proceed(key.data)
+        if not over:
+            sent()
+        for request in self._under_way.values():
+            self._fail(request)
+        close_all(self._selector)
+
+    def _begin(self, due: float, *, stream: bool, keep: bool) -> None:
+        idle = self._idle[stream]
+        kept = keep and bool(idle)
+        exchange = idle.pop() if kept else Exchange(self._selector, self._address)
+        if not stream:
+            request, times = get(self._address, "/health"), self.seen.health_ms
+        else:
+            number = next(self._numbers)
+            request = chat(self._address, self._key, self._model, number, TOKENS, stream=True)
+            times = self.seen.kept_ms if kept else self.seen.fresh_ms
+        self._under_way[exchange] = Request(exchange, due, times, stream=stream, keep=keep)
+        self.seen.late_ms.append(1000 * (time.monotonic() - due))
+        exchange.send(request)
+        if not exchange.connected:
+            self._fail(self._under_way.pop(exchange))
+
+    def _proceed(self, exchange: Exchange) -> None:
+        piece = exchange.proceed()
+        if exchange not in self._under_way:
+            return  # an idle connection that the server has closed
+        request = self._under_way[exchange]
+        request.look()
+        if piece is not None and not exchange.answer.whole:
+            return
+        del self._under_way[exchange]
+        if not request.answered or not exchange.answer.whole:
+            self._fail(request)
+        elif request.keep:
+            self._idle[request.stream].append(exchange)
+            return
+        exchange.close()
+
+    def _fail(self, request: Request) -> None:
+        what = "stream" if request.stream else "/health"
+        waited = time.monotonic() - request.due
+        text = bytes(request.exchange.answer.data[-200:]).decode("latin-1")
+        self.seen.failed.append(f"{what} after {waited:.1f} s: {text or 'no answer'}")
+
+
+@click.command()
+@click.option("--address", required=True, help="HOST:PORT")
+@click.option("--model", required=True)
+@click.option("--first", required=True, type=int, help="Number of the first request.")
+@click.option("--seconds", required=True, type=float)
+def main(address: str, model: str, first: int, seconds: float) -> None:
+    """Send with the API key in FURROW_BENCH_KEY.
+
+    It says `begin`, `sent` when the time is over, and what it saw, as JSON (`Seen`), when all is answered.
+    """
+    die_with_parent()
+    host, _, port = address.rpartition(":")
+    neighbour = Neighbour((host, int(port)), os.environ["FURROW_BENCH_KEY"], model, first)
+    click.echo("begin")
+    neighbour.run(seconds, lambda: click.echo("sent"))
+    click.echo(msgspec.json.encode(neighbour.seen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""One tenant against another: rows of `furrow bench hostile`, each an attack of one key beside another tenant's chats.
+
+The attacker, the other tenant, /health and the leaders are processes of their own (`crowd`, `neighbour`, `leaders`), on
+the cores that the API process does not have.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import msgspec
+
+from control import access
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, run
+from control.replicas.health.load import load_of
+from ops.bench.common.farm import say
+from ops.bench.common.figures import Figure
+from ops.bench.common.summary import Summary, percentile, summarise
+from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
+from ops.bench.fanout.parts import Meter, Part, running
+from ops.bench.fanout.replica import MODEL
+from ops.bench.hostile.crowd import Deeds
+from ops.bench.hostile.leaders import WAITING, Claim
+from ops.bench.hostile.neighbour import Seen
+from ops.common.waiting import until
+from ops.local.embedded import EmbeddedServer
+
+BEYOND_MS = 500.0
+"""p99 of the other tenant's first tokens, beyond the p50 of a quiet time."""
+FIRST_MS = 2000.0
+HEALTH_MS = 100.0
+GONE_PERCENT = 2.0
+ADMISSION_MS = 1.0
+WAITING_PERCENT = 2.0
+
+QUIET_S = 10.0
+ADMITTED = 400
+"""Chats of the burst that is timed for the cost of an admission."""
+SETTLED_S = 0.3
+READY_WITHIN_S = 60.0
+NUMBERS = 10_000_000
+"""Request numbers of one row; the other tenant's are the upper half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An attack of `connections` connections for so many seconds (from the moment at which all wait, where they do)."""
+
+    attack: str
+    connections: int
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.attack}-{self.connections}"
+
+    @property
+    def model(self) -> str:
+        return WAITING if self.attack == "wait" else MODEL
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("cut", 8, 30.0),
+        Row("cut", 32, 30.0),
+        Row("cut", 256, 30.0),
+        Row("burst", 400, 15.0),
+        Row("burst", 1600, 15.0),
+        Row("burst", 3200, 20.0),
+        Row("loop", 512, 20.0),
+        Row("wait", 4000, 20.0),
+    )
+}
+ADMISSION = "admission"
+NAMES = (ADMISSION, *ROWS)
+
+
+@dataclass
+class Measured:
+    """A row, as it was seen. `began` and `ended` are times of the monotonic clock, `shares` are of one core."""
+
+    row: Row
+    seen: Seen
+    deeds: Deeds
+    shares: dict[str, float]
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A burst of short chats that wait in the queue: how many were queued, and milliseconds of processor for each."""
+
+    sent: int
+    queued: int
+    each_ms: float
+
+
+@dataclass
+class Outcome:
+    """All that was measured."""
+
+    quiet: Summary | None = None
+    """Milliseconds to the other tenant's first token without an attack."""
+    quiet_share: float = 0.0
+    """Of a core, which the API process takes for the other tenant and /health alone."""
+    admission: Admission | None = None
+    rows: list[Measured] = field(default_factory=list[Measured])
+    claims: list[Claim] = field(default_factory=list[Claim])
+
+
+def measure(own: set[int], others: set[int], names: Collection[str], seconds: float | None) -> Outcome:
+    """Run the rows of these names on a private farm; `seconds` replaces the time of each."""
+    outcome = Outcome()
+    with (
+        TemporaryDirectory(prefix="furrow-bench-") as folder,
+        EmbeddedServer(Path(folder) / "redis") as url,
+        api(own, url) as (part, address),
+        running(others, "ops.bench.hostile.leaders", environment={"FURROW_REDIS_URL": url}) as leading,
+    ):
+        wait_for_model(address, MODEL)
+        wait_for_model(address, WAITING)
+        client = connect(url)
+        farm = _Farm(others, part, leading, address, client)
+        if ADMISSION in names:
+            outcome.admission = farm.admission()
+            click.echo(admission_line(outcome.admission))
+        chosen = [row for name, row in ROWS.items() if name in names]
+        if chosen:
+            say(f"the other tenant alone, for {min(QUIET_S, seconds or QUIET_S):g} s")
+            seen, shares = farm.quiet(min(QUIET_S, seconds or QUIET_S))
+            outcome.quiet, outcome.quiet_share = summarise(seen.first_ms), shares["api"]
+            click.echo(quiet_line(seen, shares))
+        for row in chosen:
+            measured = farm.run(row, seconds or row.seconds)
+            outcome.rows.append(measured)
+            click.echo(row_line(measured))
+        client.close()
+        outcome.claims = msgspec.json.decode(leading.stop(), type=list[Claim])
+    return outcome
+
+
+class _Farm:
+    """Runs rows against one API process."""
+
+    def __init__(self, others: set[int], part: Part, leading: Part, address: str, client: SyncRedis) -> None:
+        self._others, self._address, self._client, self._leading = others, address, client, leading
+        self._pids = {"api": part.pid, "leaders": leading.pid, "redis": int(client.info("server")["process_id"])}
+        self._attacker, self._other = (_key(client, name) for name in ("attacker", "other"))
+        self._first = 0
+
+    def quiet(self, seconds: float) -> tuple[Seen, dict[str, float]]:
+        with self._neighbour(seconds) as neighbour:
+            shares = self._shares(neighbour, {})
+            return _seen(neighbour), shares
+
+    def run(self, row: Row, seconds: float) -> Measured:
+        """The attack ends when the time is over; the answers that the other tenant then still lacks are waited for."""
+        say(f"{row.name}: for {seconds:g} s")
+        with self._crowd(row.attack, row.model, row.connections) as crowd:
+            if row.attack == "wait":
+                crowd.process.send_signal(signal.SIGUSR1)
+                assert crowd.line() == "waiting\n"
+            with self._neighbour(seconds) as neighbour:
+                began = time.monotonic()
+                if row.attack != "wait":
+                    crowd.process.send_signal(signal.SIGUSR1)
+                shares = self._shares(neighbour, {"attacker": crowd.pid})
+                ended = time.monotonic()
+                deeds = msgspec.json.decode(crowd.stop(), type=Deeds)
+                seen = _seen(neighbour)
+        wait_for_end(self._address)
+        if self._leading.process.poll() is not None:
+            raise RuntimeError(f"{row.name}: the leaders ended with status {self._leading.process.returncode}")
+        return Measured(row, seen, deeds, shares, began, ended)
+
+    def admission(self) -> Admission:
+        """Send a burst that waits, and read the API's processor time once every chat is queued or refused."""
+        say(f"{ADMISSION}: {ADMITTED} chats that wait")
+        api_pid = {"api": self._pids["api"]}
+        with self._crowd("burst", WAITING, ADMITTED) as crowd:
+            before, meter = self._enqueued(), Meter(api_pid)
+            crowd.process.send_signal(signal.SIGUSR1)
+            until(lambda: self._enqueued() > before, "a chat is queued")
+            queued, since = 0, time.monotonic()
+            while queued < ADMITTED and time.monotonic() - since < SETTLED_S:  # ends early where some are refused
+                if (now := self._enqueued() - before) > queued:
+                    queued, since = now, time.monotonic()
+                time.sleep(0.01)
+            spent = meter.spent()["api"]
+            crowd.stop()
+        wait_for_end(self._address)
+        return Admission(ADMITTED, queued, 1000 * spent / queued)
+
+    def _enqueued(self) -> int:
+        return run(self._client, load_of(WAITING)).enqueued
+
+    def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
+        """What each process takes of a core, until the other tenant has sent all."""
+        meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
+        assert neighbour.line() == "sent\n"
+        return meter.shares()
+
+    @contextmanager
+    def _neighbour(self, seconds: float) -> Generator[Part]:
+        arguments = ["--address", self._address, "--model", MODEL, "--seconds", str(seconds)]
+        arguments += ["--first", str(self._first + NUMBERS // 2)]
+        with self._part("neighbour", self._other, arguments) as neighbour:
+            assert neighbour.line() == "begin\n"
+            yield neighbour
+
+    @contextmanager
+    def _crowd(self, attack: str, model: str, connections: int) -> Generator[Part]:
+        self._first += NUMBERS
+        arguments = ["--address", self._address, "--model", model, "--attack", attack]
+        arguments += ["--connections", str(connections), "--first", str(self._first)]
+        with self._part("crowd", self._attacker, arguments) as crowd:
+            assert crowd.line() == "ready\n"
+            yield crowd
+
+    def _part(self, name: str, secret: str, arguments: Sequence[str]) -> AbstractContextManager[Part]:
+        environment = {"FURROW_BENCH_KEY": secret}
+        return running(self._others, f"ops.bench.hostile.{name}", *arguments, environment=environment)
+
+
+def _seen(neighbour: Part) -> Seen:
+    return msgspec.json.decode(neighbour.line(), type=Seen)
+
+
+def gone_percent(claims: Sequence[Claim], measured: Measured) -> float:
+    """Of the steps that leaders did for requests claimed in a row's time: those of requests whose client had gone
+    before the claim."""
+    inside = [claim for claim in claims if measured.began <= claim.at <= measured.ended]
+    cut_at = measured.deeds.cut_at
+    gone = sum(claim.steps for claim in inside if cut_at.get(claim.number, float("inf")) < claim.at)
+    return 100 * gone / max(1, sum(claim.steps for claim in inside))
+
+
+def figures(outcome: Outcome) -> list[Figure]:
+    """The figures with limits."""
+    found = list[Figure]()
+    if outcome.admission is not None:
+        name = f"{ADMISSION}: processor time of the API for a chat"
+        found.append(Figure(name, outcome.admission.each_ms, ADMISSION_MS, "ms"))
+    for measured in outcome.rows:
+        assert outcome.quiet is not None
+        found += _of_row(measured, outcome.quiet, outcome.quiet_share, outcome.claims)
+    return found
+
+
+def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequence[Claim]) -> list[Figure]:
+    row, seen, deeds = measured.row, measured.seen, measured.deeds
+    first, health = sorted(seen.first_ms) or [math.inf], sorted(seen.health_ms) or [math.inf]
+    found = [
+        Figure("first token p99, beyond quiet p50", percentile(first, 99) - quiet.p50, BEYOND_MS, "ms"),
+        Figure("first token, maximum", first[-1], FIRST_MS, "ms"),
+        Figure("/health, maximum", health[-1], HEALTH_MS, "ms"),
+        Figure("failed answers of the other tenant", len(seen.failed), 0),
+    ]
+    if row.attack == "cut":
+        gone = gone_percent(claims, measured)
+        found.append(Figure("steps for clients that had gone", gone, GONE_PERCENT, "%"))
+    if row.attack == "wait":
+        share = 100 * (measured.shares["api"] - quiet_share)
+        found.append(Figure("share of a core for waiting streams", share, WAITING_PERCENT, "%"))
+        # Those that were claimed meanwhile wait no more.
+        found.append(Figure("streams that waited to the end", deeds.waiting, 0.9 * row.connections, at_least=True))
+    else:
+        found.append(Figure("requests of the attacker", deeds.sent, row.connections, at_least=True))
+    return [replace(figure, name=f"{row.name}: {figure.name}") for figure in found]
+
+
+def admission_line(admission: Admission) -> str:
+    return (
+        f"{ADMISSION}: {admission.queued} of {admission.sent} chats queued, "
+        f"{admission.each_ms:.2f} ms of the API's processor each"
+    )
+
+
+def quiet_line(seen: Seen, shares: Mapping[str, float]) -> str:
+    return f"quiet: {_times(seen)}; of a core: {_percentages(shares)}"
+
+
+def row_line(measured: Measured) -> str:
+    deeds = measured.deeds
+    statuses = ", ".join(f"{count} × {status or 'cut'}" for status, count in sorted(deeds.statuses.items()))
+    parts = [f"{measured.row.name}: {_times(measured.seen)}"]
+    parts.append(f"attacker: {deeds.sent} requests" + (f" ({statuses})" if statuses else ""))
+    if measured.row.attack == "burst":
+        parts.append(f"{deeds.bursts} bursts")
+    if deeds.comments_s:
+        parts.append(
+            f"{deeds.waiting} streams waited, {deeds.comment_bytes / deeds.comments_s:.0f} bytes/s of comments"
+        )
+    parts.append(f"of a core: {_percentages(measured.shares)}")
+    return "; ".join(parts) + "".join(f"\n  failed: {text!r}" for text in measured.seen.failed[:3])
+
+
+def _times(seen: Seen) -> str:
+    rows = [("first token", seen.first_ms), ("/health", seen.health_ms), ("own lateness", seen.late_ms)]
+    times = [(name, summarise(values)) for name, values in rows if values]
+    return ", ".join(f"{name} p50 {s.p50:.1f}, p99 {s.p99:.1f}, max {s.max:.1f} ms" for name, s in times)
+
+
+def _percentages(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+
+
+def _key(client: SyncRedis, tenant: str) -> str:
+    key, secret = access.mint(name=tenant, tenant=tenant)
+    access.create(client, key)
+    return secret

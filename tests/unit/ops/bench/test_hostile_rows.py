@@ -1,0 +1,233 @@
+"""The rows of `furrow bench hostile`: what attacker and other tenant count, and what misses a limit."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ops.bench.common.figures import Figure
+from ops.bench.common.summary import summarise
+from ops.bench.hostile import neighbour
+from ops.bench.hostile.crowd import Crowd, Deeds
+from ops.bench.hostile.exchange import Address, Answer, chat
+from ops.bench.hostile.leaders import Claim
+from ops.bench.hostile.neighbour import Neighbour, Seen
+from ops.bench.hostile.rows import ROWS, Admission, Measured, Outcome, figures, gone_percent
+
+RID = "f" * 32
+HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+REFUSED = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 2\r\n\r\nno"
+STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(text: str) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(text), text.encode())
+
+
+def event(seq: int) -> bytes:
+    return chunk(f"id: {RID}:{seq}.1\ndata: {{}}\n\n")
+
+
+WAITING = STREAM + event(0) + chunk(": queue position 12\n")
+WHOLE = WAITING + event(1) + event(2) + END
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(("data", "status"), [(HEALTH, 200), (REFUSED, 429), (WHOLE, 200)])
+def test_an_answer_is_whole_with_its_last_byte(data: bytes, status: int, size: int) -> None:
+    answer = Answer()
+    for start in range(0, len(data), size):
+        assert not answer.whole
+        answer.feed(data[start : start + size])
+    assert answer.whole
+    assert answer.status == status
+
+
+class Server:
+    """Answers each chat with `stream`, and /health; a pause before the last piece of a chat's answer."""
+
+    def __init__(self, stream: list[bytes]) -> None:
+        self._stream = stream
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address: Address = self._listening.getsockname()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            while data := connection.recv(65536):
+                for piece in self._stream if data.startswith(b"POST") else [HEALTH]:
+                    time.sleep(0.02)
+                    connection.sendall(piece)
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    servers = list[Server]()
+
+    def start(*stream: bytes) -> Server:
+        servers.append(Server(list(stream)))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def beside(server: Server, seconds: float) -> Seen:
+    other = Neighbour(server.address, "key", "scripted", 1)
+    other.run(seconds, lambda: None)
+    return other.seen
+
+
+def test_the_first_token_is_timed_and_no_comment_before_it(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On new and kept connections by turns; with a pause of 20 ms before each piece, the token comes after 60 ms."""
+    monkeypatch.setattr(neighbour, "CHAT_EVERY_S", 0.3)  # the first answer must be whole before the third request
+    seen = beside(serve(WAITING[:100], WAITING[100:], event(1), event(2) + END), 0.7)
+    assert seen.failed == []
+    assert len(seen.fresh_ms) + len(seen.kept_ms) == 3
+    assert len(seen.kept_ms) == 1
+    assert min(seen.first_ms) >= 60
+    assert len(seen.health_ms) == 14
+    assert len(seen.late_ms) == 3 + 14
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(REFUSED, "429"), (WAITING + END, "queue position"), (WAITING, "queue position")]
+)
+def test_a_stream_without_a_token_has_failed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str
+) -> None:
+    """Refused, ended without a token, or without an end in time."""
+    monkeypatch.setattr(neighbour, "GIVE_UP_S", 0.1)
+    seen = beside(serve(answer), 0.01)
+    assert len(seen.failed) == 1
+    assert why in seen.failed[0]
+    assert seen.first_ms == []
+
+
+def attack(server: Server, seconds: float, connections: int) -> Crowd:
+    end = time.monotonic() + seconds
+    return Crowd(server.address, "key", "scripted", connections, 100, lambda: time.monotonic() > end)
+
+
+def test_a_cut_is_noted_with_the_number_of_its_request(serve: Any) -> None:
+    crowd, began = attack(serve(WHOLE), 0.05, 2), time.monotonic()
+    crowd.cut()
+    deeds = crowd.report()
+    assert len(deeds.cut_at) >= 2
+    assert list(deeds.cut_at) == list(range(100, 100 + len(deeds.cut_at)))
+    assert deeds.sent >= len(deeds.cut_at)
+    assert all(began + 0.005 <= at <= time.monotonic() for at in deeds.cut_at.values())
+
+
+def test_a_loop_sends_again_after_a_refusal(serve: Any) -> None:
+    crowd = attack(serve(REFUSED), 0.3, 2)
+    crowd.loop()
+    deeds = crowd.report()
+    assert deeds.statuses[429] >= 3
+    assert deeds.sent == deeds.statuses[429] + 2
+
+
+def test_a_burst_is_sent_on_every_connection(serve: Any) -> None:
+    crowd = attack(serve(WHOLE), 0.1, 5)
+    crowd.burst()
+    deeds = crowd.report()
+    assert (deeds.sent, deeds.statuses, deeds.bursts) == (5, {200: 5}, 1)
+
+
+def test_comments_count_once_all_streams_wait(serve: Any) -> None:
+    comment = chunk(": queue position 11\n")
+    crowd, begun = attack(serve(WAITING, comment), 0.15, 3), list[bool]()
+    crowd.wait(lambda: begun.append(True))
+    deeds = crowd.report()
+    assert begun == [True]
+    assert (deeds.waiting, deeds.comment_bytes) == (3, 3 * len(comment))
+
+
+def test_requests_carry_their_number_and_key() -> None:
+    request = chat(("127.0.0.1", 80), "secret", "scripted", 1234, 2, stream=True)
+    head, _, body = request.partition(b"\r\n\r\n")
+    assert b"authorization: Bearer secret\r\n" in head
+    assert b"content-length: %d" % len(body) in head
+    assert b"stream 1234" in body
+
+
+GOOD = Seen(fresh_ms=[60.0, 70.0], kept_ms=[65.0], health_ms=[2.0], late_ms=[0.1])
+
+
+def outcome(name: str, **changes: Any) -> Outcome:
+    """One row, in which all limits hold without the changes."""
+    row = ROWS[name]
+    share, claims = changes.pop("share", 0.05), changes.pop("claims", [Claim(1, 5.0, 2)])
+    deeds = Deeds(sent=row.connections, waiting=row.connections, cut_at=changes.pop("cut_at", {}))
+    measured = Measured(row, GOOD, deeds, {"api": share}, 0.0, 10.0)
+    measured = replace(measured, **changes)
+    return Outcome(summarise([60.0]), 0.04, Admission(400, 400, 0.9), [measured], claims)
+
+
+def missed(found: list[Figure]) -> list[str]:
+    return [figure.name for figure in found if not figure.holds]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_quiet_row_holds_and_names_fit_the_table(name: str) -> None:
+    found = figures(outcome(name))
+    assert missed(found) == []
+    assert all(len(figure.name) <= 48 for figure in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "which"),
+    [
+        ("cut-8", {"seen": Seen(fresh_ms=[60.0, 561.0], health_ms=[1.0])}, ["first token p99, beyond quiet p50"]),
+        (
+            "burst-400",
+            {"seen": Seen(kept_ms=[60.0, 2001.0], health_ms=[1.0])},
+            ["first token p99, beyond quiet p50", "first token, maximum"],
+        ),
+        ("loop-512", {"seen": Seen(fresh_ms=[60.0], health_ms=[1.0, 101.0])}, ["/health, maximum"]),
+        (
+            "loop-512",
+            {"seen": Seen(fresh_ms=[60.0], health_ms=[1.0], failed=["429"])},
+            ["failed answers of the other tenant"],
+        ),
+        ("cut-32", {"cut_at": {1: 4.9}}, ["steps for clients that had gone"]),
+        ("cut-32", {"deeds": Deeds(sent=31)}, ["requests of the attacker"]),
+        ("wait-4000", {"share": 0.07}, ["share of a core for waiting streams"]),
+        ("wait-4000", {"deeds": Deeds(waiting=3599)}, ["streams that waited to the end"]),
+    ],
+)
+def test_each_limit_is_missed(name: str, changes: dict[str, Any], which: list[str]) -> None:
+    assert missed(figures(outcome(name, **changes))) == [f"{name}: {figure}" for figure in which]
+
+
+def test_a_slow_admission_misses_its_limit() -> None:
+    found = figures(Outcome(admission=Admission(400, 400, 1.1)))
+    assert [figure.holds for figure in found] == [False]
+
+
+def test_only_claims_after_the_cut_are_for_nobody() -> None:
+    """Weighed by steps, within the row's time; a client that left after the claim was there."""
+    measured = outcome("cut-8", cut_at={1: 2.0, 2: 2.0, 4: 2.0}).rows[0]
+    claims = [Claim(1, 3.0, 1), Claim(2, 1.0, 2), Claim(3, 3.0, 1), Claim(4, 11.0, 50)]
+    assert gone_percent(claims, measured) == 25
+    assert gone_percent([], measured) == 0
