@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from control.errors import EpochOver, Lost, RedisUnavailable
+from control.errors import EpochOver, RedisUnavailable
 from control.listening import free_port
 from control.messages import GenerationRequest, ModelSpec
 from control.process import die_with_parent
@@ -94,11 +94,18 @@ class OrderedLeader(ScriptedLeader):
             time.sleep(STEP_S if self.running else IDLE_S)
             try:
                 self.turn()
-            except Lost:
+            except EpochOver:  # the lock is lost, or another process holds it still
+                self._end_epoch()
                 time.sleep(TICK_S)
-            except (EpochOver, RedisUnavailable):
+            except RedisUnavailable:
                 self.drop()
         self.leave()
+
+    def _end_epoch(self) -> None:
+        """Give back what is left of the lease; the next turn acquires the lock, and adopts the requests, anew."""
+        with suppress(RedisUnavailable):
+            self.leave()
+        self.drop()
 
     def on_claim(self, claimed: Claimed, request: RunningRequest) -> None:
         """An order to die holds for the process that begins the request."""

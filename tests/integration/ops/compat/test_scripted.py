@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,11 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from ops.compat.scripted import ANSWER, scripted_farm
+from control.redis.connection import connect, run
+from control.replicas.lease import holder, release_token
+from ops.compat.scripted import ANSWER, OrderedLeader, scripted_farm
+from tests.servers import NEW, serving
+from tests.waiting import until
 
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 LONG = " ".join(f"line {number}" for number in range(40))
@@ -52,3 +57,28 @@ def test_an_answer_whose_leader_is_killed(client: openai.OpenAI) -> None:
     ask: Any = {"role": "user", "content": order(say=LONG, dies=True)}
     chunks = list(client.chat.completions.create(model="demo", messages=[ask], stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == LONG
+
+
+def test_a_leader_whose_lock_is_lost_acquires_it_again() -> None:
+    """Released under it, as an agent does, the lock is not renewed: the leader begins a new epoch and answers there."""
+    with serving(NEW) as server, connect(server.url) as redis:
+        stopping = threading.Event()
+        leader = OrderedLeader(server.url, "demo")
+        thread = threading.Thread(target=leader.lead, args=(stopping.is_set,))
+
+        def token_after(token: str | None) -> str:
+            now = until(lambda: None if (held := run(redis, holder("demo", "r0"))) == token else held)
+            assert now is not None
+            return now
+
+        thread.start()
+        try:
+            first = token_after(None)
+            assert run(redis, release_token("demo", "r0", first))
+            second = token_after(first)
+            assert run(redis, release_token("demo", "r0", second))
+            assert token_after(second) != first
+        finally:
+            stopping.set()
+            thread.join(20)
+    assert not thread.is_alive()
