@@ -20,7 +20,7 @@ MOST_CHUNKS = 65_536
 MOST_BLOCKS = 65_536
 """Of the extensions before a GIF's first frame."""
 MOST_METADATA = 256 * 1024
-"""Bytes of the EXIF or XMP that the orientation is read from."""
+"""Bytes of the EXIF that the orientation is read from. XMP of more bytes is left out: few programs write it there."""
 
 
 class Refused(Exception):
@@ -37,6 +37,12 @@ def essential(data: bytes) -> bytes:
     if data.startswith((b"GIF87a", b"GIF89a")):
         return _gif(data)
     return data
+
+
+def check_exif(size: int) -> None:
+    """Raise Refused for EXIF of too many bytes."""
+    if size > MOST_METADATA:
+        raise Refused(f"has {size} bytes of EXIF; at most {MOST_METADATA} are read")
 
 
 # --- JPEG ------------------------------------------------------------------------------------------------------------
@@ -133,17 +139,15 @@ def _png(data: bytes) -> bytes:
             name = kind if kind in _ONCE else data[start + 8 : start + 88].partition(b"\0")[0]
             if name == b"IHDR" and name in once:
                 raise Refused("is damaged: it has two headers")
-            if name not in once and (kind in _ONCE or name in _ORIENTATION):
+            size = end - start - 12
+            if kind == b"eXIf":
+                check_exif(size)
+            wanted = kind in _ONCE or (name in _ORIENTATION and size <= MOST_METADATA)
+            if wanted and name not in once:
                 once.add(name)
-                _check_metadata(name, end - start - 12)
                 kept.append(data[start:end])
         start = end
     return b"".join(kept)
-
-
-def _check_metadata(name: bytes, size: int) -> None:
-    if size > MOST_METADATA:
-        raise Refused(f"has {size} bytes of metadata ({name.decode()}); at most {MOST_METADATA} are read")
 
 
 # --- GIF -------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from PIL import Image, ImageOps, PngImagePlugin
 
-from api.images.containers import MOST_METADATA, Refused, essential
+from api.images.containers import MOST_METADATA, Refused, check_exif, essential
 from api.images.limits import FORMATS, MOST_PIXELS, needs_more
 
 _CHANNELS = 3
@@ -72,9 +72,9 @@ def decoded(data: bytes, job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
     if width * height > MOST_PIXELS:
         raise Refused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
     _target(height, width, job)  # refuses before anything is decoded
-    for name in ("exif", "xmp"):
-        if (size := len(image.info.get(name, b""))) > MOST_METADATA:
-            raise Refused(f"has {size} bytes of metadata ({name}); at most {MOST_METADATA} are read")
+    check_exif(len(image.info.get("exif", b"")))
+    if len(image.info.get("xmp", b"")) > MOST_METADATA:
+        del image.info["xmp"]
     image.load()
     image = _rgb(ImageOps.exif_transpose(image))
     height, width = _target(image.height, image.width, job)

@@ -156,8 +156,8 @@ def test_what_pixels_do_not_need_costs_nothing(make: Callable[[], bytes], monkey
         (lambda: in_jpeg(segment(0xFE, b"") * 5000), "more than 4000 segments"),
         (lambda: in_png(chunk(b"IDAT", b"") * 70_000), "more than 65536 chunks"),
         (lambda: in_png(chunk(b"IHDR", bytes(13))), "two headers"),
-        (lambda: in_png(chunk(b"eXIf", bytes(300_000))), "300000 bytes of metadata"),
-        (lambda: stored("WEBP", exif=bytes(300_000)), "300000 bytes of metadata"),
+        (lambda: in_png(chunk(b"eXIf", bytes(300_000))), "300000 bytes of EXIF"),
+        (lambda: stored("WEBP", exif=bytes(300_000)), "300000 bytes of EXIF"),
         (lambda: in_gif(b"!\xfe\x01x\0" * 40_000), "more than 65536 blocks"),
     ],
 )
@@ -167,6 +167,18 @@ def test_what_is_refused_before_it_is_decoded(make: Callable[[], bytes], why: st
     with pytest.raises(Refused, match=why):
         decoded(data, JOB)
     assert time.process_time() - began < 0.3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        stored("PNG", pnginfo=text("XML:com.adobe.xmp", XMP.decode() + " " * 300_000)),
+        stored("WEBP", xmp=XMP + b" " * 300_000, lossless=True),
+    ],
+)
+def test_xmp_of_too_many_bytes_is_not_read(data: bytes) -> None:
+    """Some programs write megabytes of history there; the image is taken as its pixels are."""
+    assert decoded(data, JOB)[0] == PICTURE.tobytes()
 
 
 def test_scans_cost_time_where_they_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
