@@ -1,4 +1,5 @@
-"""The sections of pages that are generated from the code. `python -m tests.pages` (`make pages`) writes them."""
+"""The sections of pages, and the files, that are generated from the code. `python -m tests.pages` (`make pages`) writes
+them."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import detectors, rooms
+from tests import detectors, families, rooms
 from tests.rooms import ROOT
+from worker.families.family import DEFAULTS_FILE
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,26 @@ class Section:
         self.page.write_text(before + begin + self.text() + end + after)
 
 
-SECTIONS = [
+@dataclass(frozen=True)
+class Whole:
+    """A file that is generated as a whole."""
+
+    name: str
+    page: Path
+    text: Callable[[], str]
+
+    def parts(self) -> tuple[str, str, str]:
+        return "", self.page.read_text(), ""
+
+    def write(self) -> None:
+        self.page.write_text(self.text())
+
+
+SECTIONS: list[Section | Whole] = [
     Section("rooms", ROOT / "docs/architecture.md", rooms.page_map),
     Section("detectors", ROOT / "docs/reliability.md", detectors.table),
+    Section("families", ROOT / "docs/engine.md", families.table),
+    Whole("defaults", DEFAULTS_FILE, families.defaults),
 ]
 
 

@@ -14,10 +14,10 @@ from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
+from worker.families.registry import FAMILIES
 from worker.kv.stores import store_for
 from worker.models.batch import Row
 from worker.models.loading import load
-from worker.repository.families import FAMILIES
 from worker.sampling.sampler import Sampler, SamplingRow
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.sequence import Sequence

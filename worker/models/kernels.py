@@ -12,29 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worker.families.registry import FAMILIES
 from worker.kernels.activation import GELU_TANH, SILU, gated
 from worker.kernels.norm import rms_norm
 from worker.kernels.rotary import rotate
-from worker.repository.families import INTERLEAVED
 from worker.verdicts import switches
 
 TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 ROTARY = "apply_rotary_pos_emb"
-ROTATED_ALONE = {"gemma4_text"}
-"""Families that rotate queries and keys in calls of their own, of another signature."""
-
 ACTIVATIONS = {"silu": SILU, "swish": SILU, "gelu_pytorch_tanh": GELU_TANH}
 
 
 class FusedNorm(nn.Module):
-    """An RMS norm; gemma before its version 4 keeps the weight's difference to one."""
+    """An RMS norm; `one_added`: it keeps the weight's difference to one."""
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, norm: Any, one_added: bool) -> None:
         super().__init__()
         self.weight = norm.weight
         self._eps = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
-        self._one_added = type(norm).__name__.startswith("Gemma") and not type(norm).__name__.startswith("Gemma4")
+        self._one_added = one_added
 
     def forward(self, inputs: Tensor) -> Tensor:
         return rms_norm(inputs, self.weight, self._eps, one_added=self._one_added)
@@ -59,20 +56,21 @@ def fuse(model: Any) -> int:
     replaced."""
     if next(model.parameters()).dtype not in TYPES:
         return 0
+    family = FAMILIES[model.config.model_type]
     activation = ACTIVATIONS.get(getattr(model.config, "hidden_activation", None) or model.config.hidden_act)
     norms, gates = switches.reason_off("triton.norm") is None, switches.reason_off("triton.gate") is None
     replaced = 0
     for name, module in list(model.named_modules()):
         kind, fused = type(module).__name__, None
         if norms and kind.endswith("RMSNorm") and hasattr(module, "weight"):
-            fused = FusedNorm(module)
+            fused = FusedNorm(module, family.norm_offset)
         elif gates and kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:
             fused = FusedFeedForward(module, activation)
         if fused is not None:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, fused)
             replaced += 1
-    if model.config.model_type not in INTERLEAVED | ROTATED_ALONE and switches.reason_off("triton.rotary") is None:
+    if not family.rope_neighbours and not family.rotates_apart and switches.reason_off("triton.rotary") is None:
         _fuse_rotary(sys.modules[type(model).__module__], frozenset({"cuda"}) | {model.device.type})
     return replaced
 

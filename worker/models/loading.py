@@ -19,6 +19,8 @@ import torch
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
+from worker.families.family import Family
+from worker.families.parts import SLIDING
 from worker.formats.recurrence import LINEAR, Recurrence
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.whole import WholeLayout
@@ -43,7 +45,6 @@ from worker.models.weight_loader import WeightLoader
 from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import validation
-from worker.repository.families import Family
 from worker.repository.files import ModelFiles, inspect, is_gguf
 from worker.repository.multimodal import tower_tensors
 from worker.repository.multimodal.image_part import part_of
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-SLIDING = "sliding_attention"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -253,10 +253,11 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManag
     if files.weights and is_gguf(files.weights[0]):
         return GgufCheckpoint(files.weights, dequantize)
     family, scheme = validation.family_of(files.config), scheme_of(files.config)
-    if family.together:
+    experts = family.experts
+    if experts is not None and experts.together:
         return StoredTogether(files.weights)
-    if family.gate_above_up and scheme is None:
-        return StoredAbove(files.weights, family.stored_experts)
+    if experts is not None and experts.stored_above is not None and scheme is None:
+        return StoredAbove(files.weights, experts.stored_above)
     return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
 
 

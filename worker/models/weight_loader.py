@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from worker.families.family import Family
 from worker.formats.shares import padded_share
 from worker.layers import fusing, parallel
 from worker.layers.blocks import Blocks, Weights
@@ -20,7 +21,6 @@ from worker.layers.sharding import OUTPUTS, ShardPlan
 from worker.models import experts
 from worker.models.checkpoint import StoredTensors, checked
 from worker.models.quantizer import Quantizer
-from worker.repository.families import Family
 
 LAYERS_TABLE = "embed_tokens_per_layer"
 
@@ -90,13 +90,13 @@ class WeightLoader:
 
     def _fill_experts(self) -> None:
         """Pack each expert's layers, where layers are packed or stored otherwise than in plain numbers."""
-        keys = self.family.expert_keys
-        if keys is None or not (self.packing.packed or self.grouped):
+        mixture = self.family.experts
+        if mixture is None or not (self.packing.packed or self.grouped):
             return
         for name, module in list(self.model.named_modules()):
             if experts.are_in(name):
                 packed = experts.packed(
-                    self.checkpoint, self.plan, name, module, keys, self._converted, self.packing.pack
+                    self.checkpoint, self.plan, name, module, mixture.tensors, self._converted, self.packing.pack
                 )
                 self.model.set_submodule(name, packed)
                 self._done()
@@ -160,11 +160,11 @@ class WeightLoader:
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `Grouped`."""
         if experts.are_in(module):
-            assert self.family.expert_keys is not None
+            assert self.family.experts is not None
             owner = self.model.get_submodule(module)
-            return experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.expert_keys)
+            return experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.experts.tensors)
         name = stored = f"{module}.{leaf}"
-        for ours, theirs in self.family.renamed:
+        for ours, theirs in self.family.stored_names:
             stored = stored.replace(ours, theirs)
         # A parameter that is no module's has a role by its own name.
         sharded = module if self.plan.role(module) is not None else name

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.formats import short_convolution
-from worker.formats.recurrence import SHORT_CONVOLUTION
-from worker.repository.families import BATCHABLE_ROPE, LONGROPE_NAMES, OWN_ROPE, Family
+from worker.families.family import Family
+from worker.families.gemma4 import layer_kinds
+from worker.families.parts import SLIDING
+from worker.formats.recurrence import FULL
 
 LARGEST = 2**31 - 1
 """No size that a model has is above it, and no product of two of them overflows."""
@@ -53,8 +54,6 @@ SWITCHES = (
     *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
 )
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-
 
 def number(config: dict[str, Any], name: str) -> int:
     """A field that every model needs: a whole number from 1 on."""
@@ -71,9 +70,10 @@ def check(config: dict[str, Any], family: Family) -> None:
     """Raise ModelFilesError or UnsupportedArchitecture naming a field and its value."""
     for name in NEEDED:
         number(config, name)
-    dense = family.may_lack_experts and family.experts is not None and config.get(family.experts) == 0
-    for name in (*SIZES, *([family.experts] if family.experts else [])):
-        none = dense and name in (family.experts, family.chosen_experts) and _is_whole(config.get(name))
+    experts = family.experts
+    dense = experts is not None and experts.may_lack and config.get(experts.count) == 0
+    for name in (*SIZES, *([experts.count] if experts else [])):
+        none = dense and experts is not None and name in (experts.count, experts.chosen) and _is_whole(config.get(name))
         if config.get(name) is not None and not (none and config[name] >= 0):
             number(config, name)
     for name in COUNTS:
@@ -89,29 +89,7 @@ def check(config: dict[str, Any], family: Family) -> None:
         _check_layers(config)
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
-    _check_rope(config)
-
-
-def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
-    """For each layer of a type that has `Family.heads_by_layer`, the fields `head_dim` and `num_key_value_heads` where
-    they differ from the model's. transformers saves them as `per_layer_config`; Google's files name those of the layers
-    with full attention. `config` must have been checked."""
-    given = config.get("per_layer_config")
-    if given is not None:
-        fields = {int(layer): one for layer, one in given.items()}
-        return [fields.get(layer, {}) for layer in range(config["num_hidden_layers"])]
-    full = {"head_dim": config.get("global_head_dim") or 512}
-    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
-        full["num_key_value_heads"] = config["num_global_key_value_heads"]
-    return [full if kind == FULL else {} for kind in _gemma4_kinds(config)]
-
-
-def feed_forward_width(config: dict[str, Any], family: Family) -> int | None:
-    """The width of the feed-forward networks that are no experts; None for transformers' default. `config` must have
-    been checked."""
-    if family.recurrent == SHORT_CONVOLUTION:
-        return short_convolution.feed_forward_width(config)
-    return config.get("intermediate_size")
+    _check_rope(config, family)
 
 
 def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
@@ -142,16 +120,9 @@ def _check_layers(config: dict[str, Any]) -> None:
         raise _wrong("sliding_window", config["sliding_window"], f"a width, as layer_types has {SLIDING},")
 
 
-def _gemma4_kinds(config: dict[str, Any]) -> list[str]:
-    """Each layer's kind of attention. The last layer has full attention, whatever the file says."""
-    layers = config["num_hidden_layers"]
-    given = config.get("layer_types") or [FULL if layer % 6 == 5 else SLIDING for layer in range(layers)]
-    return [*given[:-1], FULL]
-
-
 def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
     given = config.get("per_layer_config")
-    if not family.heads_by_layer:
+    if family.heads_by_layer is None:
         if given is not None:
             raise UnsupportedArchitecture(
                 f"config.json has per_layer_config = {_shown(given)}, which model type '{config.get('model_type')}' is "
@@ -168,7 +139,7 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
             raise _wrong(f"per_layer_config.{layer}", fields, "an object with head_dim and num_key_value_heads alone")
         for name in cast(dict[str, Any], fields):
             number(cast(dict[str, Any], fields), name)
-    kinds, shared = _gemma4_kinds(config), config.get("num_kv_shared_layers") or 0
+    kinds, shared = layer_kinds(config), config.get("num_kv_shared_layers") or 0
     if shared and set(kinds[:-shared]) != set(kinds):
         raise _wrong(
             "num_kv_shared_layers",
@@ -178,22 +149,23 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
 
 
 def _check_experts(config: dict[str, Any], family: Family) -> None:
-    if family.experts is None:
+    experts = family.experts
+    if experts is None:
         return
-    if family.experts_switch is not None and family.has_experts(config):
-        for name in (family.experts, family.chosen_experts, "moe_intermediate_size"):
+    if experts.switch is not None and family.has_experts(config):
+        for name in (experts.count, experts.chosen, "moe_intermediate_size"):
             number(config, name)
-    count, chosen = config.get(family.experts), config.get(family.chosen_experts)
+    count, chosen = config.get(experts.count), config.get(experts.chosen)
     if count and chosen is not None and chosen > count:
-        raise _wrong(family.chosen_experts, chosen, f"at most {family.experts} = {count}")
+        raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
     groups, kept = config.get("n_group"), config.get("topk_group")
     if count is not None and groups is not None and count % groups:
-        raise _wrong("n_group", groups, f"a divisor of {family.experts} = {count}")
+        raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
     if groups is not None and kept is not None and kept > groups:
         raise _wrong("topk_group", kept, f"at most n_group = {groups}")
 
 
-def _check_rope(config: dict[str, Any]) -> None:
+def _check_rope(config: dict[str, Any], family: Family) -> None:
     """Rotary embeddings that can be batched; one for all layers, or one by kind of layer."""
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.get(name)
@@ -203,21 +175,20 @@ def _check_rope(config: dict[str, Any]) -> None:
             raise _wrong(name, rope, "an object")
         whole = cast(dict[str, Any], rope)
         for one in [whole, *(cast(dict[str, Any], value) for value in whole.values() if isinstance(value, dict))]:
-            _check_rotary(name, one, str(config.get("model_type")))
+            _check_rotary(name, one, family)
 
 
-def _check_rotary(name: str, rope: dict[str, Any], model_type: str) -> None:
+def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
     kind = rope.get("rope_type", rope.get("type"))
     if kind is not None and not isinstance(kind, str):
         raise _wrong(f"{name}.rope_type", kind, "a text")
-    if kind in LONGROPE_NAMES.get(model_type, ()):
+    if kind in family.longrope_names:
         kind = "longrope"
-    served = BATCHABLE_ROPE | OWN_ROPE.get(model_type, set())
-    if kind is not None and kind not in served:
+    if kind is not None and kind not in family.rope_types:
         why = "depends on the longest sequence of the batch, so answers would depend on other requests"
         reason = why if kind in ("dynamic", "longrope") else "is not known"
         raise UnsupportedArchitecture(
-            f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(served))}."
+            f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(family.rope_types))}."
         )
     for field in ("factor", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         if (value := rope.get(field)) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
-from worker.repository.gguf.architectures import configuration
+from worker.repository.gguf.configuration import configuration
 from worker.repository.gguf.model import GgufModel, read_model
 from worker.repository.multimodal.image_part import FIELD
 from worker.repository.multimodal.image_reading import image_part

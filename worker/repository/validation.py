@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.formats import short_convolution
+from worker.families.family import Family
+from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
 from worker.formats.mamba import Mamba, mamba_of
-from worker.formats.recurrence import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Recurrence, delta_rule_of
+from worker.formats.recurrence import Recurrence
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
-from worker.repository.families import FAMILIES, REFUSED, Family
 from worker.repository.files import ModelFiles, inspect
-from worker.repository.multimodal.text_part import TEXT_PARTS
 from worker.repository.pooling import gate
 from worker.repository.pooling.description import pooling_of
 from worker.repository.quantization.scheme import scheme_of
-
-RECURRENCES: dict[str, Callable[[dict[str, Any]], Recurrence | None]] = {
-    DELTA_RULE: delta_rule_of,
-    SHORT_CONVOLUTION: short_convolution.short_convolutions_of,
-    MAMBA: mamba_of,
-}
-"""By kind of recurrent layers, their reader from config.json."""
 
 MOST_RANKS = 64
 """Remedies name no number above it: the size of a hostile file has two billion candidates."""
@@ -74,7 +66,7 @@ def _check_context(config: dict[str, Any], max_context: int | None) -> None:
 
 
 def family_of(config: dict[str, Any]) -> Family:
-    """The table's row for a configuration; raises UnsupportedArchitecture listing what is served."""
+    """The record of a configuration's type; raises UnsupportedArchitecture listing what is served."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
@@ -94,16 +86,17 @@ def kv_heads(config: dict[str, Any]) -> int:
 def layer_kv_heads(config: dict[str, Any]) -> list[int]:
     """Key-value heads of each layer of the whole model."""
     usual = kv_heads(config)
-    if not family_of(config).heads_by_layer:
+    by_layer = family_of(config).heads_by_layer
+    if by_layer is None:
         return [usual] * number(config, "num_hidden_layers")
-    return [layer.get("num_key_value_heads", usual) for layer in config_fields.heads_by_layer(config)]
+    return [layer.get("num_key_value_heads", usual) for layer in by_layer(config)]
 
 
 def recurrence(config: dict[str, Any]) -> Recurrence | None:
     """The recurrent layers of the model; None for one without. Raises ModelFilesError or UnsupportedArchitecture
     naming a field and its value."""
-    kind = family_of(config).recurrent
-    return None if kind is None else RECURRENCES[kind](config)
+    recurrent = family_of(config).recurrent
+    return None if recurrent is None else recurrent(config)
 
 
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
@@ -137,12 +130,14 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
             f"--quant {quant} packs plain weights, and the checkpoint is quantized already ({scheme.method}). Leave "
             "--quant out: it is served at its stored width."
         )
-    untried = family.experts_switch is not None and family.has_experts(config)  # gemma4_text
-    untried |= family.recurrent == MAMBA  # its projections are of unlike parts
-    if scheme is not None and (untried or (scheme.method == "mxfp4") != family.together):
+    experts = family.experts
+    untried = experts is not None and experts.switch is not None and family.has_experts(config)  # gemma4_text
+    untried |= family.recurrent is mamba_of  # its projections are of unlike parts
+    together = experts is not None and experts.together
+    if scheme is not None and (untried or (scheme.method == "mxfp4") != together):
         raise UnsupportedArchitecture(
             f"Model type '{config['model_type']}' quantized as {scheme.method} is not supported. Use the unquantized "
-            f"checkpoint{', or the one in mxfp4' if family.together else ''}."
+            f"checkpoint{', or the one in mxfp4' if together else ''}."
         )
 
 
@@ -160,7 +155,7 @@ def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
         if family.experts
         else ()
     )
-    widths = {"intermediate_size": config_fields.feed_forward_width(config, family)}
+    widths = {"intermediate_size": family.feed_forward_width(config)}
     for name, width in (widths | {name: config.get(name) for name in experts}).items():
         if isinstance(width, int) and width > config_fields.LARGEST:
             raise ModelFilesError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from worker.formats.short_convolution import feed_forward_width
+from worker.families.registry import FAMILIES
 
 
 class Shapes(msgspec.Struct, frozen=True):
@@ -43,8 +43,8 @@ def of_config(config: dict[str, Any], dtype: str, tp: int = 1) -> Shapes:
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     mixed = window and (config.get("layer_types") or str(config.get("model_type")).startswith(("gemma", "cohere2")))
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
-    kind = str(config.get("model_type"))
-    dense = feed_forward_width(config) if kind == "lfm2" else config.get("intermediate_size")
+    family = FAMILIES.get(str(config.get("model_type")))
+    dense = config.get("intermediate_size") if family is None else family.feed_forward_width(config)
     return Shapes(
         hidden=hidden,
         inner=-(-int(config.get("moe_intermediate_size") or dense or 4 * hidden) // tp),
@@ -54,9 +54,9 @@ def of_config(config: dict[str, Any], dtype: str, tp: int = 1) -> Shapes:
         dtype=dtype,
         windows=((0, int(window)) if mixed else (int(window),)) if window else (0,),
         softcap=float(config.get("attn_logit_softcapping") or 0.0),
-        sinks=kind == "gpt_oss",
+        sinks=family is not None and "self_attn.sinks" in family.roles,
         gelu="gelu" in activation,
-        one_added=kind.startswith("gemma"),
+        one_added=family is not None and family.norm_offset,
     )
 
 

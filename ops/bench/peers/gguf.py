@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from control.errors import SettingsError
 from ops.bench.common import alphabet
 from ops.bench.peers.weights import BLOCKS
+from worker.families.gguf import EXPERT_LAYER_NAMES, OUTER_NAMES
 from worker.formats.blocks import BlockFormat
-from worker.formats.gguf_names import EXPERT_LAYER_NAMES, OUTER_NAMES
 
 Floats = NDArray[np.float32]
 

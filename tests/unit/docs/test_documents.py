@@ -15,7 +15,7 @@ from ops.bench.__main__ import VERBS
 from ops.cli import cli
 from tests.unit.ops.command_line import parse
 from tests.unit.ops.compose_file import ROOT
-from worker.repository.families import FAMILIES
+from worker.families.registry import FAMILIES
 
 PAGES = sorted(path for folder in (".", "docs", "docs/decisions", "ops") for path in (ROOT / folder).glob("*.md"))
 DOCUMENTS = [

@@ -1,4 +1,4 @@
-"""Generated sections of pages are those that the code generates."""
+"""Generated sections of pages, and generated files, are those that the code generates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import SECTIONS, Section
+from tests.pages import SECTIONS, Section, Whole
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
-def test_a_section_is_as_the_code_generates_it(section: Section) -> None:
+def test_a_section_is_as_the_code_generates_it(section: Section | Whole) -> None:
     """`make pages` writes it."""
     assert section.parts()[1] == section.text()
 

@@ -12,7 +12,7 @@ import pytest
 from tests.rooms import ROOT, TOPS, layers, line_of, rooms
 
 MOST_LOOSE = 12
-FLAT = {"control/scripts", "api/schemas", "ops/compat/scripts"}
+FLAT = {"control/scripts", "api/schemas", "ops/compat/scripts", "worker/families"}
 """Packages of one kind, with a file for each script, type of request or client."""
 ORDER = {"control": 0, "worker": 1, "api": 1, "ops": 2}
 _MODULE = re.compile(r"(control|worker|api|ops)(\.\w+)*(:\w+)?")

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
-from worker.formats.gguf_names import RATES, fused_name
+from worker.families.gguf import RATES, expert_of, fused_name
 from worker.layers.blocks import Blocks, Weights
 from worker.models.checkpoint import Ranges
 from worker.models.gguf.dequantize import dequantize
 from worker.models.mapped import MappedFile
-from worker.repository.gguf.architectures import Architecture, architecture, expert_of, stored_name
+from worker.repository.gguf.configuration import architecture
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import GgufModel, read_model
 
@@ -30,7 +30,7 @@ class GgufCheckpoint:
 
     def __init__(self, files: list[Path], dequantized: bool) -> None:
         self._model: GgufModel = read_model(files[0])
-        self._kind: Architecture = architecture(self._model)
+        self._family, self._kind = architecture(self._model)
         self._dequantized = dequantized
         self._mapped: dict[Path, MappedFile] = {}
         self._left = {name: one.bytes for name, one in self._model.tensors.items()}
@@ -71,7 +71,7 @@ class GgufCheckpoint:
         one whose blocks a border would cut."""
         found = self._place(name)
         if found is None:
-            missing = stored_name(self._kind, name) or name
+            missing = self._kind.stored_name(name) or name
             raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
         stored, place, half = found
         self._left.pop(stored, None)
@@ -91,14 +91,14 @@ class GgufCheckpoint:
             part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
         if isinstance(part, Blocks):
             return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
-        if self._kind.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
-            return part - self._kind.norm_offset
+        if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
+            return part - 1.0
         return _as_transformers(stored, part)
 
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
         """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
         with another one."""
-        stored, tensors = stored_name(self._kind, name), self._model.tensors
+        stored, tensors = self._kind.stored_name(name), self._model.tensors
         if stored is None:
             return None
         if stored in tensors:

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
+from worker.families.family import Family, Fields
+from worker.families.parts import SLIDING
+from worker.families.registry import FAMILIES
 from worker.formats.recurrence import FULL, DeltaRule
 from worker.formats.short_convolution import ShortConvolution
-from worker.models.native.families import FAMILIES, SLIDING, Fields, NativeFamily
 from worker.models.native.unsupported import NotNative, require
-from worker.native.library import WHOLE_VECTORS
+from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS
 from worker.repository import validation
-from worker.repository.config_fields import feed_forward_width
-from worker.repository.families import FAMILIES as SERVED
 
 WHOLE = {
     "intermediate_size": 1,
@@ -29,6 +29,7 @@ WHOLE = {
     "decoder_sparse_step": 1,
 }
 """Fields that are whole numbers, with the least value of each."""
+_ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED}
 NUMBERS = ("rms_norm_eps", "norm_eps", "query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 BY_LAYER = ("no_rope_layers", "mlp_only_layers")
@@ -41,13 +42,14 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     Raises NotNative for a model that needs transformers, ModelFilesError for a value of a wrong type.
     """
     kind = config["model_type"]
-    if kind not in FAMILIES:
-        raise NotNative(f"{kind} has no meta model but transformers'")
     family = FAMILIES[kind]
-    aliases = family.aliases
-    fields = {name: config.get(name, config.get(aliases.get(name, ""), value)) for name, value in family.fields.items()}
+    if not family.is_native:
+        raise NotNative(f"{kind} has no meta model but transformers'")
+    fields = {name: _value(config, family, name) for name in family.fields}
     _check(fields)
-    require(ranks == 1 or "width_norm" not in SERVED[kind].roles.values(), "its norms are over the heads of all ranks")
+    for name in family.torch_fields:
+        require(not config.get(name), f"it has {name} = {config.get(name)!r}")
+    require(ranks == 1 or "width_norm" not in family.roles.values(), "its norms are over the heads of all ranks")
     require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = fields["head_dim"] or hidden // heads
@@ -56,22 +58,20 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     require(activation in family.activations, f"its activation is {activation}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(family, fields, layers)
-    # Files of lfm2 have another name for it, which transformers prefers; other types ignore that one.
-    tied = config.get("tie_embedding") if kind == "lfm2" else None
     all_biased = bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=feed_forward_width({**config, **fields}, SERVED[kind]),
+        intermediate_size=family.feed_forward_width({**config, **fields}),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
-        activation=family.activations[activation],
+        activation=_ACTIVATIONS[family.activations[activation]],
         rms_norm_eps=float(fields["norm_eps"] if "norm_eps" in fields else fields["rms_norm_eps"]),
-        tie_word_embeddings=bool(fields["tie_word_embeddings"] if tied is None else tied),
+        tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
@@ -82,8 +82,16 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
         **recurrent,
-        **_experts(kind, fields, layers),
+        **_experts(family, fields, layers),
     )
+
+
+def _value(config: dict[str, Any], family: Family, name: str) -> Any:
+    """The value of a field under any of its names, else transformers' default."""
+    first = config.get(family.first_aliases.get(name, ""))
+    if first is not None:
+        return first
+    return config.get(name, config.get(family.aliases.get(name, ""), family.defaults[name]))
 
 
 def _check(fields: Fields) -> None:
@@ -113,7 +121,7 @@ def _are_whole(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
-def _layer_types(family: NativeFamily, fields: Fields, layers: int) -> list[str]:
+def _layer_types(family: Family, fields: Fields, layers: int) -> list[str]:
     """By layer, if a token sees all positions before it, or only those of a sliding window, where there is a width."""
     rotated = fields.get("no_rope_layers")
     if rotated is not None and len(rotated) < layers:
@@ -157,15 +165,15 @@ def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
     }
 
 
-def _experts(kind: str, fields: Fields, layers: int) -> dict[str, Any]:
+def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts; none for another model. `expert_layers` are those that have one."""
-    number = SERVED[kind].experts
-    if number is None:
+    experts = family.experts
+    if experts is None:
         return {}
     dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
     return {
-        "num_experts": fields[number],
-        "num_experts_per_tok": fields["num_experts_per_tok"],
+        "num_experts": fields[experts.count],
+        "num_experts_per_tok": fields[experts.chosen],
         "moe_intermediate_size": fields.get("moe_intermediate_size", fields.get("intermediate_size")),
         "shared_expert_intermediate_size": fields.get("shared_expert_intermediate_size"),
         # Types without the field have weights of the chosen experts that always add up to 1.

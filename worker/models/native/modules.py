@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from worker.families.family import Family
+from worker.families.registry import FAMILIES
 from worker.formats.recurrence import LINEAR
 from worker.formats.roles import Roles
 from worker.layers.norms import FusedRMSNorm
-from worker.models.native.families import FAMILIES
-from worker.models.native.names import native_family
 from worker.models.native.rotary import Rotary, rotaries
-from worker.native.library import ALL_HEADS
-from worker.repository.families import Family
 
 META = torch.device("meta")
 
@@ -41,8 +39,8 @@ class CausalModel(nn.Module):
 
     @property
     def family(self) -> Family:
-        """The type's row of the table of served types, with the names of these modules."""
-        return native_family(self.config.model_type)
+        """The type's record, with the names of these modules."""
+        return FAMILIES[self.config.model_type].natively_named()
 
     @property
     def base_model(self) -> nn.Module:
@@ -81,7 +79,7 @@ class _Body(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         super().__init__()
-        roles = native_family(config.model_type).roles
+        roles = FAMILIES[config.model_type].natively_named().roles
         if config.layer_types[layer] == LINEAR:
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
@@ -109,7 +107,7 @@ class _Attention(nn.Module):
             self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
         self.o_proj = _linear(queries, hidden, config.output_bias)
         if family.head_norms is not None:
-            widths = (queries, shared) if family.head_norms == ALL_HEADS else (width, width)
+            widths = (queries, shared) if family.head_norms == "all_heads" else (width, width)
             for name, normed in zip(family.head_norm_names, widths, strict=True):
                 setattr(self, name, _norm(config, normed))
         if "self_attn.sinks" in roles:
@@ -134,9 +132,10 @@ class _FeedForward(nn.Module):
 class _Mixture(nn.Module):
     def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
         super().__init__()
-        # gpt_oss has another name for it, and a bias.
-        router = "gate" if config.clamp is None else "router"
-        setattr(self, router, _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None))
+        experts = FAMILIES[config.model_type].experts
+        assert experts is not None
+        router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
+        setattr(self, experts.router, router)
         self.experts: nn.Module = _Experts(config)
         if "mlp.shared_expert.up_proj" in roles:
             inner = config.shared_expert_intermediate_size

@@ -7,21 +7,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from worker.families.family import Family
+from worker.families.registry import FAMILIES
 from worker.formats.recurrence import LINEAR
 from worker.kv.base import CacheLayout, LayerCache
 from worker.layers.linear import NativeLinear
 from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
 from worker.models.native.deltas import Deltas
-from worker.models.native.families import FAMILIES, NativeFamily
 from worker.models.native.mixtures import Mixtures
 from worker.models.native.modules import CausalModel
 from worker.models.native.rotary import Rotary
 from worker.models.native.unsupported import NotNative, require
 from worker.native import library
 from worker.native.library import (
+    ALL_HEADS,
     CLAMPED_SWIGLU,
     EACH_HEAD,
+    EACH_TURNED_HEAD,
     WHOLE_VECTORS,
     Gate,
     Layer,
@@ -29,7 +32,8 @@ from worker.native.library import (
     Model,
     Norm,
 )
-from worker.repository.families import INTERLEAVED
+
+_HEAD_NORMS = {None: EACH_HEAD, "each_head": EACH_HEAD, "each_turned_head": EACH_TURNED_HEAD, "all_heads": ALL_HEADS}
 
 
 class Plan:
@@ -46,7 +50,7 @@ class Plan:
         head = model.get_output_embeddings()
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
-        rotaries = Rotaries(body.rotaries, config.model_type in INTERLEAVED)
+        rotaries = Rotaries(body.rotaries, family.rope_neighbours)
         mixtures, deltas = Mixtures(self.threads), Deltas(layout.state)
         layers, self._biases = list[Layer](), list[Tensor]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
@@ -104,7 +108,7 @@ class Rotaries:
         return self._kinds.index(kind) if len(self._kinds) > 1 or kind in self._kinds else 0
 
 
-def _layer(layer: Any, family: NativeFamily, mixture: int, biases: list[Tensor]) -> Layer:
+def _layer(layer: Any, family: Family, mixture: int, biases: list[Tensor]) -> Layer:
     """A layer but for its attention, or what it has instead. `biases` keeps alive those that only the struct points
     to."""
     feed_forward = layer.mlp
@@ -122,10 +126,10 @@ def _layer(layer: Any, family: NativeFamily, mixture: int, biases: list[Tensor])
     )
 
 
-def _add_attention(to: Layer, attention: Any, family: NativeFamily, cache: LayerCache, biases: list[Tensor]) -> None:
+def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, biases: list[Tensor]) -> None:
     sinks = getattr(attention, "sinks", None)
     to.query, to.key = (_norm(getattr(attention, name, None)) for name in family.head_norm_names)
-    to.head_norms = EACH_HEAD if family.head_norms is None else family.head_norms
+    to.head_norms = _HEAD_NORMS[family.head_norms]
     to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
     to.attention_out = _summed(attention.o_proj, biases)
     to.sinks = None if sinks is None else sinks.data_ptr()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
+from worker.families.family import Rope
 from worker.formats.recurrence import FULL
-from worker.models.native.families import Rope
 from worker.models.native.unsupported import require
 
 

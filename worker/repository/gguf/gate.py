@@ -7,11 +7,12 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
-from worker.formats.gguf_names import RATES, fused_name
+from worker.families.family import Family
+from worker.families.gguf import RATES, Gguf, fused_name
 from worker.formats.recurrence import LINEAR, TILED, delta_rule_of
 from worker.formats.shares import ends_at
 from worker.native.host import check_host
-from worker.repository.gguf.architectures import Architecture, architecture, prediction_layers, stored_name
+from worker.repository.gguf.configuration import architecture, prediction_layers
 from worker.repository.gguf.description import check_described
 from worker.repository.gguf.header import StoredTensor
 from worker.repository.gguf.model import FEED_FORWARD, GgufModel
@@ -36,7 +37,7 @@ def check(model: GgufModel, config: dict[str, Any], spec: ModelSpec, devices: Se
 def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
     """Every tensor of the configuration is there in its shape, and no other: what is not read would be missing."""
     seen = {FACTORS}
-    for name, shape in _expected(architecture(model), config, model):
+    for name, shape in _expected(*architecture(model), config, model):
         stored = model.tensors.get(name)
         if stored is None:
             raise ModelFilesError(f"{model.files[0]} has no tensor {name}. Download or convert the model again.")
@@ -102,21 +103,24 @@ def _fits(name: str, stored: StoredTensor, ends: tuple[int, ...], tiles: int, tp
     return ends_at(stored.shape[-1], stored.type.weights, ends if name.endswith(FEED_FORWARD) else (), tp)
 
 
-def _expected(kind: Architecture, config: dict[str, Any], model: GgufModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _expected(
+    family: Family, kind: Gguf, config: dict[str, Any], model: GgufModel
+) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors of a configuration by their names in the file, with shapes."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
     yield "output_norm.weight", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
-    shapes, recurrent = _layer_shapes(config), _recurrent_shapes(config) if kind.recurrent else {}
-    kinds = delta_rule_of(config).kinds if kind.recurrent else ()
+    shapes = _layer_shapes(config, family)
+    recurrent = _recurrent_shapes(config) if family.recurrent else {}
+    kinds = delta_rule_of(config).kinds if family.recurrent else ()
     for layer in range(config["num_hidden_layers"]):
         of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
         for inner, shape in of_layer.items():
-            name = stored_name(kind, f"model.layers.{layer}.{inner}")
+            name = kind.stored_name(f"model.layers.{layer}.{inner}")
             # Norms of queries and keys are a part of the type, or are not.
-            if name is not None and (inner not in _HEAD_NORMS or kind.head_norms):
+            if name is not None and (inner not in _HEAD_NORMS or family.head_norms):
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
                 flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
@@ -137,12 +141,12 @@ _SHARED_GATE = "mlp.shared_expert_gate.weight"
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
-def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
     """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have."""
     hidden, width = config["hidden_size"], config["head_dim"]
     query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (2 * query if TILED in config else query, hidden),
+        "self_attn.q_proj.weight": (2 * query if family.output_gate else query, hidden),
         "self_attn.k_proj.weight": (shared, hidden),
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
@@ -150,8 +154,8 @@ def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_norm.weight": (width,),
         **_common_shapes(config, hidden),
     }
-    biased = {"qwen2": ("q", "k", "v")}.get(config["model_type"], ())
-    if config["model_type"] == "gpt_oss":
+    biased = ("q", "k", "v") if family.query_key_value_bias else ()
+    if family.experts is not None and family.experts.together:
         count, inner = config["num_local_experts"], config["intermediate_size"]
         shapes |= {
             "self_attn.sinks": (config["num_attention_heads"],),

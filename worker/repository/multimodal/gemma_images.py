@@ -9,17 +9,19 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from control.messages import ImageInput
+from worker.families.family import Images
 from worker.repository.multimodal.image_fields import normalisation, whole
 from worker.repository.multimodal.image_part import ImagePart
 
-_TOKEN = 262144
 _BEGIN, _PLACE, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 TEXT = f"\n\n{_BEGIN}{_PLACE}{_END}\n\n"
 """An image in a prompt, with one token for all of its own."""
 _BILINEAR = 2
 
 
-def gemma3_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]) -> ImagePart:
+def gemma3_part(
+    images: Images, config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]
+) -> ImagePart:
     """The image part. Raises ModelFilesError naming a field of a wrong value."""
     if processor.get("do_pan_and_scan"):
         raise ModelFilesError(
@@ -44,7 +46,7 @@ def gemma3_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor:
         vision=dict(vision),
         input=ImageInput(
             kind="square",
-            token=whole(config, "image_token_index", _TOKEN),
+            token=whole(config, "image_token_index", images.token),
             placeholder=_BEGIN,
             text=TEXT,
             unit=side // columns,

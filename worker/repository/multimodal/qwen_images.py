@@ -8,18 +8,18 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from control.messages import ImageInput
+from worker.families.family import Images
 from worker.repository.multimodal.image_fields import is_whole, normalisation, whole
 from worker.repository.multimodal.image_part import ImagePart
 
 _PLACEHOLDER = "<|image_pad|>"
-_TOKENS = {"qwen3_vl": 151655, "qwen3_5": 248056, "qwen3_5_moe": 248056}
-_SECTIONS = {"qwen3_vl": [24, 20, 20], "qwen3_5": [11, 11, 10], "qwen3_5_moe": [11, 11, 10]}
 _BICUBIC = 3
 
 
-def qwen_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]) -> ImagePart:
+def qwen_part(
+    images: Images, config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]
+) -> ImagePart:
     """The image part. Raises ModelFilesError naming a field of a wrong value."""
-    kind = str(config["model_type"])
     patch, merge = whole(processor, "patch_size", 14), whole(processor, "merge_size", 2)
     if (patch, merge) != (whole(vision, "patch_size", 16), whole(vision, "spatial_merge_size", 2)):
         raise ModelFilesError(
@@ -32,11 +32,11 @@ def qwen_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor: M
         if processor.get(older) is not None:
             size[own] = processor[older]
     return ImagePart(
-        kind=kind,
+        kind=str(config["model_type"]),
         vision=dict(vision),
         input=ImageInput(
             kind="grid",
-            token=whole(config, "image_token_id", _TOKENS[kind]),
+            token=whole(config, "image_token_id", images.token),
             placeholder=_PLACEHOLDER,
             unit=patch * merge,
             least_pixels=whole(size, "shortest_edge", 56 * 56),
@@ -44,7 +44,7 @@ def qwen_part(config: Mapping[str, Any], vision: Mapping[str, Any], processor: M
             resample=whole(processor, "resample", _BICUBIC),
         ),
         **normalisation(processor, [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]),
-        sections=_sections(config, _SECTIONS[kind]),
+        sections=_sections(config, list(images.sections)),
     )
 
 

@@ -7,52 +7,10 @@ position has several rows (mRoPE), they are equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from control.errors import ModelFilesError
-
-
-@dataclass(frozen=True)
-class TextPart:
-    """The text part of a multimodal model type. `model_type` is its own as a model alone, None where `text_config` says
-    it. `tied` and `defaults` are transformers' where config.json says nothing."""
-
-    model_type: str | None
-    tied: bool
-    defaults: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-_GEMMA3 = {
-    "hidden_size": 2304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-}
-
-_GEMMA4 = {
-    "hidden_size": 2304,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262144,
-    "max_position_embeddings": 131072,
-}
-
-TEXT_PARTS: dict[str, TextPart] = {
-    "gemma3": TextPart("gemma3_text", tied=True, defaults=_GEMMA3),
-    "gemma4": TextPart("gemma4_text", tied=True, defaults=_GEMMA4),
-    "mistral3": TextPart(None, tied=True),
-    "qwen2_5_vl": TextPart("qwen2", tied=False),
-    "qwen3_5": TextPart("qwen3_5_text", tied=False),
-    "qwen3_5_moe": TextPart("qwen3_5_moe_text", tied=False),
-    "qwen3_vl": TextPart("qwen3", tied=False),
-}
+from worker.families.registry import TEXT_PARTS
 
 _FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that checkpoints have beside `text_config`, and that are meant for it too."""

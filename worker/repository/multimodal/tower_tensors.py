@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
+from worker.families.registry import TEXT_PARTS
 from worker.repository.config_fields import number
 from worker.repository.multimodal.image_fields import is_whole, whole
 from worker.repository.multimodal.image_part import ImagePart, image_name, part_of
@@ -103,7 +104,9 @@ def _channels(vision: Mapping[str, Any], name: str) -> int:
 
 def _deepstack(part: ImagePart) -> list[int]:
     """The layers whose outputs are added to those of the text part's first ones."""
-    given = part.vision.get("deepstack_visual_indexes", [8, 16, 24]) if part.kind == "qwen3_vl" else []
+    images = TEXT_PARTS[part.kind].images
+    default = list(images.deepstack) if images is not None else []
+    given = part.vision.get("deepstack_visual_indexes", default) if default else []
     if not isinstance(given, list) or not all(is_whole(one, 0) for one in given):
         raise ModelFilesError(
             f"vision_config.deepstack_visual_indexes = {given!r}; whole numbers are needed. {_REMEDY}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from control.errors import UnsupportedArchitecture
+from worker.families.registry import FAMILIES
 from worker.repository.pooling import encoders
 from worker.repository.pooling.description import FIELD, Activation, Pooling, pooling_of, with_pooling
 from worker.repository.pooling.encoders import ENCODERS
@@ -18,9 +19,9 @@ from worker.repository.pooling.sentence_transformers import (
     read_object,
 )
 
-CAUSAL = {"qwen3"}
+CAUSAL = {kind for kind, family in FAMILIES.items() if family.pooling == "causal"}
 """Types with keys and values in a cache whose last token makes a vector or a score."""
-BIDIRECTIONAL = {"gemma3_text"}
+BIDIRECTIONAL = {kind for kind, family in FAMILIES.items() if family.pooling == "bidirectional"}
 """Types of decoders that attend in both directions where config.json says so."""
 
 QWEN3_PAIR = (

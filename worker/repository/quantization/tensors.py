@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.formats.recurrence import DELTA_RULE
-from worker.repository.config_fields import feed_forward_width
-from worker.repository.families import FAMILIES
+from worker.families.registry import FAMILIES
 from worker.repository.multimodal.text_part import text_name
 from worker.repository.quantization import mxfp4, shares
 from worker.repository.quantization.linear import QuantizedLinear
@@ -113,12 +111,12 @@ def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
         return {}
     head = config.get("head_dim") or hidden // heads
     family = FAMILIES.get(str(config.get("model_type")))
-    gated = 2 if family is not None and family.recurrent == DELTA_RULE else 1  # a gate of each output beside its query
+    gated = 2 if family is not None and family.output_gate else 1
     sizes = {"q_proj": (gated * heads * head, hidden), "o_proj": (hidden, heads * head)}
     if ".shared_expert" in module:
         return sizes
     own = config.get("moe_intermediate_size") if ".experts." in module else None
-    inner = own or (config.get("intermediate_size") if family is None else feed_forward_width(config, family))
+    inner = own or (config.get("intermediate_size") if family is None else family.feed_forward_width(config))
     if isinstance(inner, int):
         sizes |= dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), (inner, hidden))
         sizes |= dict.fromkeys(("down_proj", "w2"), (hidden, inner))

@@ -1,4 +1,4 @@
-"""The table of families against transformers' plans, and the tiny models of the parity tests against their types: each
+"""The records of families against transformers' plans, and the tiny models of the parity tests against their types: each
 has the parts that its type is about."""
 
 from __future__ import annotations
@@ -14,28 +14,15 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests import models
+from worker.families.registry import FAMILIES
 from worker.layers.sharding import IN_LAYER
 from worker.models.meta_model import meta_model
-from worker.repository.families import FAMILIES
 
-OWN_PLANS = {
-    "gpt_oss": "none",
-    "hunyuan_v1_dense": "none",
-    "lfm2": "none",
-    "glm": "gathers",
-    "glm4": "gathers",
-    "minimax_m2": "gathers",
-    "olmo2": "gathers",
-    "olmo3": "gathers",
-    "phi3": "gathers",
-    "qwen3_5_moe_text": "gathers",
-    "qwen3_5_text": "gathers",
-    "qwen3_next": "gathers",
-}
-"""Types of which transformers has no plan, or one that gathers outputs which Furrow keeps split."""
+WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
+"""Types of which transformers has no plan."""
 
 WHOLE = {"replicated_with_grad_allreduce", "replicated"}
-GATHERING = {"colwise_gather_output", "rowwise_split_input"}
+GATHERED = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
 INPUTS_BY_LAYER = {"per_layer_input_gate", "per_layer_projection"}
@@ -62,20 +49,21 @@ def tiny(family: str) -> Any:
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_roles_are_those_of_transformers(family: str) -> None:
-    """The table has the plan of the installed transformers, or one of its own for a reason that still holds."""
+    """The record has the plan of the installed transformers. Furrow keeps outputs split that a plan gathers, and splits
+    more in such a type."""
     plan: dict[str, str] = CONFIG_MAPPING[family]().base_model_tp_plan or {}
-    reason = "none" if not plan else "gathers" if GATHERING & set(plan.values()) else None
-    assert OWN_PLANS.get(family) == reason
     theirs = {
-        name.removeprefix("layers.*."): NAMES[role]
+        name.removeprefix("layers.*."): role
         for name, role in plan.items()
         # Within experts the roles are those of whole tensors, which the loader knows.
-        if role not in WHOLE and ".experts." not in name and reason is None
+        if role not in WHOLE and ".experts." not in name
     }
-    roles = FAMILIES[family].roles
-    if reason is None:
+    roles, gathered = FAMILIES[family].roles, {name for name, role in theirs.items() if role in GATHERED}
+    assert (not plan) == (family in WITHOUT_PLAN)
+    assert set(theirs) <= set(roles)
+    assert all(roles[name] == NAMES[role] for name, role in theirs.items() if name not in gathered)
+    if plan and not gathered:
         assert set(roles) - set(theirs) == BEYOND_THE_PLAN.get(family, set())
-        assert all(roles[name] == role for name, role in theirs.items())
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))

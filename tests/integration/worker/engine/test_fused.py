@@ -11,15 +11,16 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
+
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
+from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
 from worker.models import kernels, loading
 from worker.models.loading import load
 from worker.native.host import SWITCH
-from worker.repository.families import INTERLEAVED
 
 JOBS = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
 
@@ -54,8 +55,8 @@ def test_fused_models_have_the_same_logits(
     monkeypatch.setattr(modelling, kernels.ROTARY, plain)  # so that it is put back
     before = play(Engine(model, SlabStore(model.cache_layout, 64), Solo()), write(JOBS))
     assert kernels.fuse(model._module) == REPLACED[family]
-    left = INTERLEAVED | kernels.ROTATED_ALONE
-    assert (getattr(modelling, kernels.ROTARY) is plain) == (family in left)
+    record = FAMILIES[family]
+    assert (getattr(modelling, kernels.ROTARY) is plain) == (record.rope_neighbours or record.rotates_apart)
     after = play(Engine(model, SlabStore(model.cache_layout, 64), Solo()), write(JOBS))
     for job in JOBS:
         theirs, ours = (torch.stack(run.logits[job.sid]) for run in (before, after))

@@ -21,7 +21,7 @@ from worker.kv.slabs import SlabStore
 from worker.layers.linear import NativeLinear
 from worker.models.loading import load
 from worker.native import library
-from worker.repository.gguf.architectures import configuration
+from worker.repository.gguf.configuration import configuration
 from worker.repository.gguf.gate import check_tensors
 from worker.repository.gguf.model import read_model
 

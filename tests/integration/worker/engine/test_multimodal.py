@@ -16,8 +16,8 @@ from tests import models
 from tests.integration.worker.engine.parity import LENGTHS, NEW, engine_of, mixed, prompt
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
+from worker.families.registry import TEXT_PARTS
 from worker.repository.files import inspect
-from worker.repository.multimodal.text_part import TEXT_PARTS
 
 SECTIONS: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 PART_SECTIONS: dict[str, Any] = {

@@ -16,14 +16,13 @@ from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
+from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
-from worker.models.native.families import FAMILIES
 from worker.models.served import ServedModel
 from worker.native.host import SWITCH
 from worker.native.library import library
-from worker.repository.families import FAMILIES as SERVED
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 
@@ -66,7 +65,7 @@ def conversation(running: Running) -> Tensor:
 
 
 @pytest.mark.parametrize("quant", list(NEAR))
-@pytest.mark.parametrize("family", sorted(FAMILIES & SERVED.keys()))
+@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.is_native))
 def test_it_says_what_torch_says(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

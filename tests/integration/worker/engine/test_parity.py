@@ -19,7 +19,7 @@ from tests.integration.worker.engine.parity import (
 )
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
-from worker.repository.families import FAMILIES
+from worker.families.registry import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

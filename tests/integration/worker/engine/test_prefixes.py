@@ -13,7 +13,7 @@ import torch
 from tests.integration.worker.engine.parity import NEW, engine_of, prompt, reference
 from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from worker.repository.families import FAMILIES
+from worker.families.registry import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

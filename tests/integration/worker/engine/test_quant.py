@@ -23,13 +23,13 @@ from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
+from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
 from worker.layers import int8, packing
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
 from worker.native.host import SWITCH
-from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

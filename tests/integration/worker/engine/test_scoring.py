@@ -15,8 +15,8 @@ from tests.integration.worker.engine.ranks import Outcome, RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, run
 from worker.engine.scoring import ScoreTarget
+from worker.families.registry import FAMILIES
 from worker.models import served
-from worker.repository.families import FAMILIES
 
 Checkpoint = Callable[[str], Path]
 

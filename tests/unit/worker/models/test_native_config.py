@@ -10,16 +10,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
+from worker.families.family import Rope
+from worker.families.registry import FAMILIES
 from worker.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
-from worker.models.native.families import FAMILIES, Rope
 from worker.models.native.modules import CausalModel, native_meta_model
-from worker.models.native.names import RENAMED
 from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
 
+NATIVE = sorted(name for name, family in FAMILIES.items() if family.is_native)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 FIELDS: list[dict[str, Any]] = [
@@ -79,7 +80,8 @@ def variants() -> list[Any]:
     found += [(family, changes) for family in ("gemma3_text", "olmo3") for changes in BY_KIND]
     found += [("lfm2", changes) for changes in FEED_FORWARDS]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
-    for family, row in FAMILIES.items():
+    for family in NATIVE:
+        row = FAMILIES[family]
         known = set(row.fields) | set(row.aliases.values())
         found += [(family, {}), (family, FAMILY_SHAPES[family])]
         found += [(family, fields) for fields in FIELDS if row_reads(known, fields) and serves(family, fields)]
@@ -113,11 +115,12 @@ def config_json(family: str, **changes: Any) -> dict[str, Any]:
     return {"model_type": family, "full_attention_interval": 3} | shape | changes
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", NATIVE)
 def test_omitted_fields_are_those_of_transformers(family: str) -> None:
     """A field that config.json omits has the value of transformers' class."""
     theirs = CONFIG_MAPPING[family]()
-    for name, value in FAMILIES[family].fields.items():
+    for name in FAMILIES[family].fields:
+        value = FAMILIES[family].defaults[name]
         if name == "head_dim" and value is None:
             assert getattr(theirs, name, None) in (None, theirs.hidden_size // theirs.num_attention_heads)
         elif name == "sliding_window_pattern":
@@ -167,7 +170,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """The parameters' shapes, by transformers' names."""
     found = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
-    for ours, theirs in RENAMED.get(model.config.model_type, ()) if isinstance(model, CausalModel) else ():
+    for ours, theirs in FAMILIES[model.config.model_type].native_names if isinstance(model, CausalModel) else ():
         found = {name.replace(ours, theirs): shape for name, shape in found.items()}
     return found
 

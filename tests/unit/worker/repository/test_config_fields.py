@@ -9,10 +9,10 @@ import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from tests.models import FAMILY_SHAPES, SHAPE
+from worker.families.gemma4 import heads_by_layer
+from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
 from worker.repository import validation
-from worker.repository.config_fields import heads_by_layer
-from worker.repository.families import FAMILIES
-from worker.repository.multimodal.text_part import TEXT_PARTS, text_config
+from worker.repository.multimodal.text_part import text_config
 
 HOSTILE: tuple[Any, ...] = (
     *(None, 0, -1, 1, 3, 10**9, 10**30, 2.5, float("nan"), float("inf"), True, "", "x", [], [None], [[]], {}),
@@ -158,8 +158,6 @@ def test_every_default_is_transformers_own() -> None:
     """The table's key-value heads are those of transformers' configuration classes."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from worker.repository.families import FAMILIES
-
     for kind, family in FAMILIES.items():
         config = CONFIG_MAPPING[kind]()
         assert config.num_key_value_heads == (family.kv_heads or config.num_attention_heads), kind
@@ -170,8 +168,6 @@ def test_every_default_is_transformers_own() -> None:
 def test_every_refused_type_is_transformers_own() -> None:
     """A name that is misspelt would refuse nothing."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    from worker.repository.families import FAMILIES, REFUSED
 
     assert set(REFUSED) <= set(CONFIG_MAPPING.keys())
     assert not set(REFUSED) & set(FAMILIES)

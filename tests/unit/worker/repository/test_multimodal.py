@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.families.registry import TEXT_PARTS
 from worker.repository import validation
-from worker.repository.multimodal.text_part import TEXT_PARTS, text_config, text_name
+from worker.repository.multimodal.text_part import text_config, text_name
 
 GEMMA3: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],

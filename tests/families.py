@@ -1,0 +1,44 @@
+"""What is generated from the records of model types: their table, and the defaults of transformers' classes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from worker.families.family import Family
+from worker.families.registry import FAMILIES, TEXT_PARTS
+
+
+def defaults() -> str:
+    """worker/families/defaults.json: a line for each type."""
+    lines = [f'  "{kind}": {json.dumps(_defaults(family))}' for kind, family in sorted(FAMILIES.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _defaults(family: Family) -> dict[str, Any]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # only here: it takes seconds
+
+    kind: Any = CONFIG_MAPPING[family.model_type]
+    omitted = [name for part in TEXT_PARTS.values() if part.model_type == family.model_type for name in part.omitted]
+    return {name: _default(kind, name) for name in sorted({*family.default_names, *omitted})}
+
+
+def _default(kind: Any, name: str) -> Any:
+    """The default of a field. That of the class comes first: an object has values in place of some that are null."""
+    field = kind.__dataclass_fields__.get(name)
+    if name == "head_dim" and field is None:
+        return None
+    whole = kind()
+    if name == "rope_parameters":
+        return whole.rope_parameters
+    return getattr(whole, f"_{name}") if field is None else field.default
+
+
+def table() -> str:
+    """The model types in docs/engine.md."""
+    kinds = {"dense types": [], "types with experts": [], "types with recurrent layers": []}
+    for name, family in sorted(FAMILIES.items()):
+        kind = "recurrent layers" if family.recurrent else "experts" if family.experts else None
+        kinds["dense types" if kind is None else f"types with {kind}"].append(name)
+    rows = [f"| {kind} | {', '.join(names)} |\n" for kind, names in kinds.items()]
+    return "".join(["| kind | model types |\n", "|---|---|\n", *rows])

@@ -1,0 +1,232 @@
+"""The record of a model type. `registry.py` finds the records of all types.
+
+A layer is: attention or a recurrent layer, then a feed-forward network or a mixture of them, each added to its input
+and with an RMS norm before or after it. Rotary embeddings turn a head's first numbers. A layer has the projections that
+the roles of its type name. Where torch computes a type, its modelling code is transformers', and the record has
+what loading and sharding need.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from worker.families.gguf import Gguf
+from worker.formats.recurrence import Recurrence
+from worker.formats.roles import Roles
+
+DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
+DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text())
+"""By model type, the values that transformers' class has where config.json omits a field. `make pages` writes them."""
+
+Fields = Mapping[str, Any]
+"""The values of a family's fields in a config.json."""
+
+Norms = tuple[str | None, str | None, str | None, str | None]
+"""The names of the norms before and after attention, and before and after the feed-forward network."""
+
+ONLY_BEFORE: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
+ONLY_AFTER: Norms = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+AROUND: Norms = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+HeadNorms = Literal["each_head", "each_turned_head", "all_heads"]
+"""Norms of queries and keys: over a head before or after it is turned by its position, or over all heads at once."""
+
+BATCHABLE_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings that are served. `dynamic` and `longrope` depend on the batch's longest sequence: one user's length
+would change another's answer."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts."""
+
+    tensors: tuple[str, str, str]
+    """The tensors of one expert on disk (gate, up, down; `{}` is its number), or as they are read where `together`."""
+    count: str = "num_experts"
+    """The field of config.json with the number of experts."""
+    chosen: str = "num_experts_per_tok"
+    """The field with the number of experts of a token."""
+    switch: str | None = None
+    """The field that says if a model of the type has experts at all; None where all have."""
+    may_lack: bool = False
+    """True if a model may have 0 experts, and is dense then."""
+    together: bool = False
+    """True if files have the experts of a layer in one tensor, gate and up by turns, with biases."""
+    stored_above: tuple[str, str] | None = None
+    """The names of the tensors where files may have the experts of a layer in one, the outputs of gate before those of
+    up, and inputs last."""
+    router: str = "gate"
+    """The name of the router beside the experts."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotary embedding of a model type where config.json omits its parameters."""
+
+    theta: float = 10_000.0
+    partial: float | None = None
+    """Share of a head that is rotated, which config.json may change; None: the whole head, always."""
+    parameters: Fields = field(default_factory=dict[str, Any])
+    by_kind: Mapping[str, tuple[str | None, float]] = field(default_factory=dict[str, tuple[str | None, float]])
+    """By kind of layer, where each has an embedding of its own: the field with its theta, and the default."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text part of a multimodal model type. Where config.json says nothing, `tied` and the fields `omitted` have
+    the values of transformers' class."""
+
+    whole: str
+    """The model type of the checkpoint with all parts."""
+    model_type: str | None
+    """That of the text part as a model alone; None where `text_config` says it."""
+    tied: bool
+    omitted: tuple[str, ...] = ()
+    images: Images | None = None
+    """How images are read; None where they are not served."""
+
+    @property
+    def defaults(self) -> Fields:
+        return {name: DEFAULTS[str(self.model_type)][name] for name in self.omitted}
+
+
+@dataclass(frozen=True)
+class Images:
+    """What distinguishes the image parts that one reader reads."""
+
+    reader: Literal["gemma3", "qwen"]
+    token: int
+    """The placeholder's id where config.json has none."""
+    sections: tuple[int, ...] = ()
+    """Frequencies that turn by time, height and width (mRoPE) where config.json has none."""
+    deepstack: tuple[int, ...] = ()
+    """Layers of the tower whose outputs are added to those of the text part, where config.json has none."""
+
+
+def intermediate_size(config: dict[str, Any]) -> int | None:
+    return config.get("intermediate_size")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model type: its name in config.json, and the part of each weight that a rank keeps."""
+
+    model_type: str
+    roles: Roles
+
+    fields: tuple[str, ...] = ()
+    """The fields of config.json that the forward in C++ reads beside those that all types have; a field that is not
+    among them has no effect. None: torch computes the type."""
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other names of fields in config.json, by the field."""
+    first_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    """As `aliases`, of names that go before the field where files have both."""
+
+    norms: Norms = ONLY_BEFORE
+    norm_offset: bool = False
+    """True if one is added to the weights of norms."""
+    head_norms: HeadNorms | None = None
+    activations: Mapping[str, str] = field(
+        default_factory=lambda: {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
+    )
+    """The functions that the feed-forward networks may have, by their names in config.json."""
+    query_key_value_bias: bool = False
+    """True if these projections always have a bias. A field may give them one where this is False."""
+    output_bias: bool = True
+    """False if the output of attention has no bias, even where the other projections have one."""
+    output_gate: bool = False
+    """True if the query projection has a gate of the attention's output behind the query of each head."""
+    scaled_embedding: bool = False
+    """True if embeddings are multiplied by the root of the hidden size."""
+    feed_forward_width: Callable[[dict[str, Any]], int | None] = intermediate_size
+    """The width of the feed-forward networks that are no experts, of a config.json that was checked; None for
+    transformers' default."""
+    torch_fields: tuple[str, ...] = ()
+    """Fields with which torch computes a model, where they have a value."""
+
+    slides: Callable[[Fields, int], bool] = lambda fields, layer: True
+    """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""
+    rotates: Callable[[Fields, int, str], bool] = lambda fields, layer, kind: True
+    """True if a layer of a kind rotates its queries and keys."""
+    rope_neighbours: bool = False
+    """True if rotary pairs are neighbours, and not half a head apart."""
+    rotates_apart: bool = False
+    """True if transformers' module rotates queries and keys in calls of their own."""
+    rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """By kind of layer, where each has an embedding of its own, the field with its theta."""
+    rope_types: frozenset[str] = BATCHABLE_ROPE
+    longrope_names: frozenset[str] = frozenset()
+    """Other names of `longrope` in the files of the type."""
+
+    experts: Experts | None = None
+    recurrent: Callable[[dict[str, Any]], Recurrence | None] | None = None
+    """The reader of the recurrent layers from config.json (formats/recurrence.py); None for a type without."""
+    heads_by_layer: Callable[[dict[str, Any]], list[dict[str, int]]] | None = None
+    """For each layer the fields `head_dim` and `num_key_value_heads` where they differ from the model's; None for a
+    type whose layers are alike."""
+
+    stored_names: tuple[tuple[str, str], ...] = ()
+    """Parts of transformers' parameter names, and what files have in their place."""
+    native_names: tuple[tuple[str, str], ...] = ()
+    """Parts of the names of modules whose forward is C++, and what transformers has in their place."""
+    gguf: tuple[Gguf, ...] = ()
+    """The architectures of GGUF files with models of the type."""
+    pooling: Literal["causal", "bidirectional"] | None = None
+    """How positions see each other in a model for vectors or scores; None where such models are not served. A causal
+    one pools by its last token; a bidirectional one is one where config.json says so."""
+
+    @cached_property
+    def defaults(self) -> Fields:
+        """The values of transformers' class where config.json omits a field. Raises KeyError before `make pages` has
+        written those of a new type."""
+        return DEFAULTS[self.model_type]
+
+    @property
+    def default_names(self) -> tuple[str, ...]:
+        """The fields that `defaults` has."""
+        return ("num_key_value_heads", *(("rope_parameters", *self.fields) if self.is_native else ()))
+
+    @property
+    def is_native(self) -> bool:
+        """True if the forward is C++ where the host can compile it."""
+        return bool(self.fields)
+
+    @property
+    def kv_heads(self) -> int | None:
+        """Key-value heads where config.json says nothing; None: as many as query heads."""
+        return self.defaults["num_key_value_heads"]
+
+    @property
+    def head_norm_names(self) -> tuple[str, str]:
+        turned = self.head_norms == "each_turned_head"
+        return ("query_layernorm", "key_layernorm") if turned else ("q_norm", "k_norm")
+
+    @property
+    def rope(self) -> Rope:
+        given: dict[str, Any] = dict(self.defaults["rope_parameters"])
+        if self.rope_by_kind:
+            return Rope(by_kind={kind: (name, given[kind]["rope_theta"]) for kind, name in self.rope_by_kind.items()})
+        theta, partial = given.pop("rope_theta"), given.get("partial_rotary_factor")
+        return Rope(theta, partial, {} if given["rope_type"] == "default" else given)
+
+    def has_experts(self, config: Fields) -> bool:
+        """True if a model of this config.json has experts."""
+        experts = self.experts
+        return experts is not None and (experts.switch is None or bool(config.get(experts.switch)))
+
+    def natively_named(self) -> Family:
+        """The record with the names that modules have whose forward is C++."""
+        roles = dict(self.roles)
+        for ours, theirs in self.native_names:
+            roles = {f".{name}".replace(theirs, ours)[1:]: role for name, role in roles.items()}
+        return replace(self, roles=roles, stored_names=(*self.native_names, *self.stored_names))

@@ -1,0 +1,93 @@
+"""gemma to gemma3. gemma4 is another type, in a file of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.families.family import AROUND, Family, Images, TextPart
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described
+from worker.families.parts import DENSE, SIZES, SLIDING, WINDOWS, all_but_every, all_but_every_pattern
+from worker.formats.recurrence import FULL
+
+_GEMMA = (*SIZES, "intermediate_size", "attention_bias")
+_GEMMA2 = (*_GEMMA, *WINDOWS, "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping")
+_27B_LAYERS = 62
+_PATTERN = 6
+"""Every sixth layer of gemma3 attends to all positions."""
+
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    # llama.cpp knows the one size whose scale is no head's by its number of layers.
+    scalar = common["hidden_size"] // heads if layers == _27B_LAYERS else common["head_dim"]
+    local = {"rope_type": "default", "rope_theta": model.real("gemma3.rope.freq_base_swa", 10000.0)}
+    pattern = model.whole("gemma3.attention.sliding_window_pattern", _PATTERN)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": model.whole("gemma3.attention.sliding_window"),
+        "layer_types": [FULL if (layer + 1) % pattern == 0 else SLIDING for layer in layers_described(model, layers)],
+        "rope_parameters": {FULL: common["rope_parameters"], SLIDING: local},
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": model.real("gemma3.final_logit_softcapping", None),
+    }
+
+
+_GGUF_NAMES = LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+FAMILIES = [
+    Family(
+        "gemma",
+        DENSE,
+        (*_GEMMA, "hidden_act"),
+        # Older files name the exact function and mean the approximation.
+        activations={"gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh", "silu": "silu"},
+        norm_offset=True,
+        scaled_embedding=True,
+    ),
+    Family(
+        "gemma2",
+        DENSE,
+        (*_GEMMA2, "attn_logit_softcapping"),
+        norms=AROUND,
+        norm_offset=True,
+        scaled_embedding=True,
+        slides=all_but_every(2),
+    ),
+    Family(
+        "gemma3_text",
+        DENSE,
+        (*_GEMMA2, "sliding_window_pattern"),
+        norms=AROUND,
+        norm_offset=True,
+        head_norms="each_head",
+        scaled_embedding=True,
+        rope_by_kind={FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
+        slides=all_but_every_pattern,
+        gguf=(Gguf("gemma3", _from_gguf, _GGUF_NAMES),),
+        pooling="bidirectional",
+    ),
+]
+
+TEXT_PARTS = [
+    TextPart(
+        "gemma3",
+        "gemma3_text",
+        tied=True,
+        omitted=(
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+            "max_position_embeddings",
+        ),
+        images=Images("gemma3", token=262144),
+    )
+]

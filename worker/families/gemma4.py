@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+from worker.families.family import BATCHABLE_ROPE, Experts, Family, TextPart
+from worker.families.parts import DENSE, SLIDING
+from worker.formats.recurrence import FULL
+
+
+def layer_kinds(config: dict[str, Any]) -> list[str]:
+    """Each layer's kind of attention. The last layer has full attention, whatever the file says."""
+    layers = config["num_hidden_layers"]
+    given = config.get("layer_types") or [FULL if layer % 6 == 5 else SLIDING for layer in range(layers)]
+    return [*given[:-1], FULL]
+
+
+def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
+    """transformers saves them as `per_layer_config`; Google's files name those of the layers with full attention.
+    `config` must have been checked."""
+    given = config.get("per_layer_config")
+    if given is not None:
+        fields = {int(layer): one for layer, one in given.items()}
+        return [fields.get(layer, {}) for layer in range(config["num_hidden_layers"])]
+    full = {"head_dim": config.get("global_head_dim") or 512}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+        full["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return [full if kind == FULL else {} for kind in layer_kinds(config)]
+
+
+FAMILIES = [
+    Family(
+        "gemma4_text",
+        {**DENSE, "experts": "experts"},
+        rotates_apart=True,
+        rope_types=BATCHABLE_ROPE | {"proportional"},
+        experts=Experts(
+            ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight", "experts.{}.down_proj.weight"),
+            chosen="top_k_experts",
+            switch="enable_moe_block",
+            stored_above=("experts.gate_up_proj", "experts.down_proj"),
+        ),
+        heads_by_layer=heads_by_layer,
+    )
+]
+
+TEXT_PARTS = [
+    TextPart(
+        "gemma4",
+        "gemma4_text",
+        tied=True,
+        omitted=(
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "vocab_size",
+            "max_position_embeddings",
+        ),
+    )
+]

@@ -1,0 +1,99 @@
+"""Names and fields of GGUF files: what several architectures share. A family's own are in its file.
+
+Names and keys are llama.cpp's (github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from control.errors import ModelFilesError
+
+OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+EXPERT_LAYER_NAMES = LAYER_NAMES | {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+}
+RATES = ".ssm_ba.weight"
+"""Beta and alpha of recurrent layers in one tensor: for each key head the rows of beta, then those of alpha."""
+_FUSED = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+class Metadata(Protocol):
+    """The metadata of a GGUF model (repository/gguf/model.py). Readers raise ModelFilesError naming key and value."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def fields(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...
+    def whole(self, key: str, default: Any = ..., least: int = 1) -> Any: ...
+    def real(self, key: str, default: Any = ...) -> Any: ...
+    def array(self, key: str) -> Any: ...
+    def wrong(self, key: str, value: Any, needed: str) -> ModelFilesError: ...
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """An architecture of GGUF files."""
+
+    architecture: str
+    config: Callable[[Metadata, dict[str, Any]], dict[str, Any]]
+    """The fields of config.json that are special of the type, from the metadata and the fields that all types have."""
+    names: Mapping[str, str]
+    """The names within a layer, by transformers' modules; whole names of parameters that are no module's."""
+    permuted: bool = False
+    """True if the rows of query and key projections are stored in the order of adjacent pairs."""
+
+    def stored_name(self, name: str) -> str | None:
+        """The name in the file of transformers' parameter `name`; None if the architecture has none. The experts of a
+        layer are one tensor."""
+        stem, _, leaf = _EXPERT.sub(".experts.", name).rpartition(".")
+        if stem.startswith("model.layers."):
+            index, _, rest = stem.removeprefix("model.layers.").partition(".")
+            if (whole := self.names.get(f"{rest}.{leaf}")) is not None:
+                return f"blk.{index}.{whole}"
+            inner = self.names.get(rest)
+            return None if inner is None else f"blk.{index}.{inner}.{leaf}"
+        outer = OUTER_NAMES.get(stem)
+        return None if outer is None else f"{outer}.{leaf}"
+
+
+def expert_of(name: str) -> int | None:
+    """The number of the expert that transformers' parameter `name` belongs to."""
+    found = _EXPERT.search(name)
+    return None if found is None else int(found[1])
+
+
+def fused_name(name: str) -> tuple[str, int] | None:
+    """The tensor that holds the experts' `name` beside another one in files that were converted with fused gates, and
+    the half of each expert's rows that it is; None for a tensor that is never fused."""
+    stem, dot, leaf = name.partition("ffn_")
+    half = _FUSED.get(dot + leaf)
+    return None if half is None else (f"{stem}ffn_gate_up_exps.weight", half)
+
+
+def layers_described(model: Metadata, layers: int) -> range:
+    """The layers of a list by layer: as many as the file has tensors for, at most. A damaged number must not become a
+    list of that length."""
+    return range(min(layers, len(model.tensors)))
