@@ -36,9 +36,18 @@ def _default(kind: Any, name: str) -> Any:
 
 def table() -> str:
     """The model types in docs/engine.md."""
-    kinds = {"dense types": [], "types with experts": [], "types with recurrent layers": []}
-    for name, family in sorted(FAMILIES.items()):
-        kind = "recurrent layers" if family.recurrent else "experts" if family.experts else None
-        kinds["dense types" if kind is None else f"types with {kind}"].append(name)
-    rows = [f"| {kind} | {', '.join(names)} |\n" for kind, names in kinds.items()]
-    return "".join(["| kind | model types |\n", "|---|---|\n", *rows])
+    rows = ["| kind | forward in C++ on CPUs | forward in torch |\n", "|---|---|---|\n"]
+    for kind in ("dense types", "types with experts", "types with recurrent layers"):
+        families = [family for _, family in sorted(FAMILIES.items()) if _kind(family) == kind]
+        native, others = (
+            ", ".join(family.model_type for family in families if family.is_native == is_native)
+            for is_native in (True, False)
+        )
+        rows.append(f"| {kind} | {native} | {others} |\n")
+    return "".join(rows)
+
+
+def _kind(family: Family) -> str:
+    if family.recurrent is not None:
+        return "types with recurrent layers"
+    return "dense types" if family.experts is None else "types with experts"

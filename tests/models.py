@@ -184,6 +184,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         },
         **SLIDING_AND_FULL,
     },
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 33},
     "phi": {
         "initializer_range": 0.15,
         "qk_layernorm": True,

@@ -126,7 +126,7 @@ class Family:
 
     fields: tuple[str, ...] = ()
     """The fields of config.json that the forward in C++ reads beside those that all types have; a field that is not
-    among them has no effect. None: torch computes the type."""
+    among them has no effect. Without any, torch computes the type."""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of fields in config.json, by the field."""
     first_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -151,8 +151,8 @@ class Family:
     feed_forward_width: Callable[[dict[str, Any]], int | None] = intermediate_size
     """The width of the feed-forward networks that are no experts, of a config.json that was checked; None for
     transformers' default."""
-    torch_fields: tuple[str, ...] = ()
-    """Fields with which torch computes a model, where they have a value."""
+    torch_numbers: tuple[str, ...] = ()
+    """Fields with a number above 0, or null. Where they have a number, torch computes the model."""
 
     slides: Callable[[Fields, int], bool] = lambda fields, layer: True
     """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""

@@ -79,7 +79,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in COUNTS:
         if (value := config.get(name)) is not None and not (_is_whole(value) and 0 <= value <= LARGEST):
             raise _wrong(name, value, "a whole number from 0 on")
-    for name in NUMBERS:
+    for name in (*NUMBERS, *family.torch_numbers):
         if (value := config.get(name)) is not None:
             _check_positive(name, value)
     for name in SWITCHES:

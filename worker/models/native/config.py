@@ -47,8 +47,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         raise NotNative(f"{kind} has no meta model but transformers'")
     fields = {name: _value(config, family, name) for name in family.fields}
     _check(fields)
-    for name in family.torch_fields:
-        require(not config.get(name), f"it has {name} = {config.get(name)!r}")
+    for name in family.torch_numbers:
+        require(config.get(name) is None, f"it has {name} = {config.get(name)}")
     require(ranks == 1 or "width_norm" not in family.roles.values(), "its norms are over the heads of all ranks")
     require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]

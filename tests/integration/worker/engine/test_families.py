@@ -1,11 +1,11 @@
-"""The records of families against transformers' plans, and the tiny models of the parity tests against their types: each
-has the parts that its type is about."""
+"""The records of families against transformers' plans, and the tiny models of the parity tests against their types:
+each has the parts that its type is about."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests import models
+from worker.families.family import Family
 from worker.families.registry import FAMILIES
 from worker.layers.sharding import IN_LAYER
 from worker.models.meta_model import meta_model
@@ -115,12 +116,12 @@ def scaled_rotary(model: Any) -> bool:
     )
 
 
-def norm_over(width: int) -> Callable[[Any], bool]:
+def norm_over(width: int, query: str = "q_norm", key: str = "k_norm") -> Callable[[Any], bool]:
     """Norms of query and key: over a head of 16, or all four and two of them."""
 
     def has(model: Any) -> bool:
-        attention = model.base_model.layers[0].self_attn
-        return [attention.q_norm.weight.numel(), attention.k_norm.weight.numel()] == [width, min(width, 32)]
+        attention = next(layer.self_attn for layer in model.base_model.layers if hasattr(layer, "self_attn"))
+        return [getattr(attention, name).weight.numel() for name in (query, key)] == [width, min(width, 32)]
 
     return has
 
@@ -197,6 +198,19 @@ def mamba(model: Any) -> bool:
     )
 
 
+def parts_of_record(family: Family) -> Iterator[Callable[[Any], bool]]:
+    """The parts that the record of a type names. Those with a role are tested above."""
+    if family.rope_neighbours:
+        yield neighbours
+    if family.is_native:
+        yield from (part(name) for name in family.norms if name is not None)
+        if family.head_norms is not None:
+            theirs = dict(family.native_names)
+            names = [f".self_attn.{name}" for name in family.head_norm_names]
+            names = [theirs.get(name, name).rpartition(".")[2] for name in names]
+            yield norm_over(64 if family.head_norms == "all_heads" else 16, *names)
+
+
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "apertus": [config("hidden_act", "xielu"), norm_over(16), part("mlp.act_fn.alpha_p")],
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
@@ -263,4 +277,5 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
 def test_the_tiny_model_has_what_its_type_is_about(family: str) -> None:
     """A parity test proves a part only if the model has it: windows, sinks, experts, norms, biases, rotary kinds."""
     model = tiny(family)
-    assert [index for index, has in enumerate(PARTS[family]) if not has(model)] == []
+    parts = [*parts_of_record(FAMILIES[family]), *PARTS.get(family, [])]
+    assert [index for index, has in enumerate(parts) if not has(model)] == []
