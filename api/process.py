@@ -28,6 +28,7 @@ from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
 from api.observability.metrics import Metrics
+from api.observability.waits import WaitLog
 from api.settings import ApiSettings
 from control.redis.batches import Batches
 from control.redis.connection import connect, connect_async
@@ -63,7 +64,16 @@ class Process:
         self.grammars = GrammarChecks()
         self.archive = Archive(self.batches, settings)
         self.seals = Seals(self.batches)
-        sessions = Sessions(self.follower, self.archive, self.seals, self.settler, settings, lambda: self.interrupted)
+        self.wait_log = WaitLog(settings.wait_warning)
+        sessions = Sessions(
+            self.follower,
+            self.archive,
+            self.seals,
+            self.settler,
+            self.wait_log,
+            settings,
+            lambda: self.interrupted,
+        )
         self.submitter = Submitter(
             self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
         )
@@ -81,6 +91,7 @@ class Process:
         self.keyring.start()
         self.models.start()
         self.follower.start()
+        self.wait_log.start()
         self.orphans.start()
         self.settler.start()
         self.completion.start()
@@ -100,6 +111,7 @@ class Process:
         self.shared_reads.stop()
         self.account_reads.stop()
         await self.completion.stop()
+        await self.wait_log.stop()
         await self.follower.stop()
         await self.grammars.stop()
         await self.limiter.stop()

@@ -54,5 +54,7 @@ HAND_OUT = 10
 """Requests that one script hands out, puts back or ends at most: one to two milliseconds of the server's time."""
 HAND_OUT_CHOICES = 128
 """Choices after whose end a script ends no further request: each takes a log entry, and its part of an event."""
+PLACES = 256
+"""Waiting requests whose places one call of a script tells: less than a millisecond of the server's time."""
 DEBT_MS = 600_000
 """Time for which a tenant without requests keeps its service beyond its turn."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from control.messages import LogEntry
-from control.requests import Enqueue
+from control.requests import Enqueue, Place
 from control.requests.token_log import TokenLog
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -35,8 +36,18 @@ class Feed:
         """Reads of the log in a row that brought nothing new."""
         self.fields: dict[str, str] = {}
         """The request's hash as last read: state, ticket, t_claimed …"""
+        self.queued = False
+        """True while `QueuedFeeds` looks after it: as far as is known it waits in the queue, with an empty log."""
+        self.slot = 0
+        """The tick of `QueuedFeeds` that looks at it next."""
+        self.looks = 0
+        """How often it was looked at."""
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
+        self.shown: int | None = None
+        """The place that the client was shown last."""
+        self.show_at = math.inf
+        """Loop time from which the client may be shown another place; infinite for a client that is shown none."""
         self.claim_at: float | None = None
         """Loop time at which it is expected to be claimed; None when that is not known."""
         self.error: Exception | None = None
@@ -128,6 +139,15 @@ class Feed:
             self.quiet_reads = 0
             self.wake.set()
         self._ask()
+
+    def placed(self, place: Place, now: float) -> bool:
+        """It waits at this place. True if the reader is woken, because the client is to be shown it."""
+        self.position = place.position
+        self.claim_at = None if place.expected_wait_s is None else now + place.expected_wait_s
+        if place.position == self.shown or now < self.show_at:
+            return False
+        self.wake.set()
+        return True
 
     def repaired(self) -> None:
         """The log begins with `entries` again; what was announced beyond them may never have been."""

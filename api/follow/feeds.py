@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from math import ceil
 
 from api.follow.feed import Feed
 from api.follow.follow import Follower
 from control.messages import LogEntry
+
+_ALARMS_S = 0.05
+"""Time between two moments at which alarms ring."""
 
 
 class Feeds:
@@ -20,6 +24,8 @@ class Feeds:
         """Set by news of any member. The reader clears it before it looks at them."""
         self._follower, self.tenant = follower, tenant
         self._alarm: asyncio.TimerHandle | None = None
+        self._shown: int | None = None
+        self._show_at = 0.0
 
     def open(self, rid: str) -> Feed:
         """Follow one more member from now on."""
@@ -42,10 +48,36 @@ class Feeds:
             raise
 
     @property
+    def ready(self) -> bool:
+        """True if `take` has something."""
+        return any(not feed.waiting for feed in self.members)
+
+    @property
     def position(self) -> int | None:
         """The worst queue position of the members that still wait."""
-        waiting = [feed.position for feed in self.members if feed.have == 0 and feed.position is not None]
-        return max(waiting, default=None)
+        worst = None
+        for feed in self.members:
+            if feed.position is not None and feed.have == 0 and (worst is None or feed.position > worst):
+                worst = feed.position
+        return worst
+
+    def watch_place(self) -> None:
+        """From now on `wake` is set when `place_changed` becomes true."""
+        for feed in self.members:
+            feed.show_at = 0.0
+
+    @property
+    def place_changed(self) -> bool:
+        """True if the client is to be shown the place, or its end."""
+        position = self.position
+        return position != self._shown and (position is None or asyncio.get_running_loop().time() >= self._show_at)
+
+    def show_place(self, every_s: float) -> int | None:
+        """The place that the client is shown now; the next one is due after so many seconds, its end at once."""
+        self._shown, self._show_at = self.position, asyncio.get_running_loop().time() + every_s
+        for feed in self.members:
+            feed.shown, feed.show_at = feed.position, self._show_at
+        return self._shown
 
     @property
     def expected_wait_ms(self) -> int | None:
@@ -76,11 +108,12 @@ class Feeds:
                 yield member, entries
 
     async def wait(self, seconds: float) -> None:
-        """Wait for news, at most so long, or less."""
+        """Wait for news, at most about so long, or less."""
         if self.wake.is_set():
             return
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
+        # Alarms of many streams ring together: each turn of the event loop has a price of its own.
+        until = ceil((loop.time() + seconds) / _ALARMS_S) * _ALARMS_S
         # Most waits end with a token soon: an alarm that is set already is left as it is, and may wake for nothing.
         if self._alarm is None or self._alarm.when() > until:
             self._disarm()

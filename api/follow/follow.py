@@ -1,7 +1,7 @@
 """Follows requests in Redis for all clients of this process: live over pub/sub, everything else from the token logs.
 
 After a gap, a break of the channel or half a second of silence the log is read from the last entry on, for all silent
-requests in one pipelined call.
+requests in pipelined calls. Requests that only wait in the queue are looked at together (queued.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 from api.asgi.tasks import PeriodicTask, end
 from api.follow.channel import EventChannel
 from api.follow.feed import BUFFER_ENTRIES, Feed
+from api.follow.queued import QueuedFeeds
 from api.follow.recovery import Recovery, origin_of, set_back
 from api.follow.unfollow import UnfollowQueue
 from api.settings import ApiSettings
@@ -32,6 +33,8 @@ log = structlog.stdlib.get_logger(__name__)
 _TICK_S = 0.1
 _REST_S = 60.0
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
+_READ_AT_ONCE = 64
+"""Logs in one pipelined call: some milliseconds of the event loop."""
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
 
@@ -46,22 +49,27 @@ class Follower:
         self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
         self._feeds: dict[tuple[str, str], list[Feed]] = defaultdict(list)
         self._recovery = Recovery(client, settings.api_id, settings.lost_wait, self._want)
+        self._watched: set[Feed] = set()
+        """The feeds that do not only wait in the queue: their logs are read after a silence."""
         self._hungry: set[Feed] = set()
         self._token_at: dict[str, float] = {}
         self._listening: asyncio.Task[None] | None = None
         self._task = PeriodicTask("follow", self._catch_up, self._until_next, retry_s=settings.silence)
+        self._queued = QueuedFeeds(client, settings.api_id, settings.silence, self.refresh)
         self._unfollows = UnfollowQueue(batches, settings.api_id)
         self.subscribe = self._channel.subscribe
 
     def start(self) -> None:
         self._listening = asyncio.create_task(self._channel.listen())
         self._task.start()
+        self._queued.start()
 
     async def stop(self) -> None:
         """End the loops, and let what was begun for readers that left come to its end."""
         if self._listening is not None:
             await end(self._listening)
         await self._task.stop()
+        await self._queued.stop()
         await self._unfollows.stop()
         await self._channel.close()
 
@@ -69,9 +77,8 @@ class Follower:
         """A feed from seq 1; live entries are kept from now on. The log is read once the feed has begun."""
         feed = Feed(model, rid, tenant, wake, asyncio.get_running_loop().time())
         feed.on_hungry(self._want)
-        if not self._feeds:
-            self._task.wake()
         self._feeds[model, rid].append(feed)
+        self._queued.add(feed)
         return feed
 
     def wake_all(self) -> None:
@@ -86,6 +93,9 @@ class Follower:
         if feed in feeds:
             feeds.remove(feed)
         self._hungry.discard(feed)
+        self._watched.discard(feed)
+        if feed.queued:
+            self._queued.remove(feed)
         if feeds:
             return False
         self._feeds.pop((feed.model, feed.rid), None)
@@ -116,11 +126,30 @@ class Follower:
         for row in rows:
             for feed in self._feeds.get((model, row.rid), ()):
                 feed.offer(row.entries, now)
+                if feed.queued:
+                    self._sort(feed)
 
     def _missed(self) -> None:
         for feeds in self._feeds.values():
             for feed in feeds:
-                self._want(feed)
+                if feed.queued:
+                    self._queued.hasten(feed)
+                else:
+                    self._want(feed)
+
+    def _sort(self, feed: Feed) -> None:
+        """Have a feed looked after as what it is now: a request that only waits in the queue, or one with a log."""
+        waits = feed.fields.get("state", "queued") == "queued" and not feed.have and not feed.behind
+        if waits == feed.queued or feed not in self._feeds.get((feed.model, feed.rid), ()):
+            return
+        if waits:
+            self._watched.discard(feed)
+            self._queued.add(feed)
+        else:
+            self._queued.remove(feed)
+            if not self._watched:
+                self._task.wake()
+            self._watched.add(feed)
 
     # --- from the log ---
 
@@ -143,14 +172,13 @@ class Follower:
         outage.goes_on("follow")
 
     def _until_next(self) -> float:
-        """Seconds until the next look at the feeds; `open` ends the pause where there were none."""
-        return _TICK_S if self._feeds else _REST_S
+        """Seconds until the next look at the feeds; the first one that is to be watched ends a long pause."""
+        return _TICK_S if self._watched else _REST_S
 
     def _due(self, now: float) -> set[Feed]:
         due = {feed for feed in self._hungry if feed.error is None}
         self._hungry.clear()
-        for feeds in self._feeds.values():
-            due.update(feed for feed in feeds if feed.waiting and now - feed.heard_at >= self._patience(feed))
+        due.update(feed for feed in self._watched if feed.waiting and now - feed.heard_at >= self._patience(feed))
         # A request that is not enqueued yet is not missing.
         return {feed for feed in due if feed.begun}
 
@@ -172,11 +200,14 @@ class Follower:
             raise away
 
     async def _read_model(self, model: str, feeds: list[Feed]) -> None:
-        with_state = [feed for feed in feeds if feed.diverged or feed.quiet_reads % _EVERY_STATE == 0]
-        log_only = [feed for feed in feeds if feed not in with_state]
-        await self.refresh(with_state)
-        await self._read_logs(model, log_only)
-        await self._tell_positions(model, feeds)
+        with_state, log_only = list[Feed](), list[Feed]()
+        for feed in feeds:
+            stale = feed.diverged or feed.quiet_reads % _EVERY_STATE == 0
+            (with_state if stale else log_only).append(feed)
+        for start in range(0, len(with_state), _READ_AT_ONCE):
+            await self.refresh(with_state[start : start + _READ_AT_ONCE])
+        for start in range(0, len(log_only), _READ_AT_ONCE):
+            await self._read_logs(model, log_only[start : start + _READ_AT_ONCE])
 
     async def meet(self, feeds: list[Feed]) -> None:
         """Take up requests that other processes began, with their origins. Raises RequestNotFound, RedisUnavailable."""
@@ -218,6 +249,7 @@ class Follower:
                     feed.begin(origin_of(feed, followed, self._api, now_ms()))
                 more, whole = followed.more, not feed.recoverable
                 feed.offer(followed.entries, now, more=more, rest=not more, whole=whole)
+                self._sort(feed)
                 if more and whole:
                     await self._take_rest(feed, followed.entries[-1].seq)
                 if set_back(feed, followed, before):
@@ -242,15 +274,6 @@ class Follower:
             else:
                 feed.offer(found, now, more=more, rest=not more)
         await self.refresh(lost)
-
-    async def _tell_positions(self, model: str, feeds: list[Feed]) -> None:
-        queued = [feed for feed in feeds if feed.fields.get("state") == "queued"]
-        positions = await arun_every(self._client, [requests.position(model, feed.rid) for feed in queued])
-        for feed, position in zip(queued, positions, strict=True):
-            if position is None:
-                feed.fields = {**feed.fields, "state": "running"}
-            feed.position = position
-            feed.wake.set()
 
 
 def _read_log(model: str, rid: str, have: int) -> Call[list[LogEntry]]:

@@ -94,8 +94,7 @@ class Session:
             feeds.check()
             if left():
                 raise ClientDisconnected
-            await feeds.wait(self.settings.wait_warning)
-            request_log.warn_if_waiting(self.settings.wait_warning, feeds.position)
+            await feeds.wake.wait()
         return pieces
 
     async def store(self) -> None:

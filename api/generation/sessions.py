@@ -15,6 +15,7 @@ from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.models.served import ServedModel
+from api.observability.waits import WaitLog
 from api.rendering.event_rendering import renderer_of
 from api.rendering.rendering import StreamRenderer
 from api.schemas.view import Cursor, decode_view
@@ -32,11 +33,12 @@ class Sessions:
         archive: Archive,
         seals: Seals,
         settler: Settler,
+        waits: WaitLog,
         settings: ApiSettings,
         interrupted: Callable[[], bool],
     ) -> None:
         self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
-        self._settings, self._interrupted = settings, interrupted
+        self._waits, self._settings, self._interrupted = waits, settings, interrupted
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
         """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
@@ -45,6 +47,7 @@ class Sessions:
 
     def open(self, feeds: Feeds, renderer: StreamRenderer, caller: Caller) -> Session:
         identity = caller.identity
+        self._waits.add(caller.request_log, feeds)
         return Session(
             feeds=feeds,
             renderer=renderer,

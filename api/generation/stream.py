@@ -22,6 +22,9 @@ KEEP_ALIVE = b": keep-alive\n"
 """A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
 take the id of the event before for a part of it."""
 
+PLACE_EVERY_S = 5.0
+"""Least time between two comments about a client's place in the queue."""
+
 
 def sse_response(session: Session) -> Stream:
     """The response of a stream; the client's leaving releases the request."""
@@ -68,36 +71,38 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
     settings = session.settings
-    sent_at, told = request_log.waited, None
+    sent_at = request_log.waited
+    if request_log.before_first_token:
+        feeds.watch_place()
     if prelude := renderer.prelude():
         yield prelude
+    if renderer.finished:
+        return
     while True:
         feeds.wake.clear()
         session.check_interrupted()
-        data = b""
-        for member, entries in session.take():
-            data += renderer.feed(member, entries)
-        if data:
-            request_log.first_token()
-            yield data
-            sent_at = request_log.waited
-        if renderer.finished:
-            return
-        if feeds.wake.is_set():
-            await feeds.rest()
-            continue
+        if feeds.ready:
+            data = b""
+            for member, entries in session.take():
+                data += renderer.feed(member, entries)
+            if data:
+                request_log.first_token()
+                yield data
+                sent_at = request_log.waited
+            if renderer.finished:
+                return
+            if feeds.wake.is_set():
+                await feeds.rest()
+                continue
         feeds.check()
+        if request_log.before_first_token and feeds.place_changed:
+            yield _place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
+            sent_at = request_log.waited
         pause = settings.keep_alive - (request_log.waited - sent_at)
-        await feeds.wait(min(pause, settings.wait_warning) if request_log.before_first_token else pause)
-        position = feeds.position if request_log.before_first_token else None
-        request_log.warn_if_waiting(settings.wait_warning, position)
-        if position != told and request_log.before_first_token:
-            told = position
-            yield _place(position, feeds.expected_wait_ms)
-            sent_at = request_log.waited
-        elif request_log.waited - sent_at >= settings.keep_alive - 0.01:
+        if pause <= 0.01:
             yield KEEP_ALIVE
-            sent_at = request_log.waited
+            sent_at, pause = request_log.waited, settings.keep_alive
+        await feeds.wait(pause)
 
 
 def _place(position: int | None, wait_ms: int | None) -> bytes:

@@ -45,6 +45,11 @@ class RequestLog:
     def before_first_token(self) -> bool:
         return self._first is None
 
+    @property
+    def waits(self) -> bool:
+        """True until the first token or the end."""
+        return self._first is None and not self.ended
+
     def warn_if_waiting(self, every_s: float, position: int | None) -> None:
         """Log that no token has come yet, at most once in `every_s` seconds."""
         if self._first is not None or self.waited - self._warned < every_s:

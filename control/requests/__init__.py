@@ -6,7 +6,7 @@ from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, 
 from control.requests.emit import Emission, EmitResult, emit, emit_all, merged
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
-from control.requests.follow import Followed, follow, position, unfollow
+from control.requests.follow import Followed, Place, follow, places, position, unfollow
 from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.images import ANY_BYTES, ImageBounds, Pieces, pieces_of, read_image, stage_images
 from control.requests.repair import Repaired, repair

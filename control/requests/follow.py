@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from control.constants import PLACES
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
@@ -37,6 +41,15 @@ class Followed:
             return None
         rest = int(self.fields["expected"]) - (self.server_ms - int(self.fields["t_enqueued"]))
         return rest / 1000 if rest > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a waiting request, from 1 in order of arrival, and the seconds for which it is still expected to
+    wait; None where they are not known, and once they are over."""
+
+    position: int
+    expected_wait_s: float | None
 
 
 def not_found(rid: str) -> RequestNotFound:
@@ -89,3 +102,22 @@ def position(model: str, rid: str) -> Call[int | None]:
         return reply
 
     return Call("position", (keys.request(rid), keys.load), (), parse)
+
+
+def places(model: str, api: str, rids: Sequence[str]) -> Call[list[Place | None]]:
+    """The places of at most PLACES requests; None for one that does not only wait in the queue, followed by `api`.
+
+    Such a one has been claimed, has a log, has ended or is gone, or `api` is not its follower (any more).
+    """
+    if not 0 < len(rids) <= PLACES:
+        raise ValueError(f"places of 1 to {PLACES} requests can be read in one call, not of {len(rids)}")
+    keys = ModelKeys(model)
+
+    def parse(reply: str) -> list[Place | None]:
+        numbers: list[int] = msgspec.json.decode(reply)
+        return [
+            Place(position, rest_ms / 1000 or None) if position else None
+            for position, rest_ms in zip(numbers[::2], numbers[1::2], strict=True)
+        ]
+
+    return Call("places", (keys.load,), (keys.base, api, *rids), parse)

@@ -32,7 +32,7 @@ _CONSTANTS: dict[str, int | str | tuple[str, ...]] = {
 
 _ADMITTING = ("enqueue", "keep_response", "spend")
 """Scripts that take something new, and are refused by a server that is beyond its maxmemory."""
-_READING = ("chain_of_response", "position", "follow", "waiting_page")
+_READING = ("chain_of_response", "places", "position", "follow", "waiting_page")
 """Scripts that write nothing, or say themselves before which write they go on."""
 
 

@@ -147,6 +147,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "hold": lambda s: hold_placement("h"),
     "inherit": lambda s: requests.inherit(s.lease, "r1"),
     "keep_response": lambda s: responses.keep_response(replace(STORED, rid="s2"), 60_000, QUOTA),
+    "places": lambda s: requests.places(MODEL, "a1", ["wait", "run"]),
     "poison": lambda s: health.poison(MODEL, "r0", s.lease.epoch, -1, "hang", "it hangs"),
     "position": lambda s: requests.position(MODEL, "wait"),
     "put_assets": lambda s: catalog.put_assets(MODEL, byte_assets(context_length=64)),

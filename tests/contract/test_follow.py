@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control import keys, requests
+from control.constants import PLACES
 from control.errors import RequestNotFound
 from control.messages import decode_request
 from control.redis.rounds import run_rounds
@@ -162,3 +163,49 @@ def test_a_log_is_read_from_where_the_reader_is(farm: Farm) -> None:
     assert farm.run(requests.read_log(MODEL, "a", 2)) == []
     assert farm.run(requests.read_log(MODEL, "nothing", 0)) == []
     assert rids(farm.claim(lease)) == []
+
+
+def test_places_of_those_that_only_wait(farm: Farm) -> None:
+    """Each place is `position`'s; with the expected wait where the queue could tell it. A call writes nothing."""
+    lease = farm.lead()
+    farm.put("a", api="api1")
+    farm.client.hset(farm.keys.load, mapping={"busy_ms": 60_000, "busy_ends": 9, "busy_since": 1})
+    farm.put("b", api="api1")
+    follow(farm, "b", "api2")
+    [first, second] = farm.run(requests.places(MODEL, "api1", ["a", "b"]))
+    assert first == requests.Place(1, None)
+    assert second is not None and second.position == farm.run(requests.position(MODEL, "b")) == 2
+    assert second.expected_wait_s is not None and 0 < second.expected_wait_s <= 6
+    farm.claim(lease, 1)
+    [first, second] = farm.run(requests.places(MODEL, "api2", ["a", "b"]))
+    assert first is None and second is not None and second.position == 1
+
+
+@pytest.mark.parametrize("why", ["claimed", "ended", "lost", "unfollowed", "begun", "another's name"])
+def test_what_does_not_only_wait_has_no_place(farm: Farm, why: str) -> None:
+    """Its follower has to read it: its state, its log, or that it is gone; or to follow it again."""
+    lease = farm.lead()
+    farm.put("a", api="api1")
+    api = "api1"
+    if why == "claimed":
+        farm.claim(lease)
+    elif why == "ended":
+        farm.run(requests.cancel(MODEL, "a", "t"))
+    elif why == "lost":
+        farm.client.flushdb()
+    elif why == "unfollowed":
+        farm.client.hset(farm.keys.request("a"), "followers", "")
+    elif why == "begun":
+        farm.claim(lease)
+        farm.emit(lease, Emission("a", 1, [token(1)]))
+        farm.run(requests.requeue(lease, "a"))
+        assert farm.field("a", "state") == "queued"
+    else:
+        api = "api"
+    assert farm.run(requests.places(MODEL, api, ["a"])) == [None]
+
+
+def test_places_are_read_in_bounded_calls(farm: Farm) -> None:
+    """A caller with more requests makes several calls."""
+    with pytest.raises(ValueError, match="of 1 to 256 requests"):
+        requests.places(MODEL, "api1", ["a"] * (PLACES + 1))

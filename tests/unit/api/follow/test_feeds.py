@@ -11,6 +11,7 @@ from api.follow.feed import Feed
 from api.follow.feeds import Feeds
 from control.errors import RequestNotFound
 from control.messages import LogEntry
+from control.requests import Place
 
 
 class FakeFollower:
@@ -82,3 +83,20 @@ async def test_feeds_that_can_t_be_met_are_left() -> None:
     with pytest.raises(RequestNotFound, match="2 are gone"):
         await feeds.meet()
     assert follower.left == [("a", None, 0), ("b", None, 0)]
+
+
+async def test_a_place_wakes_a_reader_that_shows_it_and_not_too_often() -> None:
+    """Without `watch_place` no place wakes; the one that was shown does not, nor another one too soon, but its end."""
+    feeds, _ = feeds_of("a", "b")
+    one, two = feeds.members
+    assert not one.placed(Place(9, None), 1.0)
+    feeds.watch_place()
+    assert one.placed(Place(8, None), 1.0) and two.placed(Place(5, 3.0), 1.0)
+    assert feeds.wake.is_set() and feeds.place_changed
+    feeds.wake.clear()
+    assert feeds.show_place(60) == 8 and not feeds.place_changed
+    now = asyncio.get_running_loop().time()
+    assert not one.placed(Place(7, None), now) and not feeds.place_changed and not feeds.wake.is_set()
+    assert one.placed(Place(7, None), now + 61) and not one.placed(Place(8, None), now + 61)
+    one.position = two.position = None
+    assert feeds.place_changed and feeds.show_place(60) is None
