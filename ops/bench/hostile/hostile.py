@@ -22,7 +22,7 @@ from ops.bench.common.summary import median
 from ops.bench.fanout.fanout import BENCH, api, leaders, wait_for_end, wait_for_model
 from ops.bench.fanout.parts import Part, resident, running, split_cores
 from ops.bench.fanout.schedule import Load
-from ops.bench.hostile import attacks, rows
+from ops.bench.hostile import attacks, controls, rows
 from ops.local.embedded import EmbeddedServer
 
 LATER_MS = 100.0
@@ -60,7 +60,12 @@ SECONDS = 15.0
     show_default=True,
     help="Row attacks: pairs of runs, with and without attacks.",
 )
-def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int) -> None:
+@click.option(
+    "--control",
+    type=click.Choice(list(controls.CONTROLS)),
+    help="Switch one mechanism of the API process off; figures of its rows must then miss their limits.",
+)
+def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int, control: str | None) -> None:
     """Attack an API process that has a core of its own, and measure its other clients.
 
     Row attacks: polite streams with and without HTTP attacks. Leaders without a model emit through Redis and stamp each
@@ -81,11 +86,19 @@ def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: i
     before they were claimed, as a share of all tokens of the row. The leaders have no model: a rank does one forward
     for each of these tokens, the first one with the whole prompt, so that the share is that of its work.
 
-    The exit status is 1 if a figure misses its limit or if an attack is not refused. All connections are on loopback.
+    The exit status is 1 if a figure misses its limit or if an attack is not refused. With --control it is 1 if a figure
+    holds that must not. All connections are on loopback.
     """
+    if control is not None and names:
+        raise click.UsageError("--control has rows of its own: leave --row out")
     click.echo(describe())
     own, others = split_cores()
     os.sched_setaffinity(0, others)
+    if control is not None:
+        sabotage = controls.CONTROLS[control]
+        outcome = rows.measure(own, others, controls.rows_of(sabotage), seconds, sabotage)
+        controls.judge(sabotage, rows.figures(outcome))
+        return
     found = list[Figure]()
     if ATTACKS in names or not names:
         found += _attacks(own, others, clients, seconds or SECONDS, runs)

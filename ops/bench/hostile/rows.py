@@ -31,6 +31,7 @@ from ops.bench.fanout.replica import MODEL
 from ops.bench.hostile.crowd import Deeds
 from ops.bench.hostile.leaders import WAITING, Claim
 from ops.bench.hostile.neighbour import Seen
+from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
 from ops.local.embedded import EmbeddedServer
 
@@ -82,6 +83,8 @@ ROWS = {
     )
 }
 ADMISSION = "admission"
+STARVED = "API without its core"
+"""The share of time in which the API process could have run, and other processes had its core: 0 on a quiet machine."""
 NAMES = (ADMISSION, *ROWS)
 
 
@@ -119,13 +122,20 @@ class Outcome:
     claims: list[Claim] = field(default_factory=list[Claim])
 
 
-def measure(own: set[int], others: set[int], names: Collection[str], seconds: float | None) -> Outcome:
-    """Run the rows of these names on a private farm; `seconds` replaces the time of each."""
+def measure(
+    own: set[int],
+    others: set[int],
+    names: Collection[str],
+    seconds: float | None,
+    control: Sabotage | None = None,
+) -> Outcome:
+    """Run the rows of these names on a private farm, whose API process is changed by `control`; `seconds` replaces the
+    time of each."""
     outcome = Outcome()
     with (
         TemporaryDirectory(prefix="furrow-bench-") as folder,
         EmbeddedServer(Path(folder) / "redis") as url,
-        api(own, url) as (part, address),
+        api(own, url, environment=control.write(Path(folder) / "control") if control else {}) as (part, address),
         running(others, "ops.bench.hostile.leaders", environment={"FURROW_REDIS_URL": url}) as leading,
     ):
         wait_for_model(address, MODEL)
@@ -208,8 +218,10 @@ class _Farm:
     def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
         """What each process takes of a core, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
+        began, waited = time.monotonic(), _waited_s(self._pids["api"])
         assert neighbour.line() == "sent\n"
-        return meter.shares()
+        starved = (_waited_s(self._pids["api"]) - waited) / (time.monotonic() - began)
+        return {**meter.shares(), STARVED: starved}
 
     @contextmanager
     def _neighbour(self, seconds: float) -> Generator[Part]:
@@ -231,6 +243,12 @@ class _Farm:
     def _part(self, name: str, secret: str, arguments: Sequence[str]) -> AbstractContextManager[Part]:
         environment = {"FURROW_BENCH_KEY": secret}
         return running(self._others, f"ops.bench.hostile.{name}", *arguments, environment=environment)
+
+
+def _waited_s(pid: int) -> float:
+    """Seconds in which the main thread of a process was ready to run and had no core; 0 where the kernel tells none."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+    return int(schedstat.read_text().split()[1]) / 1e9 if schedstat.exists() else 0.0
 
 
 def _seen(neighbour: Part) -> Seen:

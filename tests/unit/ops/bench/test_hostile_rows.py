@@ -15,6 +15,7 @@ import pytest
 from ops.bench.common.figures import Figure
 from ops.bench.common.summary import summarise
 from ops.bench.hostile import neighbour
+from ops.bench.hostile.controls import CONTROLS, NotMissed, judge, rows_of
 from ops.bench.hostile.crowd import Crowd, Deeds
 from ops.bench.hostile.exchange import Address, Answer, chat
 from ops.bench.hostile.leaders import Claim
@@ -231,3 +232,13 @@ def test_only_claims_after_the_cut_are_for_nobody() -> None:
     claims = [Claim(1, 3.0, 1), Claim(2, 1.0, 2), Claim(3, 3.0, 1), Claim(4, 11.0, 50)]
     assert gone_percent(claims, measured) == 25
     assert gone_percent([], measured) == 0
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_a_control_names_figures_that_there_are_and_must_miss_each(name: str) -> None:
+    control = CONTROLS[name]
+    found = [figure for row in rows_of(control) for figure in figures(outcome(row))]
+    with pytest.raises(NotMissed, match="not missed although"):
+        judge(control, found)
+    bad = [replace(figure, measured=figure.limit + 1) if figure.name in control.kinds else figure for figure in found]
+    judge(control, bad)

@@ -1,0 +1,62 @@
+"""API processes with one mechanism switched off, whose figures must miss their limits.
+
+`kinds` are the figures that then must be missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from control.errors import FurrowError
+from ops.bench.common.figures import Figure, table
+from ops.common.sabotage import Sabotage
+
+CONTROLS = {
+    "no-turns": Sabotage(
+        "all requests of the API process wait in one line, first come, first served",
+        "api.asgi.in_turn",
+        """
+in_turn = module.Admission.in_turn
+module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, app, lambda scope: "")
+""",
+        ("burst-1600: first token p99, beyond quiet p50", "burst-1600: /health, maximum"),
+    ),
+    "no-leaving": Sabotage(
+        "the API process does not ask whether a client is still there",
+        "api.asgi.client",
+        """
+module.Client.leave = lambda client: client.begin()
+""",
+        ("cut-32: steps for clients that had gone",),
+    ),
+    "no-shared-look": Sabotage(
+        "each waiting request is looked at by itself, twice a second",
+        "api.follow.queued",
+        """
+assert module.PLACES > 1 and module._LONGEST_PATIENCE > 1
+module.PLACES = module._LONGEST_PATIENCE = 1
+module._LOOKS_A_TICK = 1_000_000
+""",
+        ("wait-4000: share of a core for waiting streams",),
+    ),
+}
+
+
+class NotMissed(FurrowError):
+    """A control did no harm."""
+
+
+def rows_of(control: Sabotage) -> list[str]:
+    """The rows whose figures must be missed."""
+    return sorted({figure.partition(":")[0] for figure in control.kinds})
+
+
+def judge(control: Sabotage, figures: Sequence[Figure]) -> None:
+    """Print the table. Raises NotMissed where a figure holds that must be missed, or is not there."""
+    click.echo(table(figures))
+    missed = {figure.name for figure in figures if not figure.holds}
+    if held := [name for name in control.kinds if name not in missed]:
+        raise NotMissed(f"{', '.join(held)}: not missed although {control.what}; the row does not find such harm")
+    click.echo(f"as expected: {', '.join(control.kinds)}: missed, because {control.what}")
