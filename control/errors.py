@@ -201,8 +201,17 @@ class HubUnreachable(ModelFilesAway):
     """The hub, or the way to it, failed: another try may succeed."""
 
 
+class HubNeverReached(HubUnreachable):
+    """No file of the repository is on this host, and the hub does not answer: more often a wrong name, or a host
+    without internet, than an outage."""
+
+
 class UnsupportedArchitecture(FurrowError):
     """The model's type is unknown, or it can't be sharded as asked. Raised before any process is spawned."""
+
+
+class CompilerMissing(SettingsError):
+    """What is asked for is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
 
 
 class DevicesError(FurrowError):

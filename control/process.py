@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -83,12 +84,18 @@ def give_back_memory() -> None:
 def python_command(module: str, *arguments: str) -> list[str]:
     """The command of a child process of the same build. It imports nothing from the working folder, whose files are the
     user's."""
-    return [_INTERPRETER, "-P", "-m", module, *arguments]
+    return [_pinned(sys.executable), "-P", "-m", module, *arguments]
 
 
-_INTERPRETER = str(Path(sys.executable).parent.resolve() / Path(sys.executable).name)
-"""By its folder's own name: a link to the folder may lead to another build tomorrow. The interpreter of a virtual
-environment is a link itself, which must stay."""
+@functools.cache
+def _pinned(executable: str) -> str:
+    """The interpreter by its folder's own name, as a link to the folder may lead to another build tomorrow. The
+    interpreter of a virtual environment is a link itself, which must stay."""
+    path = Path(executable)
+    return str(path.parent.resolve() / path.name)
+
+
+_pinned(sys.executable)  # while the link still leads to this build
 
 
 def program(words: Sequence[str] = sys.orig_argv, argv: Sequence[str] = sys.argv) -> list[str]:

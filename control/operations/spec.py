@@ -102,6 +102,11 @@ def model_source(model: str, demo: Path | None = None) -> str:
                 "FURROW_DEMO_MODEL to its folder"
             )
         return str(demo)
+    if Path(model).is_file() and not model.lower().endswith(".gguf"):
+        raise SettingsError(
+            f"{model} is a file and no model: give a folder with config.json, tokenizer.json and safetensors, "
+            "a .gguf file, or a Hugging Face repository"
+        )
     if (
         Path(model).is_dir()
         or (model.lower().endswith(".gguf") and Path(model).is_file())

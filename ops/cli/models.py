@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from control.errors import ModelUnavailable, SettingsError
 from control.operations import desired as desired_state
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
+from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
@@ -23,7 +25,22 @@ from ops.demo import MODEL_DIR
 TICK_S = 0.1
 _DRAIN = "Seconds that a replaced replica has to finish its requests."
 _SURGE = "Run one more replica during a change, or stop each replica before its successor starts."
-wait_option = click.option("--wait", is_flag=True, help="Return when the desired replicas serve, and no others.")
+NO_WORKER_S = 2.5
+"""A host's heartbeat lives two seconds: an agent that is only being replaced is no missing one."""
+
+
+def wait_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--wait` and `--timeout`."""
+    limit = click.FloatRange(0, min_open=True)
+    text = "Give up the wait after so many seconds, with status 1; the model stays desired [default: none]."
+    function = click.option("--timeout", type=limit, metavar="SECONDS", help=text)(function)
+    text = "Return when the desired replicas serve, and no others."
+    return click.option("--wait", is_flag=True, help=text)(function)
+
+
+def _check_timeout(wait: bool, timeout: float | None) -> None:
+    if timeout is not None and not wait:
+        raise SettingsError("--timeout is for --wait: add it")
 
 
 @click.group()
@@ -41,12 +58,21 @@ def models() -> None:
 @click.option("--if-needed", is_flag=True, help="Succeed if MODEL is already loaded with these settings.")
 @wait_option
 @redis_option
-def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replicas: int | None, **options: Any) -> None:
+def load(
+    model: str,
+    redis_url: str | None,
+    if_needed: bool,
+    wait: bool,
+    timeout: float | None,
+    replicas: int | None,
+    **options: Any,
+) -> None:
     """Load MODEL: `demo`, a folder, or a Hugging Face repository.
 
     If it is loaded with other settings or from another source, its replicas are replaced one by one, without failing a
     request. The command returns at once, unless --wait is given; the agents of the farm do the work.
     """
+    _check_timeout(wait, timeout)
     spec = build_spec(model, demo=MODEL_DIR, **options)
     client = connect_to_farm(redis_url)
     desired = desired_state.load(client, spec, replicas)
@@ -65,23 +91,24 @@ def load(model: str, redis_url: str | None, if_needed: bool, wait: bool, replica
     else:
         echo_line(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
     if wait:
-        wait_until_rolled_out(client, spec.name)
+        wait_until_rolled_out(client, spec.name, timeout)
 
 
 @models.command()
 @click.argument("name")
 @wait_option
 @redis_option
-def reload(name: str, wait: bool, redis_url: str | None) -> None:
+def reload(name: str, wait: bool, timeout: float | None, redis_url: str | None) -> None:
     """Restart the replicas of the model NAME.
 
     They restart one by one and load changed files. No request fails.
     """
+    _check_timeout(wait, timeout)
     client = connect_to_farm(redis_url)
     revision = desired_state.reload(client, name)
     echo_line(f"{name}: revision {revision} is desired.")
     if wait:
-        wait_until_rolled_out(client, name)
+        wait_until_rolled_out(client, name, timeout)
 
 
 @models.command()
@@ -89,18 +116,22 @@ def reload(name: str, wait: bool, redis_url: str | None) -> None:
 @click.option("--replicas", type=click.IntRange(1), required=True, help="Copies that share the queue.")
 @wait_option
 @redis_option
-def scale(name: str, replicas: int, wait: bool, redis_url: str | None) -> None:
+def scale(name: str, replicas: int, wait: bool, timeout: float | None, redis_url: str | None) -> None:
     """Run more or fewer replicas of the model NAME. A replica that stops finishes its requests."""
+    _check_timeout(wait, timeout)
     client = connect_to_farm(redis_url)
     desired_state.scale(client, name, replicas)
     echo_line(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
     if wait:
-        wait_until_rolled_out(client, name)
+        wait_until_rolled_out(client, name, timeout)
 
 
-def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
-    """Print the progress until all is as desired. Raises ModelUnavailable if the new revision can't be served."""
+def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -> None:
+    """Print the progress until all is as desired. Raises ModelUnavailable if the new revision can't be served, or is
+    not within `timeout` seconds. Without a worker, that is said after NO_WORKER_S."""
     last = ""
+    began = worker_seen = time.monotonic()
+    said = False
     with Waiting() as waiting:
         while True:
             overview = health.overview(client, name)
@@ -115,8 +146,22 @@ def wait_until_rolled_out(client: SyncRedis, name: str) -> None:
             for replica in overview.replicas:
                 if replica.state == "failed" and replica.revision == overview.revision:
                     raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
+            now = time.monotonic()
+            if farm.living_hosts(client):
+                worker_seen, said = now, False
+            elif now - worker_seen > NO_WORKER_S and not said:
+                waiting.print(f"{name}: {NO_WORKER}")
+                said = True
+            if timeout is not None and now - began > timeout:
+                why = NO_WORKER if said else stage_of(overview).text
+                raise ModelUnavailable(
+                    name, overview.state, f"not as desired after {timeout:g} s; it stays desired. {why}"
+                )
             waiting.show(stage_of(overview))
             time.sleep(TICK_S)
+
+
+NO_WORKER = "no worker is alive. Run `furrow worker` on a host; `furrow hosts` lists those that were there"
 
 
 @models.command()

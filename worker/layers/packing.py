@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from control.errors import SettingsError
+from control.errors import CompilerMissing, SettingsError
 from control.quantization import BLOCK_QUANTS
 from worker.layers.blocks import Blocks, Weights
 from worker.layers.dense import DenseLinear, stacked
@@ -19,7 +19,8 @@ from worker.layers.linear import NativeLinear, threads_here
 from worker.layers.prepacked import PrepackedLinear
 from worker.layers.quantized.grouped import INT8, Grouped, GroupedLinear
 from worker.native.build import reason_missing
-from worker.native.host import INSTEAD, check_host
+from worker.native.compiled import compiler_missing
+from worker.native.host import INSTALL, INSTEAD, check_host
 from worker.native.library import Groups, Kept, Threads
 from worker.verdicts.shapes import Shapes
 
@@ -95,7 +96,7 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, 
         )
     if quant in BLOCK_QUANTS:
         check_host(f"--quant {quant}", INSTEAD)
-        raise SettingsError(f"--quant {quant} is computed in C++ only, but {_without_cpp()}. {INSTEAD}")
+        raise _not_in_cpp(f"--quant {quant} is", INSTEAD)
     if quant is not None:
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
@@ -114,9 +115,14 @@ def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, 
     return Packing(dense, packed=False, quantized=False)
 
 
-def _without_cpp() -> str:
-    """Why the layers of this process are not computed in C++."""
-    return reason_missing() or "this model is not served in float32 on a CPU with AVX2"
+def _not_in_cpp(what: str, remedy: str) -> SettingsError:
+    """The error for weights that only C++ computes; CompilerMissing where another start would end alike."""
+    reason = reason_missing() or "this model is not served in float32 on a CPU with AVX2"
+    missing = bool(reason_missing()) and compiler_missing()
+    install = f"{INSTALL} Or: " if missing else ""
+    return (CompilerMissing if missing else SettingsError)(
+        f"{what} computed in C++ only, but {reason}. {install}{remedy}"
+    )
 
 
 def _kept_as(part: Weights | Grouped, quant: str | None) -> Kept:
@@ -138,10 +144,7 @@ def _tensors(parts: Sequence[Weights]) -> list[Tensor]:
     tensors: list[Tensor] = []
     for part in parts:
         if isinstance(part, Blocks):
-            raise SettingsError(
-                f"weights in {part.format.name} are computed in C++ only, but {_without_cpp()}. Serve them with "
-                "--dequantize on this host."
-            )
+            raise _not_in_cpp(f"weights in {part.format.name} are", "Serve them with --dequantize on this host.")
         tensors.append(part)
     return tensors
 

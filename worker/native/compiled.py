@@ -93,9 +93,18 @@ def reason(source: Path) -> str:
     return _reasons.get(source, "")
 
 
+NO_COMPILER = "there is no C++ compiler (c++, g++ or clang++, or CXX)"
+
+
 def compiler_command() -> str | None:
     """The command of the C++ compiler; None where there is none."""
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def compiler_missing() -> bool:
+    """True where no compiler can be run here: another try to compile would end alike."""
+    command = compiler_command()
+    return command is None or shutil.which(command) is None
 
 
 def was_compiled(source: Path) -> bool:
@@ -121,7 +130,7 @@ def _first(
     for instructions, flags in variants.items():
         try:
             had, loaded = _load(source, flags, parts, shapes)
-            _reasons[source] = "" if loaded is not None else "there is no C++ compiler (c++, g++ or clang++, or CXX)"
+            _reasons[source] = "" if loaded is not None else NO_COMPILER
             return had, loaded
         except CheckFailed as error:
             _reasons[source] = f"the compiled code does not work on this processor: {error}"

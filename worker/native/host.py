@@ -20,10 +20,14 @@ INSTEAD = "Use --quant int8 or f16, or leave it out."
 """Remedy for weights in blocks that are made at load."""
 
 
+INSTALL = "Install one on this host (`apt-get install g++`), then run `furrow models reload`."
+
+
 def check_host(asked: str, remedy: str) -> None:
     """Raise SettingsError naming `asked`, which only C++ computes, and `remedy`, where this host can't run it."""
     if (reason := unavailable()) is not None:
-        raise SettingsError(f"{asked} is computed in C++ only, but {reason}. {remedy}")
+        install = f"{INSTALL} Or: " if reason == compiled.NO_COMPILER else ""
+        raise SettingsError(f"{asked} is computed in C++ only, but {reason}. {install}{remedy}")
 
 
 def unavailable() -> str | None:
@@ -33,7 +37,7 @@ def unavailable() -> str | None:
     if missing := [name for name in NEEDED if name not in processor_flags()]:
         return f"this processor ({platform.machine()}) has no {', '.join(missing)}"
     if compiled.compiler_command() is None and not compiled.was_compiled(SOURCE):
-        return "there is no C++ compiler (c++, g++ or clang++, or CXX)"
+        return compiled.NO_COMPILER
     return None
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from control.errors import FurrowError, GroupError, ModelFilesAway, RedisUnavailable
+from control.errors import CompilerMissing, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
 from control.messages import Assignment
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
@@ -31,7 +31,7 @@ def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, ran
     if isinstance(error, RedisUnavailable):
         why = f"Redis went away before the rank was up: {error}"
     store_reason(client, assignment, rank, why)
-    if isinstance(error, MAY_PASS):
+    if isinstance(error, MAY_PASS) and not _ends_alike(error):
         log.error("could not start", kind=type(error).__name__, error=why, action="rank_exit")
         return LOAD_FAILED
     log.error("refused the assignment", kind=type(error).__name__, error=why, action="rank_exit")
@@ -39,6 +39,14 @@ def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, ran
         epoch = health.read_epoch(client, assignment.spec.name, assignment.replica)
         health.write_poison(client, assignment.spec.name, assignment.replica, epoch, rank, "refused", why)
     return REFUSED
+
+
+def _ends_alike(error: FurrowError) -> bool:
+    """True for a load that fails for lack of a compiler, whatever is wrapped around it: each start would fail so."""
+    cause: BaseException | None = error.leader if isinstance(error, GroupError) else error
+    while cause is not None and not isinstance(cause, CompilerMissing):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def store_reason(client: SyncRedis, assignment: Assignment, rank: int, why: str) -> None:

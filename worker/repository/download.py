@@ -14,13 +14,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
+from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.process import child_environment, die_with_parent, name_process, python_command
 from worker.repository import source
 from worker.repository.downloaded import Downloaded, Tell
 
 ERRORS: dict[str, type[ModelFilesError]] = {
-    kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable)
+    kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable, HubNeverReached)
 }
 TIDY_S = 5.0
 """For a process that was told to end to remove the beginning of a file; then it is killed."""

@@ -6,6 +6,7 @@ process that can be killed.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from control.errors import FurrowError, HubUnreachable, ModelFilesAway
+from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway
 from control.messages import Assignment
 from control.quantization import BLOCK_QUANTS, check_quant
 from control.records import catalog
@@ -34,6 +35,10 @@ Report = Callable[[str, str, AgentState, str, Assignment, Downloaded | None], No
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before each further try, where another one may help; as long as those of ranks that fail to start."""
+
+NEVER_REACHED_S = 5.0
+"""For the tries for a model of which the host has no file, where the hub does not answer: the last one ends within
+10 s."""
 
 
 def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: source.Fetch | None = None) -> Path:
@@ -69,13 +74,17 @@ class Preparation:
         self._download: Download | None = None
         self._cancelled = False
         self._due = 0.0
+        self._began = time.monotonic()
         self._start()
 
-    def again(self) -> float | None:
-        """Try once more after a pause, whose seconds are returned; None where the tries are used up."""
+    def again(self, within_s: float = math.inf) -> float | None:
+        """Try once more after a pause, whose seconds are returned; None where the tries are used up, or where the next
+        one would begin later than `within_s` after the first."""
         if self.attempts > len(PAUSES_S):
             return None
         pause = PAUSES_S[self.attempts - 1]
+        if time.monotonic() - self._began + pause > within_s:
+            return None
         self.outcome, self._due = None, time.monotonic() + pause
         return pause
 
@@ -169,9 +178,11 @@ class Preparations:
         model = one.assignment.spec.name
         if not isinstance(error, ModelFilesAway):
             return False
-        if not isinstance(error, HubUnreachable) and catalog.get_assets(self._client, model) is None:
+        loaded = catalog.get_assets(self._client, model) is not None
+        if not isinstance(error, HubUnreachable) and not loaded:
             return False
-        pause = one.again()
+        never = isinstance(error, HubNeverReached) and not loaded
+        pause = one.again(NEVER_REACHED_S) if never else one.again()
         if pause is None:
             return False
         log.warning("model files unavailable", model=model, error=str(error), next_try_s=pause, action="prepare_model")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
+from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
+from control.settings import host_id
 from worker.repository.downloaded import Tell
 from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
@@ -32,6 +33,8 @@ log = structlog.get_logger()
 Fetch = Callable[[str, str, Path, Tell, str | None], Path]
 """Downloads: (repository, revision, cache, tell, gguf) → as `resolve`."""
 
+REACH_S = 3.0
+"""For a first answer of the hub, whatever it says."""
 ABANDONED_S = 3600.0
 """A file to which nothing was written for so long is no download any more: a connection that is silent ends sooner."""
 
@@ -42,6 +45,7 @@ OPTIONAL = (
     "preprocessor_config.json",
     "processor_config.json",
 )
+MODELS = "give a folder with config.json, tokenizer.json and safetensors, or a .gguf file"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w.-]*")
 
 
@@ -93,9 +97,12 @@ def _named_path(source: str, gguf: str | None) -> Path | None:
         if not local.is_file():
             raise ModelFilesAway(f"The GGUF file {source} does not exist.")
         return local.absolute()  # links stay: a cache names its files by their content
+    if local.is_file():
+        raise ModelFilesAway(f"{source} is a file and no model: {MODELS}.")
     if source.startswith(("/", ".", "~")) or not _REPOSITORY.fullmatch(source):
         raise ModelFilesAway(
-            f"Model folder {source} does not exist, and it is no Hugging Face repository id (org/name)."
+            f"Model folder {source} does not exist on host {host_id()}, and it is no Hugging Face repository id "
+            f"(org/name): {MODELS}."
         )
     return None
 
@@ -113,8 +120,30 @@ def _in_folder(folder: Path, gguf: str | None) -> Path:
 def download(repository: str, revision: str, cache: Path, tell: Tell, gguf: str | None = None) -> Path:
     """As `resolve`, once all files of the repository that are needed are there. Raises ModelFilesError, HubUnreachable
     where another try may help."""
-    _sweep(_folder(repository, cache) / "blobs")
+    folder = _folder(repository, cache)
+    _sweep(folder / "blobs")
+    if not folder.exists():  # else some files are here, and the hub's own client may wait for it long
+        _reach(repository, cache)
     return _download(_Hub(repository, revision, cache, tell), gguf)
+
+
+def _reach(repository: str, cache: Path) -> None:
+    """Ask the hub once, as its client asks six times in 28 s. Raises HubNeverReached, ModelFilesAway where the hub is
+    switched off."""
+    from huggingface_hub import constants, get_session
+
+    tried = f"The cache {cache} on host {host_id()} has no model {repository}"
+    instead = "A model of your own is named by its folder or its .gguf file"
+    if constants.HF_HUB_OFFLINE:
+        raise ModelFilesAway(f"{tried}, and the hub is switched off (HF_HUB_OFFLINE). {instead}.")
+    try:
+        get_session().head(constants.ENDPOINT, timeout=REACH_S)
+    except Exception as error:  # its versions have different HTTP libraries
+        why = str(error) or type(error).__name__
+        raise HubNeverReached(
+            f"{tried}, and the hub {constants.ENDPOINT} can't be reached from there ({why}). Check the name; without "
+            f"internet copy the repository into the cache. {instead}."
+        ) from error
 
 
 def cache_folder(explicit: Path | None, environment: Mapping[str, str]) -> tuple[Path, str]:

@@ -6,14 +6,19 @@ import contextlib
 import io
 import json
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from control.records import catalog
+from control.redis.connection import connect
 from ops.cli import main
-from tests.farm import furrow
+from tests.farm import clean_environment, furrow
 from tests.models import make
-from tests.servers import serving
+from tests.servers import Server, serving
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -126,3 +131,31 @@ def test_a_wrong_password_is_said_at_once(verb: list[str]) -> None:
 def test_a_part_without_redis_says_how_to_name_one() -> None:
     """A part of a farm without a farm says what to give."""
     refused("models", "list", says=("--redis", "REDIS_URL"))
+
+
+def test_a_wait_without_a_worker_says_so_and_ends_in_time(new_server: Server) -> None:
+    """Within five seconds, and with status 1 at the limit; the model stays desired."""
+    with connect(new_server.url) as client:
+        client.flushall()
+    command = [sys.executable, "-m", "ops.cli", "models", "load", "demo", "--wait", "--timeout", "8"]
+    environment = clean_environment(REDIS_URL=new_server.url)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    desired = process.stdout.readline()
+    began = time.monotonic()
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert "desired" in desired and "no worker is alive. Run `furrow worker`" in lines[-1]
+    assert time.monotonic() - began < 5
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == 1 and "not as desired after 8 s" in errors and "no worker is alive" in errors
+    with connect(new_server.url) as client:
+        assert catalog.get_spec(client, "demo") is not None
+
+
+def test_what_can_not_be_waited_for_or_loaded_is_refused(tmp_path: Path) -> None:
+    """A limit without a wait, and a file that is no model."""
+    refused = furrow("models", "load", "demo", "--timeout", "8", REDIS_URL="redis://127.0.0.1:1")
+    assert refused.returncode == 1 and "--timeout is for --wait" in refused.stderr
+    (tmp_path / "notes.txt").write_text("")
+    refused = furrow("models", "load", str(tmp_path / "notes.txt"), REDIS_URL="redis://127.0.0.1:1")
+    assert refused.returncode == 1 and "notes.txt is a file and no model" in refused.stderr

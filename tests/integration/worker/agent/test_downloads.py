@@ -20,7 +20,7 @@ from control.placement import farm
 from control.records import catalog
 from tests.hub import Hub
 from tests.integration.worker.agent.agent_scene import AgentScene
-from tests.integration.worker.conftest import ReplicaRedis
+from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
 from worker.repository.download import Download
 
@@ -109,3 +109,19 @@ def test_a_download_that_was_cancelled_leaves_what_is_complete(hub: Hub, tmp_pat
     assert (folder / "model.safetensors").read_bytes() == hub.files["org/name"]["model.safetensors"]
     assert [asked[2] for asked in hub.asked if asked[0] == "GET"].count("config.json") == 1
     assert beginnings() == [] and any("model.safetensors" in text for text in texts)
+
+
+def test_a_name_that_nobody_has_fails_within_ten_seconds_offline(
+    scene: AgentScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason names the cache and the hub that were tried."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    began = time.monotonic()
+    scene.want(source="org/typo", devices=["cpu"], tp=1)
+    until(lambda: state(scene.redis, MODEL) == "failed", 30)
+    took = time.monotonic() - began
+    why = str(scene.redis.client.hget(ModelKeys(MODEL).replica("r0").status, "detail"))
+    assert str(tmp_path / "cache") in why and "http://127.0.0.1:1" in why and "Check the name" in why
+    assert took < 10 + 5 * os.getloadavg()[0] / (os.cpu_count() or 1), "ten seconds, on an idle machine"

@@ -12,7 +12,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
+from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.repository import source
 from worker.repository.downloaded import Downloaded
 
@@ -45,6 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", names)
+    monkeypatch.setattr(source, "_reach", lambda *_: None)
     return fill(folder)
 
 
@@ -163,6 +164,24 @@ def test_errors_of_the_hub_say_whether_another_try_may_help(
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+    (tmp_path / "models--org--name").mkdir()  # some of it is here
     with pytest.raises(ModelFilesError, match="org/name") as raised:
         source.resolve("org/name", cache=tmp_path)
     assert type(raised.value) is kind
+
+
+def test_a_name_that_no_cache_has_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the hub the first question ends it, naming what was tried; the hub's client would ask for 28 s."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("it was asked"))
+    with pytest.raises(HubNeverReached) as raised:
+        source.resolve("org/name", cache=tmp_path)
+    for part in (str(tmp_path), "org/name", "http://127.0.0.1:1", "Check the name", ".gguf"):
+        assert part in str(raised.value)
+
+
+def test_a_file_that_is_no_model_says_so(tmp_path: Path, offline: None) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ModelFilesError, match=r"notes\.txt is a file and no model: give a folder with config\.json"):
+        source.resolve(str(tmp_path / "notes.txt"))
