@@ -268,6 +268,9 @@ OVERVIEWS_LOCK = f"{PREFIX}overviews:lock"  # string: the api that reads all ove
 OVERVIEWS = f"{PREFIX}overviews"  # string, JSON: the api that read them -> all apis; 3 s
 DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone
 HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
+API_RECORDS = (
+    f"{PREFIX}apis:records"  # hash api id -> JSON ApiRecord, until an orderly stop or for an hour: apis -> operator
+)
 APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 
 from api.asgi.tasks import PeriodicTask
@@ -22,6 +23,8 @@ class Heartbeat:
         self._client, self._settings = client, settings
         self._key = keys.api(settings.api_id)
         self._started = int(time.time())
+        self._record_due = 0.0
+        self._forgot = False
         self._task = PeriodicTask("heartbeat", self._run, constants.HEARTBEAT_MS / 4000)
 
     def start(self) -> None:
@@ -31,7 +34,8 @@ class Heartbeat:
         await self._task.stop()
         # The id stays among the known ones: requests that a cut stream left behind are found by it.
         with contextlib.suppress(RedisUnavailable):
-            await arun(self._client, read("DEL", self._key, parse=int))
+            gone = farm.drop_api_records(self._settings.api_id)
+            await arun_every(self._client, [read("DEL", self._key, parse=int), gone])
 
     async def _run(self) -> None:
         try:
@@ -43,4 +47,23 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         url = f"http://{self._settings.host}:{self._settings.port}"
-        await arun_every(self._client, farm.beat_api(self._settings.api_id, url, self._started))
+        calls = farm.beat_api(self._settings.api_id, url, self._started)
+        now = time.monotonic()
+        if now >= self._record_due:
+            host = os.uname().nodename
+            record = farm.ApiRecord(url=url, host=host, pid=os.getpid(), at_ms=int(time.time() * 1000))
+            calls.append(farm.put_api_record(self._settings.api_id, record))
+            await self._forget_old(url)
+        await arun_every(self._client, calls)
+        if now >= self._record_due:
+            self._record_due = now + farm.API_RECORD_S
+
+    async def _forget_old(self, url: str) -> None:
+        """Remove records of processes that ended long ago, and of the one that had this address before; once."""
+        if self._forgot:
+            return
+        records = await arun(self._client, farm.api_records())
+        oldest = int(time.time() * 1000) - farm.API_RECORD_LIFE_MS
+        if old := [api_id for api_id, record in records.items() if record.at_ms < oldest or record.url == url]:
+            await arun(self._client, farm.drop_api_records(*old))
+        self._forgot = True

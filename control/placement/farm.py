@@ -6,11 +6,13 @@ Every function raises RedisUnavailable while Redis is away.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import msgspec
 
 from control import constants, keys
+from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
@@ -162,6 +164,55 @@ def api_versions(client: SyncRedis) -> dict[str, str]:
     calls = [read("HMGET", keys.api(name), "started", "version", parse=list) for name in known]
     told = dict(zip(known, run_every(client, calls), strict=True))
     return {name: version or "" for name, (started, version) in told.items() if started is not None}
+
+
+class ApiRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An API process as it tells of itself every API_RECORD_S; what is left of one that ended without a stop."""
+
+    url: str
+    host: str
+    pid: int
+    at_ms: int
+    """By the clock of its host."""
+
+
+API_RECORD_S = 10.0
+API_RECORD_LIFE_MS = 3_600_000
+
+
+def put_api_record(api_id: str, record: ApiRecord) -> Call[int]:
+    return write("HSET", keys.API_RECORDS, api_id, msgspec.json.encode(record).decode(), parse=int)
+
+
+def drop_api_records(*api_ids: str) -> Call[int]:
+    """Of processes that stop, or whose record is too old to be of use."""
+    return read("HDEL", keys.API_RECORDS, *api_ids, parse=int)
+
+
+def api_records() -> Call[dict[str, ApiRecord]]:
+    """By id; those that can't be read, as of another version, are left out."""
+
+    def parse(reply: dict[str, str]) -> dict[str, ApiRecord]:
+        records: dict[str, ApiRecord] = {}
+        for api_id, text in reply.items():
+            with suppress(msgspec.DecodeError):
+                records[api_id] = msgspec.json.decode(text, type=ApiRecord)
+        return records
+
+    return read("HGETALL", keys.API_RECORDS, parse=parse)
+
+
+def silent_apis(client: SyncRedis, beating: Collection[str]) -> list[ApiRecord]:
+    """API processes that were there within the last hour, were not stopped, and do not beat; without those whose
+    address another process has by now. `beating`: the ids of those that beat."""
+    records = run(client, api_records())
+    served = {record.url for api_id, record in records.items() if api_id in beating}
+    oldest = now_ms() - API_RECORD_LIFE_MS
+    return [
+        record
+        for api_id, record in records.items()
+        if api_id not in beating and record.url not in served and record.at_ms > oldest
+    ]
 
 
 def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:

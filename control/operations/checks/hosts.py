@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
+from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
-from control.placement.farm import HostCard
+from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.process import VERSION
 from control.replicas.health.memory import in_words
@@ -19,13 +23,19 @@ LITTLE_CACHE, TOO_LITTLE_CACHE = 2 * 2**30, 2**28
 SHARED_TOTAL, SHARED_FREE = 2**28, 2**25
 """Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks."""
 
+ACCEPTS_WITHIN_S = 1.0
 HERE = "this command"
 
 
 def check_hosts(
-    cards: list[HostCard], facts: Mapping[str, HostFacts | None], apis: Mapping[str, str], skew_ms: int
+    cards: list[HostCard],
+    facts: Mapping[str, HostFacts | None],
+    apis: Mapping[str, str],
+    skew_ms: int,
+    silent: Sequence[ApiRecord] = (),
 ) -> list[Finding]:
-    """`apis`: the version of each API process; `skew_ms`: this host's clock minus that of Redis."""
+    """`apis`: the version of each API process that beats; `silent`: those that were not stopped and don't beat;
+    `skew_ms`: this host's clock minus that of Redis."""
     farm = Checks("hosts")
     alive = [card for card in cards if card.alive]
     if not alive:
@@ -35,6 +45,7 @@ def check_hosts(
         farm.error("drained", "every host is drained: no replica can be placed", remedy)
     if not apis:
         farm.warning("api", "no API process is there: clients can't connect", "Run `furrow api` on any host.")
+    check_silent_apis(silent, farm)
     check_versions(cards, facts, apis, farm)
     clocks = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
     check_clocks(clocks | {HERE: skew_ms}, farm)
@@ -76,6 +87,38 @@ def check_ranks(card: HostCard, facts: HostFacts, checks: Checks) -> None:
         remedy = f"Run {', '.join(f'`furrow models reload {name}`' for name in models)}; no request fails."
         message = f"ranks run another build than the agent's {card.version or 'unknown'}: {listed}"
         checks.warning("ranks", message, remedy)
+
+
+def check_silent_apis(silent: Sequence[ApiRecord], checks: Checks) -> None:
+    """API processes that neither beat nor were stopped. The port of one tells whether a process is still there, as
+    where it was stopped by a signal or its event loop hangs."""
+    for record in silent:
+        name = f"the API process {record.url} (pid {record.pid} on {record.host})"
+        if _accepts(record):
+            remedy = (
+                f"On {record.host}: `kill -CONT {record.pid}` where `ps -o stat= -p {record.pid}` shows T; else end it "
+                f"with `kill -9 {record.pid}` and start it again. Let the load balancer ask /health."
+            )
+            message = f"{name} does not beat, though its port accepts connections: it is stopped or hangs"
+            checks.error("api process", message, remedy)
+        else:
+            remedy = "Start `furrow api` there, if nothing else did; this finding ends after an hour."
+            checks.warning("api process", f"{name} does not beat and was not stopped: it has died or hangs", remedy)
+
+
+def _accepts(record: ApiRecord) -> bool:
+    """True if its port takes a connection. An address of loopback is tried on its own host only."""
+    place = urlsplit(record.url)
+    host = place.hostname or ""
+    if host in ("0.0.0.0", "::", ""):
+        host = "127.0.0.1" if record.host == os.uname().nodename else record.host
+    elif is_loopback(host) and record.host != os.uname().nodename:
+        return False
+    try:
+        with socket.create_connection((host, place.port or 80), timeout=ACCEPTS_WITHIN_S):
+            return True
+    except OSError:
+        return False
 
 
 def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:

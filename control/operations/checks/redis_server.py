@@ -62,7 +62,9 @@ def check_mode(info: Info, clustered: bool, checks: Checks) -> None:
 def check_role(info: Info, checks: Checks) -> None:
     if info.get("role") == "slave":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        checks.error("role", "the server is a replica and takes no writes", f"Name its primary in the URL: {primary}.")
+        own = "Where this server is to be the primary, run `redis-cli REPLICAOF NO ONE`."
+        remedy = f"Name its primary in the URL: {primary}. {own}"
+        checks.error("role", "the server is a replica and takes no writes, so nothing is served", remedy)
 
 
 def check_eviction(info: Info, checks: Checks) -> None:

@@ -12,7 +12,13 @@ from control.messages import ModelSpec
 from control.operations.checks.files import check_files
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.hosts import check_clocks, check_host
-from control.operations.checks.redis_server import check_eviction, check_memory, check_persistence
+from control.operations.checks.redis_server import (
+    check_clients,
+    check_eviction,
+    check_memory,
+    check_persistence,
+    check_role,
+)
 from control.placement import farm
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, facts_of_all
@@ -92,7 +98,7 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
             info = server.info()
             cards.append(_card(address(server), info))
             checks = Checks("redis", address(server))
-            for check in (check_eviction, check_persistence, check_memory):
+            for check in (check_role, check_eviction, check_persistence, check_memory, check_clients):
                 check(info, checks)
             found += checks.found
     except ABSENT as error:

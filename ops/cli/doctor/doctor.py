@@ -81,7 +81,8 @@ def _check_farm(redis_url: str) -> list[Finding]:
 def _check_hosts_and_models(client: SyncRedis, trip: RoundTrip) -> list[Finding]:
     cards = farm.host_cards(client)
     facts = facts_of_all(client, [card.id for card in cards])
-    found = check_hosts(cards, facts, farm.api_versions(client), trip.skew_ms)
+    apis = farm.api_versions(client)
+    found = check_hosts(cards, facts, apis, trip.skew_ms, farm.silent_apis(client, apis))
     return [*found, *check_models(client, cards, facts)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from control.redis.round_trip import RoundTrip, measure
 from control.redis.routing.cluster import ABSENT, Cluster
 from ops.cli.doctor.certificate import check_certificate
 from ops.cli.doctor.rights import check_rights
+
+GREETING_S = 0.3
 
 
 @dataclass
@@ -45,6 +48,9 @@ def check_redis(named: str) -> RedisOutcome:
             found = Checks("redis", address(server))
             _check_server(server, found, clustered)
             checks.found += found.found
+        if replicas := [one for one in checks.found if one.check == "role" and one.level == "error"]:
+            outcome.findings = replicas  # all else that goes wrong follows from it
+            return outcome
         trip = measure(client)
         check_round_trip(trip, checks)
         check_rights(client, checks)
@@ -54,7 +60,7 @@ def check_redis(named: str) -> RedisOutcome:
         remedy = f"Run `redis-cli ACL SETUSER {user} +ping +info +time +eval +evalsha '~furrow:*' '&furrow:*'`."
         checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)
     except (FurrowError, *ABSENT) as error:
-        checks.error("connection", *_described(error))
+        checks.error("connection", *_described(error, _greeting(client)))
     outcome.findings = checks.found
     return outcome
 
@@ -62,6 +68,8 @@ def check_redis(named: str) -> RedisOutcome:
 def _check_server(server: SyncRedis, checks: Checks, clustered: bool) -> None:
     with contextlib.suppress(redis_errors.ResponseError):  # the check of rights tells that INFO is denied
         info: Info = server.info()
+        if "maxclients" not in info:  # before Redis 7
+            info |= {"maxclients": next(iter(server.config_get("maxclients").values()), 0)}
         check_info(info, checks)
         check_mode(info, clustered, checks)
 
@@ -77,7 +85,21 @@ def _check_connection(client: SyncRedis, checks: Checks) -> None:
         checks.warning("password", "the server asks for no password: prompts and answers pass through it", remedy)
 
 
-def _described(error: Exception) -> tuple[str, str]:
+def _greeting(client: SyncRedis) -> str:
+    """What the server says before it is asked: the reason why it closes a connection at once, else nothing. The error
+    of such a connection is that of the pipe, where the first command is sent after the end."""
+    kwargs = client.connection_pool.connection_kwargs
+    with contextlib.suppress(OSError, redis_errors.RedisError):
+        path, place = kwargs.get("path"), endpoint(client)
+        with socket.socket(socket.AF_UNIX) if path else socket.create_connection(place or ("", 0), GREETING_S) as plain:
+            plain.settimeout(GREETING_S)
+            if path:
+                plain.connect(path)
+            return plain.recv(200).decode(errors="replace")
+    return ""
+
+
+def _described(error: Exception, greeting: str) -> tuple[str, str]:
     """An error of the first commands, and its remedy."""
     while isinstance(error, RedisUnavailable) and isinstance(error.__cause__, Exception):
         error = error.__cause__
@@ -91,6 +113,12 @@ def _described(error: Exception) -> tuple[str, str]:
         return f"no TLS connection: {said}", "See the certificate above; a server without TLS has a URL of redis://."
     if isinstance(error, redis_errors.BusyLoadingError):
         return "the server loads its data", "Wait until it is done: `redis-cli INFO persistence`."
+    if "max number of clients" in f"{said} {greeting}":
+        return (
+            "the server refuses connections: as many clients as its maxclients allows are connected",
+            "End a client that is not needed, then run `redis-cli CONFIG SET maxclients N` with twice the number at "
+            "once, and write it into the server's configuration file; `redis-cli CLIENT LIST` shows who is connected.",
+        )
     remedy = "Start it, or correct REDIS_URL or --redis: `redis-cli -h HOST -p PORT PING` must answer PONG here."
     return f"Redis can't be reached: {said}", remedy
 

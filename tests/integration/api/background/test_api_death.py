@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from control import keys
 from control.keys import ModelKeys
+from control.operations.checks.findings import Finding
+from control.redis.connection import connect
+from ops.cli.doctor.doctor import examine
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
-from tests.servers import Server
+from tests.servers import NEW, Server, serving
 from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -45,3 +50,28 @@ def test_what_nobody_follows_any_more_ends_by_its_policy(
     until(lambda: states() == ["cancelled", "running"])
     leader.resume()
     until(lambda: states() == ["cancelled", "finished"])
+
+
+def silent(redis_url: str, url: str) -> list[Finding]:
+    """What the doctor says about the API process at an address."""
+    return [one for one in examine(redis_url, None) if one.check == "api process" and url in one.message]
+
+
+def test_the_doctor_tells_a_stopped_api_from_one_that_died(tmp_path: Path) -> None:
+    """A stopped one has a port that accepts; each remedy works, and an orderly stop leaves nothing to tell."""
+    with serving(NEW) as server, connect(server.url) as client, running_api(server.url, tmp_path) as api:
+        until(lambda: client.hlen(keys.API_RECORDS) == 1)
+        assert not silent(server.url, api.url)
+        api.process.send_signal(signal.SIGSTOP)
+        [stopped] = until(lambda: silent(server.url, api.url))
+        assert stopped.level == "error" and f"`kill -CONT {api.process.pid}`" in stopped.remedy
+        api.process.send_signal(signal.SIGCONT)
+        until(lambda: not silent(server.url, api.url))
+        api.kill()
+        [died] = until(lambda: silent(server.url, api.url))
+        assert died.level == "warning" and "it has died" in died.message
+        api.start()  # the same address, under another id
+        until(lambda: not silent(server.url, api.url))
+        api.process.send_signal(signal.SIGTERM)
+        api.process.wait(40)
+        assert not silent(server.url, "http")

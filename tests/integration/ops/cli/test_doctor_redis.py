@@ -255,3 +255,30 @@ def test_every_command_that_furrow_sends_is_tried() -> None:
             sent |= set(re.findall(r"\b(?:read|write)\(\s*\"([A-Z]+)\"", path.read_text()))
     assert len(sent) > 40
     assert sent - set(PROBES) - {"EVAL"} == set()
+
+
+def test_a_replica_is_one_finding() -> None:
+    """All else that goes wrong on a server that takes no writes follows from it."""
+    with serving(NEW, "appendonly yes") as server, connect(server.url) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        [finding] = [one for one in examine(server.url, None) if one.level != "ok"]
+        assert finding.check == "role" and "127.0.0.1:1" in finding.remedy and "REPLICAOF NO ONE" in finding.remedy
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        assert not [one for one in examine(server.url, None) if one.check == "role" and one.level != "ok"]
+
+
+@pytest.mark.parametrize("binary", [OLD, NEW], ids=["old", "new"])
+def test_a_server_near_or_at_its_most_clients(binary: Path) -> None:
+    """Near it, a warning; at it, the doctor itself gets no connection, and says why."""
+    with serving(binary, "appendonly yes") as server, connect(server.url) as client:
+        client.config_set("maxclients", 4)
+        others = [connect(server.url) for _ in range(2)]
+        assert all(other.ping() for other in others)
+        near = found(server.url, "clients")
+        assert near.level == "warning" and "of at most 4 clients" in near.message
+        more = connect(server.url)
+        assert more.ping()
+        full = found(server.url, "connection")
+        assert full.level == "error" and "maxclients" in full.message and "CONFIG SET maxclients" in full.remedy
+        for other in (more, *others):
+            other.close()
