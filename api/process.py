@@ -9,6 +9,7 @@ from api.access.origin import OriginCheck
 from api.access.seals import Seals
 from api.access.settler import Settler
 from api.asgi.bodies import Bodies
+from api.asgi.in_turn import Admission
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
 from api.background.farm_events import FarmEvents
@@ -54,6 +55,9 @@ class Process:
         self.origins = OriginCheck(settings)
         self.settler = Settler(self.batches)
         self.limiter = Limiter(self.batches, self.settler)
+        self.admission = Admission(
+            settings.connection_limits.admission_s, lambda status: self.metrics.request_ended(status, None, 0.0)
+        )
         self.bodies = Bodies(settings.body_limits)
         self.images = ImageLoader(fetcher=Fetcher(Hosts(settings.image_hosts)) if settings.image_hosts else None)
         self.models = Models(self.sync_client, settings, self.images, self.client)

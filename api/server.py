@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, process: Process) -> None:
         settings = process.settings
         config = ServerConfig(
-            answering_head(with_any_prefix(app)),
+            answering_head(with_any_prefix(process.admission.in_turn(app, process.gate.turns_of))),
             http=ClientConnection,
             limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,

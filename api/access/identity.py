@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from litestar.datastructures import Headers
+from litestar.types import HTTPScope
 
 from api.access.keyring import Keyring
 from api.errors.errors import Unauthorized
@@ -62,12 +64,24 @@ class Identity:
 
 ANONYMOUS = Identity()
 
+PROBES = frozenset(("/health", "/ready", "/metrics", "/load", "/ping", "/version"))
+"""Paths that load balancers and monitors ask for."""
+_OPERATORS = ("/farm", "/console")
+"""First parts of the paths that operators use."""
+_MOST_TENANTS = 10_000
+"""Secrets whose tenants are remembered; the one that was not used for the longest goes first."""
 
-def secret_of(headers: Headers) -> str:
-    """The secret that a request brings: its bearer token, else x-api-key; "" for none."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return bearer or headers.get("x-api-key", "").strip()
+
+def secret_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The secret that a request brings: its bearer token, else x-api-key; "" for none. The names are in lower case."""
+    bearer = key = ""
+    for name, value in headers:
+        if name == b"authorization" and not bearer:
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            bearer = token.strip() if scheme.lower() == "bearer" else ""
+        elif name == b"x-api-key" and not key:
+            key = value.decode("latin-1").strip()
+    return bearer or key
 
 
 def tenant_of(token: str) -> str:
@@ -82,9 +96,35 @@ class Gate:
         self._asks, self._free = settings.asks_for_key, settings.farm_open
         self._fixed = [key.encode() for key in settings.api_keys]
         self._keyring = keyring
+        self._tenants = OrderedDict[str, str]()
+        """By the hash of a secret that had an account."""
+
+    def turns_of(self, scope: HTTPScope) -> str:
+        """The tenant in whose turns a request waits, before anything is known but its head.
+
+        Callers without an account share the turns of their address. Probes and operators have turns of their own.
+        """
+        client = scope["client"]
+        address, path = client[0] if client is not None else "", scope["path"]
+        if path in PROBES:
+            return f"probes of {address}"
+        if path.startswith(_OPERATORS):
+            return f"operators of {address}"
+        secret = secret_of(scope["headers"])
+        tenant = self._tenants.get(hash_secret(secret)) if secret else None
+        return f"address {address}" if tenant is None else f"tenant {tenant}"
 
     async def identify(self, token: str) -> Identity:
         """Raises Unauthorized where a key is asked for and this is none, RedisUnavailable where that can't be told."""
+        identity = await self._identity(token)
+        if identity.account:
+            self._tenants[hash_secret(token)] = identity.tenant
+            self._tenants.move_to_end(hash_secret(token))
+            if len(self._tenants) > _MOST_TENANTS:
+                self._tenants.popitem(last=False)
+        return identity
+
+    async def _identity(self, token: str) -> Identity:
         if any(secrets.compare_digest(token.encode(), key) for key in self._fixed):
             tenant = tenant_of(token)
             return Identity(tenant, account=tenant)

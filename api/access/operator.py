@@ -28,7 +28,7 @@ async def operators_only(connection: Connection, _: BaseRouteHandler) -> None:
 
 
 async def _operator(connection: Connection) -> Identity:
-    identity = await connection.app.state.process.gate.identify(secret_of(connection.headers))
+    identity = await connection.app.state.process.gate.identify(secret_of(connection.scope["headers"]))
     if not identity.admin:
         raise _refusal(identity)
     if identity.key is None or not identity.key.admin:

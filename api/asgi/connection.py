@@ -10,12 +10,10 @@ from typing import Any
 
 import structlog
 
+from api.asgi.client import client_of
 from api.asgi.heads import BoundedConnection
 
 log = structlog.stdlib.get_logger(__name__)
-
-STALLED = "furrow.stalled"
-"""Key of the request's scope, set when its connection was cut for this reason."""
 
 
 class ClientConnection(BoundedConnection):
@@ -68,7 +66,7 @@ class ClientConnection(BoundedConnection):
         )
         cycle: Any = self.cycle
         if cycle is not None:
-            cycle.scope[STALLED] = True
+            client_of(cycle.scope).stalled = True
 
     def _stop_looking(self) -> None:
         if self._looking is not None:

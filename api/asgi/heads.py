@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from api.asgi.client import Client, UnreadBodies, client_of, set_client
 from api.asgi.limits import KIB, ConnectionLimits
 from api.asgi.refusal import refusal_bytes
 from api.asgi.waiting import Waiting
@@ -38,6 +39,7 @@ class ServerConfig(uvicorn.Config):
         self.reader_timeout, self.draining = reader_timeout, draining
         self.limits = limits or ConnectionLimits()
         self.waiting = Waiting(self.limits)
+        self.unread = UnreadBodies(self.limits.unread_bytes)
 
 
 _PIECE = 16 * KIB
@@ -50,6 +52,10 @@ class _HeadTooLarge(Exception):
 
 class _TooManyPipelined(Exception):
     """More requests came in one piece than wait behind the one that is answered."""
+
+
+class _TooMuchUnread(Exception):
+    """The bodies of requests that wait for their turn take too much memory."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -86,6 +92,9 @@ class BoundedConnection(HttpToolsProtocol):
             # Uvicorn tells the newest request only, and others may be piped behind this one.
             self._answering.disconnected = True
             self._answering.message_event.set()
+            client_of(self._answering.scope).leave()
+        for cycle, _ in self.pipeline:
+            client_of(cycle.scope).leave()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -140,6 +149,14 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(431, str(cause), "request_header_fields_too_large")
         elif isinstance(cause, _TooManyPipelined):
             self._stop_reading()
+        elif isinstance(cause, _TooMuchUnread):
+            self._refuse(
+                429,
+                "The bodies of requests that wait take all of the memory that this API process has for them. Retry "
+                "shortly, or use another API process.",
+                "too_many_waiting",
+                1.0,
+            )
         else:
             self._refuse(
                 400, "This is no HTTP/1.1 request that can be read. Check the client's request.", "bad_request"
@@ -191,6 +208,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.config.waiting.leave(self)
         if len(self.pipeline) >= self.config.limits.pipelined:
             raise _TooManyPipelined
+        set_client(self.scope, Client(self.config.unread))
         super().on_headers_complete()
         if self.config.draining():
             self.close_after_answer()
@@ -198,6 +216,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._silent = 0
         super().on_body(body)
+        if not client_of(self.cycle.scope).receive(len(body)):
+            raise _TooMuchUnread
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._framing:
@@ -272,6 +292,7 @@ class BoundedConnection(HttpToolsProtocol):
             return False
         self.cycle.disconnected = True
         self.cycle.message_event.set()
+        client_of(self.cycle.scope).leave()
         return True
 
     def _stop_reading(self) -> None:

@@ -19,6 +19,10 @@ class ConnectionLimits:
     """From the first byte of a head, or from the connection's begin, to the head's end."""
     heads_bytes: int = 16 * MIB
     """All heads that are not complete; beyond it the oldest connection with a part of one is closed."""
+    unread_bytes: int = 64 * MIB
+    """Bodies whose requests wait for their turn; beyond it the request gets 429 whose body comes."""
+    admission_s: float = 3.0
+    """Work of a tenant's requests that wait for their turn, in seconds of the event loop; beyond it they get 429."""
     connections: int = 8192
     """Beyond it the connection closes that has waited longest without a request; with none, the new one gets 503."""
     pipelined: int = 16

@@ -7,27 +7,73 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 _RECENT = 0.25
 """Weight of the newest turn in a tenant's mean cost."""
 
-
-@dataclass(eq=False, slots=True)
-class Turn:
-    """One use of the resource. `cost`, in seconds, replaces the elapsed time where the user measures better."""
-
-    cost: float | None = None
+current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
+"""The tenant for which the running task works, where the task does not hand it on itself."""
 
 
 @dataclass(eq=False, slots=True)
 class _Tenant:
+    name: str
     used: float
     """Seconds, counted from the least that any tenant had used when this one came."""
     mean: float
     """Seconds of a turn, recent turns weighted most; what a turn is charged until its cost is known."""
     running: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque[asyncio.Future[None]])
+    waiting: deque[asyncio.Future[float]] = field(default_factory=deque[asyncio.Future[float]])
+    """Each is granted with the seconds that the turn was charged."""
+
+
+class Turn:
+    """One tenant's use of the resource, which `Turns.begin` grants."""
+
+    def __init__(self, turns: Turns, state: _Tenant) -> None:
+        self._turns, self._state = turns, state
+        self._charged = 0.0
+        """Seconds that stand for the cost until that is known."""
+        self.held = False
+        """True from the grant to the end."""
+
+    def end(self, cost: float | None) -> None:
+        """Give the place to the next tenant. `cost` in seconds; None: nothing was done, which tells nothing of others.
+
+        Later calls do nothing.
+        """
+        if self.held:
+            self._settle(cost)
+            self._turns.ended(self._state)
+
+    def spend(self, seconds: float) -> None:
+        """Count what the tenant used of the event loop; a turn that is held ends.
+
+        Its place is free in the next iteration of the loop, so that whatever else is ready comes between two turns.
+        """
+        if not self.held:
+            self._state.used += seconds
+            return
+        self._settle(seconds)
+        if self._turns.waiting:
+            self._turns.ended(self._state)  # the next turn is granted now, and begins in the next iteration
+        else:
+            asyncio.get_running_loop().call_soon(self._turns.ended, self._state)
+
+    def _settle(self, cost: float | None) -> None:
+        self.held = False
+        state = self._state
+        state.used += (cost or 0.0) - self._charged
+        if cost is not None:
+            state.mean += _RECENT * (cost - state.mean)
+
+    async def again(self) -> None:
+        """Wait for another turn of the tenant, unless this one has not ended."""
+        if not self.held:
+            self._state, self._charged = await self._turns.wait(self._state.name)
+            self.held = True
 
 
 class Turns:
@@ -41,6 +87,8 @@ class Turns:
         """`mean`: the seconds that a tenant's first turn is taken to cost."""
         self._places, self._mean, self._clock = places, mean, clock
         self._running = 0
+        self.waiting = 0
+        """Turns that wait."""
         self._floor = 0.0
         """Use of the tenant that was served last, when its turn began."""
         self._tenants: dict[str, _Tenant] = {}
@@ -48,10 +96,6 @@ class Turns:
     @property
     def running(self) -> int:
         return self._running
-
-    @property
-    def waiting(self) -> int:
-        return sum(len(tenant.waiting) for tenant in self._tenants.values())
 
     def work_waiting(self, tenant: str) -> float:
         """Seconds that the waiting turns of a tenant are expected to cost."""
@@ -64,69 +108,75 @@ class Turns:
         others = sum(min(own, self.work_waiting(name)) for name in self._tenants if name != tenant)
         return (own + others) / self._places
 
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncGenerator[Turn]:
-        """Wait for a turn of the tenant; it lasts until the block is left, and is charged to the tenant then."""
-        state = self._enter(tenant)
-        if self._running < self._places and not state.waiting:
-            self._begin(state)
-        else:
-            await self._wait(tenant, state)
-        charged, began, turn = state.mean, self._clock(), Turn()
-        try:
-            yield turn
-        finally:
-            cost = self._clock() - began if turn.cost is None else turn.cost
-            state.used += cost - charged
-            state.mean += _RECENT * (cost - state.mean)
-            self._end(tenant, state)
+    async def begin(self, tenant: str) -> Turn:
+        """Wait for a turn of the tenant. `Turn.end` must be called."""
+        turn = Turn(self, self._state_of(tenant))
+        await turn.again()
+        return turn
 
-    def _enter(self, tenant: str) -> _Tenant:
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None]:
+        """Wait for a turn of the tenant; it lasts until the block is left, and costs the time that passes in it."""
+        turn, began = await self.begin(tenant), self._clock()
+        try:
+            yield
+        finally:
+            turn.end(self._clock() - began)
+
+    async def wait(self, tenant: str) -> tuple[_Tenant, float]:
+        """Called by `Turn`: wait until a turn is granted; the state of its tenant, and the seconds it was charged."""
+        state = self._state_of(tenant)
+        if self._running < self._places and not state.waiting:
+            return state, self._begin(state)
+        grant: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        state.waiting.append(grant)
+        self.waiting += 1
+        try:
+            return state, await grant
+        except BaseException:
+            if grant.done() and not grant.cancelled():  # granted in the moment of the cancellation
+                state.used -= grant.result()
+                self.ended(state)
+            elif grant in state.waiting:
+                state.waiting.remove(grant)
+                self.waiting -= 1
+                self._forget(state)
+            raise
+
+    def _state_of(self, tenant: str) -> _Tenant:
         state = self._tenants.get(tenant)
         if state is None:
-            state = self._tenants[tenant] = _Tenant(self._floor, self._mean)
+            state = self._tenants[tenant] = _Tenant(tenant, self._floor, self._mean)
         if not state.running and not state.waiting:
             state.used = max(state.used, self._floor)
         return state
 
-    async def _wait(self, tenant: str, state: _Tenant) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        state.waiting.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():  # the turn was granted in the moment of the cancellation
-                state.used -= state.mean
-                self._end(tenant, state)
-            elif turn in state.waiting:
-                state.waiting.remove(turn)
-                self._forget(tenant, state)
-            raise
-
-    def _begin(self, state: _Tenant) -> None:
+    def _begin(self, state: _Tenant) -> float:
+        """Begin a turn; the seconds that stand for its cost until that is known."""
         self._floor = max(self._floor, state.used)
         state.used += state.mean
         state.running += 1
         self._running += 1
+        return state.mean
 
-    def _end(self, tenant: str, state: _Tenant) -> None:
+    def ended(self, state: _Tenant) -> None:
+        """Called by `Turn`: grant the place to the tenant that has used least."""
         state.running -= 1
         self._running -= 1
         while self._running < self._places:
-            following = min(
-                (one for one in self._tenants.values() if one.waiting), key=lambda one: one.used, default=None
-            )
+            waiting = (one for one in self._tenants.values() if one.waiting)
+            following = min(waiting, key=lambda one: one.used, default=None)
             if following is None:
                 break
-            turn = following.waiting.popleft()
-            if not turn.done():
-                self._begin(following)
-                turn.set_result(None)
-        self._forget(tenant, state)
+            grant = following.waiting.popleft()
+            self.waiting -= 1
+            if not grant.done():
+                grant.set_result(self._begin(following))
+        self._forget(state)
 
-    def _forget(self, tenant: str, state: _Tenant) -> None:
+    def _forget(self, state: _Tenant) -> None:
         """Drop what no longer counts: an idle tenant that would begin at the floor, and all once nobody is served."""
         if not self._running:
-            self._tenants = {name: one for name, one in self._tenants.items() if one.waiting}
+            self._tenants.clear()
         elif not state.running and not state.waiting and state.used <= self._floor:
-            self._tenants.pop(tenant, None)
+            self._tenants.pop(state.name, None)

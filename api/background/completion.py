@@ -294,6 +294,6 @@ class ResponseCompletion:
         if _view_of(stored).told["background"] and not fields.get("followers"):
             request_log = RequestLog(self._metrics, path="/v1/responses", client_request_id=None)
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
-            caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity, stalled=lambda: False)
+            caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity)
             log.info("follows a response that nobody follows", action="follow_response", rid=rid, model=stored.model)
             self.follow(await self._existing.resume(Cursor(rid, []), caller, stored.model))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from api.access.identity import ANONYMOUS, Identity
+from api.asgi.client import Client
+from api.errors.errors import ClientDisconnected
 from api.images.loading import Known
 from api.observability.request_log import RequestLog
 from api.schemas.client_warnings import Warnings
@@ -32,10 +33,18 @@ class Caller:
     client_request_id: str | None = None
     rid: str = ""
     """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
-    stalled: Callable[[], bool]
-    """Returns True once the connection was cut because the client read nothing."""
+    client: Client = field(default_factory=Client)
+    """Its connection: whether it is still there."""
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """The same caller with its tenant, its body's size and its Idempotency-Key."""
         body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
         return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
+
+    def check_present(self, on_disconnect: str | int | float | None) -> None:
+        """Raises ClientDisconnected for a client that has left, unless its request is to go on then.
+
+        `on_disconnect` is the body's field, which goes before the header.
+        """
+        if self.client.left and (self.on_disconnect if on_disconnect is None else on_disconnect) in (None, "cancel"):
+            raise ClientDisconnected

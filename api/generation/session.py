@@ -60,11 +60,17 @@ class Session:
         return self.feeds.take(_turn_of(self.renderer.view))
 
     async def settle(self) -> None:
-        """Wait for the claim, the first token or an early refusal, so that the status line can be honest."""
+        """Wait for the claim, the first token or an early refusal, so that the status line can be honest.
+
+        Raises ClientDisconnected.
+        """
         feeds, request_log, until = self.feeds, self.caller.request_log, self.settings.early_refusal
-        while not feeds.started and request_log.waited < until and not self.interrupted():
-            feeds.wake.clear()
-            await feeds.wait(until - request_log.waited)
+        with self.caller.client.watched(feeds.wake.set):
+            while not feeds.started and request_log.waited < until and not self.interrupted():
+                self.check_present()
+                feeds.wake.clear()
+                await feeds.wait(until - request_log.waited)
+        self.check_present()
         feeds.wake.set()
 
     def early_failure(self) -> Exception | None:
@@ -76,8 +82,8 @@ class Session:
                 self.renderer.feed(member, feed.take())
         return self.renderer.failure
 
-    async def collect(self, left: Callable[[], bool] = lambda: False) -> list[Piece]:
-        """All choices' text, once all have ended. Raises the feeds' errors, and ClientDisconnected once `left()`."""
+    async def collect(self) -> list[Piece]:
+        """All choices' text, once all have ended. Raises the feeds' errors and ClientDisconnected."""
         feeds, renderer, request_log = self.feeds, self.renderer, self.caller.request_log
         pieces = renderer.empty_pieces()
         while not renderer.finished:
@@ -92,8 +98,7 @@ class Session:
                 await feeds.rest()
                 continue
             feeds.check()
-            if left():
-                raise ClientDisconnected
+            self.check_present()
             await feeds.wake.wait()
         return pieces
 
@@ -113,11 +118,16 @@ class Session:
 
     def left(self) -> None:
         """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""
-        if self.caller.stalled():
+        if self.caller.client.stalled:
             text = "cut: the client read nothing"
         else:
             text = "cut by shutdown" if self.interrupted() else CLIENT_LEFT_TEXT
         self.release(status=CLIENT_LEFT, error=text)
+
+    def check_present(self) -> None:
+        """Raises ClientDisconnected once the client has left."""
+        if self.caller.client.left:
+            raise ClientDisconnected
 
     def check_interrupted(self) -> None:
         """Raises StreamInterrupted, telling where to go on, once this process is about to end."""
@@ -130,7 +140,7 @@ class Session:
             return
         self._released = True
         # Where this process cut the client off, the client has not left: it gets time to resume, here or elsewhere.
-        grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.caller.stalled()) else 0
+        grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.caller.client.stalled) else 0
         self.feeds.leave(now_ms() if delivered else None, grace_ms)
         if self.settle_limits is not None:
             self.settle_limits()

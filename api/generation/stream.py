@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from typing import Any
 
-from litestar.background_tasks import BackgroundTask
-from litestar.response import Stream
+from litestar import Response
+from litestar.types import Receive, Scope, Send
 
-from api.errors.errors import StreamInterrupted, problem
+from api.errors.errors import ClientDisconnected, StreamInterrupted, problem
 from api.generation.session import Session
 
 STREAM_HEADERS = {
@@ -26,29 +27,45 @@ PLACE_EVERY_S = 5.0
 """Least time between two comments about a client's place in the queue."""
 
 
-def sse_response(session: Session) -> Stream:
-    """The response of a stream; the client's leaving releases the request."""
+class EventStream(Response[None]):
+    """The response of a stream; the client's leaving releases the request.
 
-    async def release() -> None:
-        # Runs after the last byte and after a disconnect; the generator's own end came first where there was one.
-        session.left()
+    It is an ASGI application itself: the framework's stream watches each client with a task of its own, which costs as
+    much as the admission of a request.
+    """
 
-    return Stream(
-        events(session),
-        status_code=200,
-        headers=STREAM_HEADERS | {"x-request-id": session.rid},
-        background=BackgroundTask(release),
-    )
+    def __init__(self, session: Session) -> None:
+        super().__init__(None, status_code=200, headers=STREAM_HEADERS | {"x-request-id": session.rid})
+        self._session = session
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:
+        return self._send
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        stream = events(self._session)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for data in stream:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await stream.aclose()
+            self._session.left()  # where the client left before the first event
 
 
-async def events(session: Session) -> AsyncIterator[bytes]:
+async def events(session: Session) -> AsyncGenerator[bytes]:
     """All bytes of a stream. No exception leaves the generator: it would cut the connection without an error event."""
     renderer = session.renderer
     failure: BaseException | None = None
     try:
-        async for data in _tokens(session):
-            yield data
+        with session.caller.client.watched(session.feeds.wake.set):
+            async for data in _tokens(session):
+                yield data
         failure = renderer.failure
+    except ClientDisconnected:
+        session.left()
+        return
     except StreamInterrupted as error:
         yield renderer.interruption(error)
         session.release(status=problem(error).status, error="cut by shutdown")
@@ -67,7 +84,7 @@ async def events(session: Session) -> AsyncIterator[bytes]:
         session.release(status=problem(failure).status, error=str(failure), delivered=True)
 
 
-async def _tokens(session: Session) -> AsyncIterator[bytes]:
+async def _tokens(session: Session) -> AsyncGenerator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
     feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
     settings = session.settings
@@ -80,6 +97,7 @@ async def _tokens(session: Session) -> AsyncIterator[bytes]:
         return
     while True:
         feeds.wake.clear()
+        session.check_present()
         session.check_interrupted()
         if feeds.ready:
             data = b""

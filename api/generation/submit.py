@@ -58,12 +58,15 @@ class Submitter:
         queue = served.name, caller.tenant, caller.identity.priority(body.priority)
         if not caller.idempotency_key:  # with one it may join a request that is queued already
             self._backpressure.check(*queue)
+        caller.check_present(body.on_disconnect)
         prepared = await self._prepare(body, caller, served)
+        caller.check_present(body.on_disconnect)
         caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
         view = prepared.view()
         seal = await self._seals.sealer_for(view, caller.tenant)
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
+        caller.check_present(body.on_disconnect)
         refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
         try:
             await self._enqueue(prepared, feeds)

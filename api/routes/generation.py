@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,14 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 
 from api.access.identity import ANONYMOUS, Identity, secret_of
-from api.asgi.connection import STALLED
-from api.asgi.disconnect import disconnect_watched
+from api.asgi.client import client_of
 from api.asgi.off_loop import off_loop
 from api.errors.errors import error_response, problem
 from api.errors.request_ids import new_rid
 from api.generation.caller import Caller
 from api.generation.preparation import Body
 from api.generation.session import Session
-from api.generation.stream import sse_response
+from api.generation.stream import EventStream
 from api.images.loading import Known
 from api.models.served import ServedModel
 from api.observability.request_log import RequestLog
@@ -46,7 +45,7 @@ async def identify(request: Http) -> None:
     process = process_of(request)
     process.origins.check(request.method, request.headers)
     try:
-        request.scope["state"][_IDENTITY] = await process.gate.identify(secret_of(request.headers))
+        request.scope["state"][_IDENTITY] = await process.gate.identify(secret_of(request.scope["headers"]))
     except FurrowError as error:
         request.scope["state"][_IDENTITY] = error
 
@@ -64,11 +63,16 @@ def authenticate(request: Http) -> str:
     return identity_of(request).tenant
 
 
-def text_of(request: Http) -> AbstractAsyncContextManager[bytes]:
-    """The body of a text route, as `Bodies.reading`. Raises as `authenticate`."""
-    process, identity = process_of(request), identity_of(request)
+@asynccontextmanager
+async def text_of(request: Http) -> AsyncGenerator[bytes]:
+    """The body of a text route, as `Bodies.reading`, in a turn of the tenant. Raises as `authenticate`, and
+    ClientDisconnected."""
+    process, identity, client = process_of(request), identity_of(request), client_of(request.scope)
     most = process.models.most_text_bytes
-    return process.bodies.reading(request, most, identity.tenant if identity.account else "")
+    async with process.bodies.reading(request, most, identity.tenant if identity.account else "") as body:
+        await client.turn_again()  # the first one ended if the body was waited for
+        yield body
+    client.admitted()
 
 
 async def model_for(request: Http, name: str | None) -> ServedModel:
@@ -98,7 +102,7 @@ def caller_of(request: Http) -> Caller:
         rid=rid,
         on_disconnect=request.headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
-        stalled=lambda: STALLED in request.scope,
+        client=client_of(request.scope),
         warnings=Warnings(strict=process_of(request).settings.strict),
     )
 
@@ -167,6 +171,7 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bo
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
+        caller.check_present(asked.body.on_disconnect)
         last = request.headers.get("last-event-id")
         if last and not asked.body.stream:
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
@@ -183,7 +188,7 @@ def streamed(session: Session, caller: Caller) -> Response[Any]:
     early = session.early_failure()
     if early is not None:
         return refused(early, caller, session)
-    response = sse_response(session)
+    response = EventStream(session)
     finish_headers(response, caller)
     return response
 
@@ -205,8 +210,8 @@ def refused(error: Exception, caller: Caller, session: Session | None) -> Respon
 
 async def _whole(request: Http, session: Session) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    with disconnect_watched(request, session.feeds.wake) as left:
-        pieces = await session.collect(left)
+    with client_of(request.scope).watched(session.feeds.wake.set):
+        pieces = await session.collect()
     await session.store()
     if session.renderer.failure is not None:
         raise session.renderer.failure

@@ -166,7 +166,7 @@ def test_a_resume_waits_for_who_can_bring_it_back(farm: TwoProcesses) -> None:
 async def test_what_died_with_its_process_is_refused_in_the_end(server: Server, leader: ScriptedLeader) -> None:
     """Redis and the only process that knew the request are gone: the wait ends with an error that says so."""
     process = Process(ApiSettings(redis_url=server.url, lost_wait=0.3))
-    caller = Caller(request_log=RequestLog(process.metrics, path="", client_request_id=None), stalled=lambda: False)
+    caller = Caller(request_log=RequestLog(process.metrics, path="", client_request_id=None))
     with pytest.raises(RequestNotFound) as refused:
         await process.existing.resume(Cursor("0123", [(3, 1)]), caller.identified("t"), "tiny")
     answer = problem(refused.value)

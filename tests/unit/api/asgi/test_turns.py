@@ -109,14 +109,70 @@ async def test_a_cost_that_was_measured_replaces_the_time() -> None:
     order: list[str] = []
 
     async def use(tenant: str, cost: float) -> None:
-        async with turns.turn(tenant) as turn:
-            order.append(tenant)
-            await asyncio.sleep(0)
-            turn.cost = cost
+        turn = await turns.begin(tenant)
+        order.append(tenant)
+        await asyncio.sleep(0)
+        turn.end(cost)
 
-    tasks = [use("dear", 5.0), use("dear", 5.0), *(use("cheap", 1.0) for _ in range(4))]
-    await asyncio.gather(*tasks)
+    await asyncio.gather(use("dear", 5.0), use("dear", 5.0), *(use("cheap", 1.0) for _ in range(4)))
     assert order == ["dear", "cheap", "cheap", "cheap", "cheap", "dear"]
+
+
+async def test_use_without_a_turn_counts() -> None:
+    turns = Turns(mean=1.0)
+    order: list[str] = []
+
+    async def use(tenant: str) -> None:
+        async with turns.turn(tenant):
+            order.append(tenant)
+
+    turn = await turns.begin("a")
+    tasks = [asyncio.create_task(use(tenant)) for tenant in ("a", "b", "b", "b")]
+    await asyncio.sleep(0)
+    turn.spend(1.0)
+    turn.spend(10.0)
+    await asyncio.gather(*tasks)
+    assert order == ["b", "b", "b", "a"]
+    assert turns.running == 0
+
+
+async def test_a_turn_that_ended_is_waited_for_again() -> None:
+    turns = Turns()
+    turn = await turns.begin("a")
+    await turn.again()
+    assert turns.running == 1
+    turn.end(0.1)
+    turn.end(0.1)
+    assert turns.running == 0
+    async with turns.turn("b"):
+        again = asyncio.create_task(turn.again())
+        await asyncio.sleep(0)
+        assert not again.done()
+    await again
+    assert turn.held
+    turn.end(0.1)
+    assert turns.running == 0
+
+
+async def test_a_turn_in_which_nothing_was_done_tells_nothing_of_the_cost() -> None:
+    turns = Turns(mean=1.0)
+    first = await turns.begin("b")
+    skipped = asyncio.create_task(_skip(turns))
+    last = asyncio.create_task(turns.begin("a"))
+    await asyncio.sleep(0)
+    assert turns.work_waiting("a") == pytest.approx(2.0)
+    first.end(1.0)
+    await skipped
+    held = await last
+    waiting = asyncio.create_task(_skip(turns))
+    await asyncio.sleep(0)
+    assert turns.work_waiting("a") == pytest.approx(1.0)
+    held.end(1.0)
+    await waiting
+
+
+async def _skip(turns: Turns) -> None:
+    (await turns.begin("a")).end(None)
 
 
 async def test_expected_wait_counts_other_tenants() -> None:

@@ -54,7 +54,7 @@ class Turns:
         self.session = Session(
             feeds=feeds,
             renderer=self.renderer,
-            caller=Caller(request_log=request_log, stalled=lambda: False),
+            caller=Caller(request_log=request_log),
             settings=ApiSettings(redis_url="redis://none"),
             interrupted=lambda: False,
             complete=nothing,
