@@ -47,7 +47,7 @@ class WaitingStream:
         self.session = Session(
             feeds=feeds,
             renderer=renderer_of("r", VIEW, VOCABULARY, 3),
-            caller=Caller(request_log=RequestLog(Metrics(), path="/", client_request_id=None), stalled=lambda: False),
+            caller=Caller(request_log=RequestLog(Metrics(), path="/", client_request_id=None)),
             settings=ApiSettings(redis_url="redis://none"),
             interrupted=lambda: False,
             complete=nothing,
