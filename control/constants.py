@@ -24,6 +24,9 @@ SUSPECTS_MS = 86_400_000
 """Life of a model's docket; as long as a request may live, and removed long before."""
 TRIAL_MS = 60_000
 """Life of the right to try the suspects of replicas that were given up; renewed with each step of a trial."""
+MEMORY_DEATHS_MS = 600_000
+"""Time for which the death of a rank for lack of memory counts."""
+MEMORY_DEATHS_LENGTH = 64
 END_REASON_MS = 3_600_000
 """Life of a rank process's reason for its end; its agent reads it at once, or after an outage of Redis."""
 RETENTION_MS = 120_000

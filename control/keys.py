@@ -296,6 +296,16 @@ def assignments(host_id: str) -> str:
     return f"{PREFIX}host:{host_id}:assignments"
 
 
+def memory_deaths(host_id: str) -> str:
+    """stream, capped: agent -> agent, operator; deaths of ranks for lack of memory; 10 min."""
+    return f"{PREFIX}host:{host_id}:deaths"
+
+
+def host_loads(host_id: str) -> str:
+    """hash `model replica` -> `revision ms`: agent -> agent; until the host has the replica no more."""
+    return f"{PREFIX}host:{host_id}:loads"
+
+
 def api(api_id: str) -> str:
     """hash url, version, started: api -> operator, orphan policy; 2 s."""
     return f"{PREFIX}api:{api_id}"

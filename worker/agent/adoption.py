@@ -35,6 +35,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed_elsewhere: bool
     failures: dict[int, Failure]
     killed: dict[int, str]
+    loaded_ms: int = 0
+    memory: dict[int, int] = {}
     seen: dict[int, int]
     """The epoch of the last heartbeat of each process, by pid, for the failure detector."""
 

@@ -10,7 +10,7 @@ import structlog
 from control.messages import Assignment
 from control.placement import farm
 from control.redis.clients import SyncRedis
-from control.replicas import health
+from control.replicas import health, memory_deaths
 from control.replicas.health import Look, Status
 from worker.agent.adoption import adopt_replicas, record_key, record_of
 from worker.agent.failure_detector import FailureDetector
@@ -58,12 +58,16 @@ class HostReplicas:
     def tend(self, looks: Mapping[Place, Look]) -> None:
         """Start, end and judge processes; forget replicas whose last process has ended."""
         for place, replica in list(self.by_place.items()):
+            if not replica.loaded_ms:
+                revision = replica.assignment.spec.revision
+                replica.loaded_ms = memory_deaths.note_load(self._client, self._host_id, *place, revision)
             replica.spawn_missing()
             replica.press()
             if replica.stopping:
                 if not replica.processes:
                     self._finish(replica)
             elif (look := looks.get(place)) is not None:
+                replica.saw(look.beats)
                 self._judge(replica, look)
 
     def stop(self) -> None:
@@ -122,5 +126,6 @@ class HostReplicas:
         del self.by_place[place], self.detectors[place]
         self._supervisor.keep(record_key(place), None)
         farm.remove_assignment(self._client, self._host_id, *place)
+        memory_deaths.forget_load(self._client, self._host_id, *place)
         health.clear_status(self._client, *place)
         log.info("replica stopped", model=place[0], replica=place[1], action="replica_stop")

@@ -6,20 +6,24 @@ import queue
 import signal
 from collections import deque
 
+import psutil
 import structlog
 
 from control.errors import RedisUnavailable
 from control.redis.clients import SyncRedis
-from control.redis.connection import run
-from control.replicas import health, lease
+from control.redis.connection import run, run_every
+from control.replicas import health, lease, memory_deaths
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.health.exit_codes import REFUSED, STOPPED, describe, poison_kind
-from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills
+from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills, memory_limit
 from worker.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
+
+KILLS = "memory kills"
+"""Key under which the supervisor keeps the count of kills of which no exit has been explained."""
 
 
 class RankExits:
@@ -37,7 +41,7 @@ class RankExits:
         self._client, self._supervisor, self._host_id = client, supervisor, host_id
         self._replicas, self._reporter = replicas, reporter
         self._untold: deque[DeathNotice] = deque()
-        self._kills = kills or MemoryKills()
+        self._kills = kills or MemoryKills(unclaimed_from=supervisor.kept.get(KILLS))
 
     def tell_late(self) -> None:
         """Tell what could not be told while Redis was away."""
@@ -48,6 +52,7 @@ class RankExits:
     def wait(self, seconds: float) -> None:
         """Handle the next exit, if one is reported within that time; return at once for news of the standby."""
         self._kills.look()
+        self._supervisor.keep(KILLS, self._kills.unclaimed_from)
         try:
             exit = self._replicas.exits.get(timeout=seconds)
         except queue.Empty:
@@ -73,7 +78,7 @@ class RankExits:
         log.error(
             "rank died", model=exit.place[0], replica=exit.place[1], rank=exit.rank, status=what, action="rank_exit"
         )
-        if killed_for is None and exit.status == -signal.SIGKILL and not exit.past and self._kills.claim():
+        if killed_for is None and exit.status == -signal.SIGKILL and self._kills.claim():
             killed_for = OUT_OF_MEMORY
         given_up = exit.status == REFUSED or not replica.pause()
         try:
@@ -99,6 +104,9 @@ class RankExits:
                 "reason of the rank's end", model=model, replica=name, rank=exit.rank, reason=said, action="rank_exit"
             )
         health.write_poison(self._client, model, name, notice.epoch, exit.rank, kind, what)
+        if notice.killed_for == OUT_OF_MEMORY:
+            death = memory_deaths.note_death(self._host_id, exit.pid, model, name, exit.rank)
+            run_every(self._client, death)
         self._free_lock(replica, exit)
         replica.note(exit.rank, Failure(what, explained=said is not None, outside=kind == "exited"))
         if not notice.given_up:
@@ -108,7 +116,28 @@ class RankExits:
             self._give_up(replica, said or what)
         else:
             self._give_up(replica, f"{replica.cause}; tried {replica.attempts} times without being ready")
+        if notice.killed_for == OUT_OF_MEMORY:
+            self._relieve()
         self._supervisor.forget(exit.pid)
+
+    def _relieve(self) -> None:
+        """Give up the replica that came last, where ranks of this host died too often for lack of memory. May be
+        repeated: what was given up is no occupant any more, and the count begins anew."""
+        calls = [memory_deaths.deaths_of(self._host_id), memory_deaths.server_ms()]
+        deaths, now = run_every(self._client, calls)
+        occupants = [one.occupant for one in self._replicas.alive if not one.draining]
+        youngest = memory_deaths.to_give_up(deaths, occupants, now)
+        if youngest is None:
+            return
+        others = [one for one in occupants if one is not youngest]
+        memory = memory_deaths.HostMemory(limit=memory_limit(), total=psutil.virtual_memory().total)
+        self._give_up(
+            self._replicas.by_place[youngest.place], memory_deaths.why(self._host_id, youngest, others, memory)
+        )
+        for replica in self._replicas.alive:
+            replica.try_anew()
+        self._replicas.record()  # before the count is gone: an agent after this one must not count from nothing
+        memory_deaths.forget_deaths(self._client, self._host_id)
 
     def _free_lock(self, replica: ReplicaProcesses, exit: Exit) -> None:
         """Release what a leader that ended held, if nobody leads since."""

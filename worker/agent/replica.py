@@ -5,12 +5,15 @@ from __future__ import annotations
 import queue
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from control.messages import Assignment, encode
 from control.process import VERSION, python_command
+from control.replicas.health import Beat
+from control.replicas.memory_deaths import Occupant
 from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.native.host import to_be_compiled
 from worker.supervision.client import ChildProcess, SupervisorClient
@@ -96,6 +99,10 @@ class ReplicaProcesses:
     """Of each rank that ended since the group last served, the end that explains most; in order of their first ends."""
     killed: dict[int, str] = field(default_factory=dict)
     """The reasons for which this agent killed processes that are not reaped yet, by pid."""
+    loaded_ms: int = 0
+    """When this host first got this revision, by the server's clock; 0 until that is known."""
+    memory: dict[int, int] = field(default_factory=dict)
+    """By rank, the most bytes that a process of it was seen to use."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -238,6 +245,10 @@ class ReplicaProcesses:
         for rank in list(self.processes):
             self.kill(rank)
 
+    def try_anew(self) -> None:
+        """Start missing ranks at once, with all tries: what ended them was another replica's."""
+        self.attempts, self.due = 0, 0.0
+
     def start_over(self) -> None:
         """Start ranks again after it was given up."""
         self.failed, self.failed_elsewhere = None, False
@@ -295,6 +306,25 @@ class ReplicaProcesses:
         if time.monotonic() > self.stop_by:
             for rank in list(self.processes):
                 self.kill(rank)
+
+    def saw(self, beats: Sequence[Beat | None]) -> None:
+        """Note the memory of the ranks here. `beats` are by rank."""
+        for rank, process in self.processes.items():
+            beat = beats[rank] if rank < len(beats) else None
+            if beat is not None and beat.pid == process.pid:
+                self.memory[rank] = max(self.memory.get(rank, 0), beat.memory_bytes)
+
+    @property
+    def occupant(self) -> Occupant:
+        """What it takes of this host's memory."""
+        model, replica = self.place
+        return Occupant(
+            model=model,
+            replica=replica,
+            loaded_ms=self.loaded_ms,
+            ranks=len(self.assignment.ranks),
+            used_bytes=sum(self.memory.values()),
+        )
 
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self.processes.items()}

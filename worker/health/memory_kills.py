@@ -1,4 +1,5 @@
-"""The kernel's count of processes that it killed for lack of memory, in this process's control group."""
+"""The kernel's count of processes that it killed for lack of memory, in this process's control group or else on this
+machine; and the memory that the group may have."""
 
 from __future__ import annotations
 
@@ -15,21 +16,38 @@ OUT_OF_MEMORY = (
     "memory, or load the model with --quant or fewer --kv-tokens"
 )
 
-_GROUPS, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_GROUPS, _OWN_GROUP, _MACHINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/vmstat")
 _COUNT = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
 class MemoryKills:
-    """Kills since its start. A child's end by SIGKILL claims one; where there is no count, there is none to claim."""
+    """Kills since its start. A child's end by SIGKILL claims one; where there is no count, there is none to claim. The
+    kernel's count has the group's processes that it killed for the group's limit and for want of memory of the machine;
+    outside of a group those of the whole machine are counted."""
 
     def __init__(
-        self, groups: Path = _GROUPS, own_group: Path = _OWN_GROUP, clock: Callable[[], float] = time.monotonic
+        self,
+        groups: Path = _GROUPS,
+        own_group: Path = _OWN_GROUP,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        machine: Path = _MACHINE,
+        unclaimed_from: int | None = None,
     ) -> None:
-        self._files, self._clock = list(_files(groups, own_group)), clock
+        """`unclaimed_from` is that of an earlier process on this host: kills since then can be claimed too."""
+        # One file for good: the machine's count is another number, and not to be taken where the group's is away.
+        self._file = next((file for file in (*_files(groups, own_group), machine) if _kills(file) is not None), None)
+        self._clock = clock
         self._seen = 0
-        self._seen = self._count()
+        now = self._count()
+        self._seen = now if unclaimed_from is None or unclaimed_from > now else unclaimed_from
         self._kills: list[float] = []
         """The times at which kills were seen that nothing claimed."""
+
+    @property
+    def unclaimed_from(self) -> int:
+        """The count before the kills that nothing has claimed yet."""
+        return self._seen - len(self._kills)
 
     def look(self) -> None:
         """Read the count. Call now and then: a kill of another process is not claimed long after."""
@@ -47,11 +65,39 @@ class MemoryKills:
         return True
 
     def _count(self) -> int:
-        for file in self._files:
-            with suppress(OSError):
-                if found := _COUNT.search(file.read_bytes()):
-                    return int(found[1])
-        return self._seen
+        count = None if self._file is None else _kills(self._file)
+        return self._seen if count is None else count
+
+
+def _kills(file: Path) -> int | None:
+    """The count in a file; None where there is none."""
+    with suppress(OSError):
+        if found := _COUNT.search(file.read_bytes()):
+            return int(found[1])
+    return None
+
+
+def memory_limit(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
+    """Bytes that this process's control group may use, 0 without a limit: the least of its own and those above it."""
+    limits: list[int] = []
+    with suppress(OSError, ValueError):
+        for line in own_group.read_text(errors="replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            root, name = groups, "memory.max"
+            if controllers:
+                root, name = groups / "memory", "memory.limit_in_bytes"
+            if not controllers or "memory" in controllers.split(","):
+                own = root / path.lstrip("/")
+                limits += [limit for folder in (own, *own.parents) if (limit := _number(folder / name))]
+    return min(limits, default=0)
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where there is none, as for `max`."""
+    try:
+        return int(file.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _files(groups: Path, own_group: Path) -> Iterator[Path]:

@@ -120,7 +120,7 @@ class ScriptedLeader:
 
     # --- parts of a turn --------------------------------------------------------------------------------------------
 
-    def _tending(self) -> list[Call[None]]:
+    def _tending(self) -> list[Call[Any]]:
         lease, now = self.lease, time.monotonic()
         if now - self._tended < TEND_S:
             return []

@@ -13,6 +13,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
+from control.replicas.memory_deaths import CAUSE
 from control.requests.upkeep.dead import count_letters
 
 FAULTS, WITHIN_MS = 3, 3_600_000
@@ -63,14 +64,28 @@ def check_replicas(
             checks.error("replicas", f"{replica.replica} has no place: {replica.detail}", remedy)
         elif replica.state == "failed":
             remedy = f"Repair the cause, then run `furrow models reload {name}`."
+            if CAUSE in replica.detail:
+                remedy = f"{memory_remedy(name)}, then run `furrow models reload {name}`."
             checks.error("replicas", f"{replica.replica} was given up: {replica.detail}", remedy)
         elif replica.state not in ("loaded", "draining", "unloading"):
             remedy = f"Wait; `furrow models list` and `furrow history {name}` show how far it is."
             if replica.detail == "no worker has it yet":
                 remedy = "Run `furrow worker` on a host that has free devices."
+            if CAUSE in replica.detail:
+                remedy = (
+                    f"{memory_remedy(name)}; after the third such end in ten minutes the model loaded last is given up."
+                )
             checks.warning("replicas", f"{replica.replica} is {replica.state}: {replica.detail}", remedy)
     if serving >= overview.wanted:
         checks.ok("replicas", f"{serving} of {overview.wanted} serve, {overview.queued} requests wait")
+
+
+def memory_remedy(model: str) -> str:
+    """What helps a model whose ranks the kernel ends for lack of memory."""
+    return (
+        f"Load `{model}` again with --quant int8 or fewer --kv-tokens (`furrow models load`), unload another model of "
+        "its host (`furrow hosts` lists them), or give the host or container more memory"
+    )
 
 
 def check_backends(overview: health.Overview, checks: Checks) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import msgspec
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.background.farm_events import read_farm
+from control.keys import ReplicaKeys
 from control.operations.checks.findings import Finding
 from control.placement import farm
 from control.placement.host_facts import FilesHere, facts_of, put_facts
@@ -24,11 +26,12 @@ from control.process import VERSION
 from control.records import catalog
 from control.records.backend import Backend, put_backend
 from control.redis.connection import connect, run
-from control.replicas import health
+from control.replicas import health, lease
 from ops.cli.doctor.doctor import doctor, examine
 from tests.integration.ops.cli.tls_front import certificate
 from tests.integration.ops.populated import FACTS, HOST, MODEL, Populated, populate
 from tests.servers import Server
+from worker.health.memory_kills import OUT_OF_MEMORY
 
 BACKEND = Backend(
     weights="0123456789abcdef",
@@ -53,6 +56,16 @@ def findings(server: Server, subject: str) -> dict[str, Finding]:
     """The first that is not ok of each check."""
     found = [one for one in examine(server.url, None) if one.subject == subject and one.level != "ok"]
     return {one.check: one for one in reversed(found)}
+
+
+@pytest.mark.parametrize(("state", "then"), [("failed", "furrow models reload"), ("backoff", "third such end")])
+def test_a_lack_of_memory_has_its_own_remedy(populated: Populated, new_server: Server, state: Any, then: str) -> None:
+    """Not to wait: the same models would kill each other again."""
+    run(populated.client, lease.release_token(MODEL, "r0", str(run(populated.client, lease.holder(MODEL, "r0")))))
+    populated.client.delete(ReplicaKeys(MODEL, "r0").poison)
+    health.write_status(populated.client, MODEL, "r0", state, f"killed by SIGKILL: {OUT_OF_MEMORY}")
+    finding = findings(new_server, "models")["replicas"]
+    assert "--kv-tokens" in finding.remedy and then in finding.remedy and "Wait" not in finding.remedy
 
 
 def test_models_of_a_farm_in_trouble(populated: Populated, new_server: Server) -> None:

@@ -22,6 +22,8 @@ from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
 from worker.agent import agent as agent_module
+from worker.agent.agent import Agent
+from worker.agent.replica import ReplicaProcesses
 from worker.health.exit_codes import LOAD_FAILED, REFUSED
 from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills
 from worker.repository.preparation import check
@@ -270,3 +272,98 @@ def test_check_names_what_is_wrong_with_a_source(tmp_path: Path) -> None:
     spec = ModelSpec(name=MODEL, source=str(tmp_path / "gone"))
     with pytest.raises(FurrowError, match="does not exist"):
         check(Assignment(spec=spec, replica=REPLICA, ranks=[0], devices=["cpu"]))
+
+
+def replica_of(scene: AgentScene, model: str) -> ReplicaProcesses:
+    """The only replica of a model here."""
+    [replica] = [one for (name, _), one in scene.agent.replicas.by_place.items() if name == model]
+    return replica
+
+
+class Killer:
+    """The kernel's memory killer: it kills a rank, and counts it in a file of a control group."""
+
+    def __init__(self, scene: AgentScene, folder: Path) -> None:
+        (folder / "own").write_text("0::/\n")
+        self._scene, self._folder, self._kills = scene, folder, 0
+        self._count = folder / "memory.events"
+        self._count.write_text("oom_kill 0\n")
+        self.watch(scene.agent)
+
+    def watch(self, agent: Agent) -> None:
+        before = agent._supervisor.kept.get("memory kills")
+        agent._exits._kills = MemoryKills(self._folder, self._folder / "own", unclaimed_from=before)
+
+    def strike(self, model: str) -> None:
+        """Kill the rank of a model, and wait until another process is in its place, or the model was given up."""
+        replica = replica_of(self._scene, model)
+        process = until(lambda: replica.processes.get(0), 40.0)
+        self._kills += 1
+        self._count.write_text(f"oom_kill {self._kills}\n")
+        process.kill()
+        until(lambda: replica.failed or replica.processes.get(0) not in (None, process), 40.0)
+
+
+def load(scene: AgentScene, name: str) -> None:
+    """Make a model of one rank the desired state, and let the agent run."""
+    catalog.put_spec(scene.redis.client, ModelSpec(name=name, source=str(scene.model), devices=["cpu"]))
+    if not scene.thread.is_alive():
+        scene.thread.start()
+
+
+def want_two(scene: AgentScene) -> None:
+    """Models a and b of one rank each; b is loaded after a runs here."""
+    for name in ("a", "b"):
+        load(scene, name)
+        until(lambda name=name: (name, REPLICA) in scene.agent.replicas.by_place, 40.0)
+        until(lambda name=name: replica_of(scene, name).loaded_ms, 40.0)
+
+
+def forgiven(scene: AgentScene) -> None:
+    """Both serve for a moment, as after each death where two do not fit."""
+    for replica in list(scene.agent.replicas.by_place.values()):
+        replica.ready()
+
+
+def test_models_that_kill_each_other_for_memory(
+    scene: AgentScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the third death the one that was loaded last is failed with the figures, though each served between two; the
+    other serves on, with all its tries. Loaded again, it has three of its own."""
+    monkeypatch.setattr("control.replicas.memory_deaths.TOGETHER_MS", 0)
+    killer = Killer(scene, tmp_path)
+    want_two(scene)
+    for victim in ("a", "b", "a"):
+        assert replica_of(scene, "b").failed is None
+        killer.strike(victim)
+        forgiven(scene)
+    older, younger = (replica_of(scene, name) for name in ("a", "b"))
+    assert until(lambda: younger.failed, 40.0) and older.failed is None and older.attempts == 0
+    told = scene.redis.run(health.status_of("b", REPLICA))
+    assert told is not None and told.state == "failed"
+    for part in ("lack of memory on host", "3 times", "b (r0, 1 rank)", "beside it a (r0, 1 rank)", "the host has"):
+        assert part in told.detail
+    until(lambda: not younger.processes and older.processes, 40.0)
+    desired.reload(scene.redis.client, "b")
+    until(lambda: [one for one in scene.agent.replicas.by_place if one[0] == "b"] == [("b", "r1")], 40.0)
+    again = replica_of(scene, "b")
+    until(lambda: again.loaded_ms > younger.loaded_ms and again.processes, 40.0)
+    for victim in ("b", "a"):
+        killer.strike(victim)
+        forgiven(scene)
+    assert again.failed is None and older.failed is None
+    killer.strike("b")
+    assert until(lambda: again.failed, 40.0) and older.failed is None
+
+
+def test_without_the_count_they_kill_each_other_for_ever(
+    scene: AgentScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: each brief success forgives what was before."""
+    monkeypatch.setattr("control.replicas.memory_deaths.DEATHS", 10**6)
+    killer = Killer(scene, tmp_path)
+    want_two(scene)
+    for victim in "abababab":
+        killer.strike(victim)
+        forgiven(scene)
+    assert [replica_of(scene, name).failed for name in ("a", "b")] == [None, None]

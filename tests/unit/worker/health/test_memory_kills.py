@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.health.memory_kills import RECENT_S, MemoryKills
+from worker.health.memory_kills import RECENT_S, MemoryKills, memory_limit
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,47 @@ def test_without_a_count_there_is_no_kill(tmp_path: Path, own: str | None) -> No
     """Nothing is claimed, and nothing fails."""
     if own is not None:
         (tmp_path / "own").write_text(own)
-    assert not MemoryKills(tmp_path, tmp_path / "own").claim()
+    assert not MemoryKills(tmp_path, tmp_path / "own", machine=tmp_path / "vmstat").claim()
+
+
+def test_outside_of_a_group_the_machine_s_kills_count(tmp_path: Path) -> None:
+    """A group's own count comes first: a kill elsewhere on the machine is none of its processes'."""
+    (tmp_path / "own").write_text("0::/\n")
+    machine = tmp_path / "vmstat"
+    machine.write_text("nr_free_pages 5\noom_kill 3\n")
+    kills = MemoryKills(tmp_path, tmp_path / "own", machine=machine)
+    machine.write_text("nr_free_pages 5\noom_kill 4\n")
+    assert [kills.claim() for _ in range(2)] == [True, False]
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    grouped = MemoryKills(tmp_path, tmp_path / "own", machine=machine)
+    machine.write_text("oom_kill 9\n")
+    assert not grouped.claim()
+
+
+def test_kills_without_an_agent_are_claimed_by_the_next(tmp_path: Path) -> None:
+    """It goes on from the count of which its predecessor had explained every kill; after a reboot, from now."""
+    (tmp_path / "own").write_text("0::/\n")
+    count = tmp_path / "memory.events"
+    count.write_text("oom_kill 7\n")
+    before = MemoryKills(tmp_path, tmp_path / "own")
+    count.write_text("oom_kill 8\n")
+    before.look()
+    count.write_text("oom_kill 9\n")
+    after = MemoryKills(tmp_path, tmp_path / "own", unclaimed_from=before.unclaimed_from)
+    assert [after.claim() for _ in range(3)] == [True, True, False]
+    assert after.unclaimed_from == 9
+    assert not MemoryKills(tmp_path, tmp_path / "own", unclaimed_from=100).claim()
+
+
+def test_the_limit_is_the_least_on_the_way_up(tmp_path: Path) -> None:
+    """`max` is none; version 1 has another file."""
+    (tmp_path / "own").write_text("0::/a/b\n")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert memory_limit(tmp_path, tmp_path / "own") == 0
+    (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
+    (tmp_path / "a" / "memory.max").write_text("4294967296\n")
+    assert memory_limit(tmp_path, tmp_path / "own") == 2**32
+    (tmp_path / "own").write_text("4:memory:/y\n")
+    (tmp_path / "memory" / "y").mkdir(parents=True)
+    (tmp_path / "memory" / "y" / "memory.limit_in_bytes").write_text("1073741824\n")
+    assert memory_limit(tmp_path, tmp_path / "own") == 2**30
