@@ -180,6 +180,14 @@ _OPTIONS = (
         help="Refuse token limits beyond the context instead of cutting them, and fields that have no effect.",
     ),
     _option(
+        "--trust-template",
+        "trusted_templates",
+        multiple=True,
+        metavar="MODEL|SHA256",
+        help="Render this model's chat template, or the template with this SHA-256, without bounds of work and memory. "
+        "Repeatable [default: only templates that come with Furrow].",
+    ),
+    _option(
         "--tool-parser",
         type=click.Choice(get_args(CallFormat)),
         help="Format in which the models write tool calls [default: the format of their chat templates].",

@@ -35,6 +35,8 @@ class ApiSettings:
     without an effect."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
+    trusted_templates: tuple[str, ...] = ()
+    """Names of models, and SHA-256 of chat templates, whose templates are rendered without bounds of work."""
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000

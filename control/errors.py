@@ -65,6 +65,32 @@ class TemplateFailed(RequestError):
     """The model's chat template refused the messages."""
 
 
+class ModelFileBreach(TemplateFailed):
+    """A file of the model, run in a process of its own, took more time or memory than it may."""
+
+    def __init__(self, model: str, file: str, deed: str) -> None:
+        super().__init__(
+            f"The {file} of the model '{model}' {deed} on this request. Its files are at fault: use another model, or "
+            f"ask the operator to load the model with a harmless {file}.",
+            param="model",
+            code="model_file_breach",
+        )
+        self.model, self.file, self.deed = model, file, deed
+
+
+class ModelFileRefused(RequestError):
+    """A file of the model is not used, because it could harm other models."""
+
+    def __init__(self, model: str, file: str, reason: str) -> None:
+        super().__init__(
+            f"The {file} of the model '{model}' can't be used: {reason}. Use another model, or ask the operator to "
+            f"load the model with a harmless {file}.",
+            param="model",
+            code="model_file_refused",
+        )
+        self.model, self.file, self.reason = model, file, reason
+
+
 class ModelNotFound(RequestError):
     """No such model in the farm's catalog."""
 

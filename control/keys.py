@@ -103,6 +103,10 @@ class ModelKeys:
         return f"{self.base}dead"
 
     @property
+    def breaches(self) -> str:  # hash file -> JSON of its latest Breach: apis -> operator; 1 h after the last
+        return f"{self.base}breaches"
+
+    @property
     def docket(self) -> str:  # hash replica, or heir/replica -> JSON docket: leaders -> leaders; until all got on
         return f"{self.base}docket"
 

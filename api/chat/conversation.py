@@ -12,7 +12,7 @@ from api.chat.forms import Forms
 from api.chat.prefill import continued_calling, continued_thinking, render_continued
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.reading.qwen_xml import may_be_text
-from api.chat.template import render, variables_of
+from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import EFFORTS, ChatRequest
 from api.schemas.how import Calling, Reading, Thinking
@@ -39,20 +39,23 @@ class ChatPrompt:
     """In the order of their placeholders in the text."""
 
 
-def chat_prompt(request: ChatRequest, assets: ModelAssets, vocabulary: Vocabulary, forms: Forms) -> ChatPrompt:
-    """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say."""
+def chat_prompt(
+    request: ChatRequest, assets: ModelAssets, template: Template | None, vocabulary: Vocabulary, forms: Forms
+) -> ChatPrompt:
+    """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say; and
+    NeedsProcess where the template can't be rendered in this process."""
     offer = request.offer
-    variables = _variables(request, assets, forms, offer)
+    variables = _variables(request, assets, template, forms, offer)
     images = None if assets.images is None else list[ImageSource]()
     messages, config = template_messages(request.messages, images), assets.tokenizer_config
     images = images or []
     calling = _calling(offer, forms)
     if request.continue_final_message:
-        text, content = render_continued(assets.chat_template, messages, config, variables), messages[-1]["content"]
+        text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
         thinking = continued_thinking(_shown(forms.thinking, request), text, content)
         calling = continued_calling(calling, content) if thinking is None or not thinking.begun else calling
     else:
-        text = render(assets.chat_template, messages, config, variables)
+        text = render(template, messages, config, variables)
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
     asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
@@ -91,7 +94,9 @@ def _asked(
     return Asked(Grammar("lark", text), "tools" if asked is None else asked.param), True
 
 
-def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: Offer | None) -> dict[str, Any]:
+def _variables(
+    request: ChatRequest, assets: ModelAssets, template: Template | None, forms: Forms, offer: Offer | None
+) -> dict[str, Any]:
     source = assets.chat_template
     given = request.chat_template_kwargs or {}
     for name in _RESERVED:
@@ -100,9 +105,9 @@ def _variables(request: ChatRequest, assets: ModelAssets, forms: Forms, offer: O
                 f"'chat_template_kwargs.{name}' is not taken; use the request's own field '{name}'.",
                 param=f"chat_template_kwargs.{name}",
             )
-    if source is None:
+    if source is None or template is None:
         return given  # the rendering refuses it
-    known = variables_of(source)
+    known = template.variables
     variables = _effort(request.reasoning_effort, known) | _switch(request.thinks, known) | given
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt

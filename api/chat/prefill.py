@@ -9,7 +9,7 @@ import msgspec
 from api.chat.reading.hermes import CLOSE, OPEN
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.reading.qwen_xml import END_FUNCTION, FUNCTION
-from api.chat.template import render
+from api.chat.template import Template, render
 from api.schemas.how import CallFormat, Calling, Thinking
 from api.schemas.refusals import refusal
 from control.errors import RequestError, TemplateFailed
@@ -24,7 +24,10 @@ _PAIRS: dict[CallFormat, tuple[tuple[str, str], ...]] = {
 
 
 def render_continued(
-    source: str | None, messages: list[dict[str, Any]], tokenizer_config: dict[str, Any], variables: dict[str, Any]
+    template: Template | None,
+    messages: list[dict[str, Any]],
+    tokenizer_config: dict[str, Any],
+    variables: dict[str, Any],
 ) -> str:
     """The prompt up to the end of the last message's content, as transformers' `continue_final_message` cuts it.
 
@@ -40,7 +43,7 @@ def render_continued(
     if last.get("tool_calls"):
         raise refusal(f"{at}.tool_calls", "A message with calls can't be continued; send their results after it.")
     marked = [*messages[:-1], last | {"content": last["content"] + _TAG}]
-    text = render(source, marked, tokenizer_config, variables | {"add_generation_prompt": False})
+    text = render(template, marked, tokenizer_config, variables | {"add_generation_prompt": False})
     cut = text.rfind(_TAG.rstrip())
     if cut < 0:
         raise TemplateFailed(

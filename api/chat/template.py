@@ -2,23 +2,33 @@
 
 The environment follows transformers' chat template utilities: an immutable sandbox, trimmed blocks, loop controls, a
 `tojson` that does not escape HTML, `raise_exception`, `strftime_now`, and the `generation` block as a no-op.
+
+A template is a program from a model's authors. It is rendered in this process where an operator trusts it, or at the
+prices of `api.chat.metered`; any other one in a process of its own (`api.models.confined`).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from functools import lru_cache
-from typing import Any, NoReturn
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from jinja2.meta import find_undeclared_variables
 
+from api.chat.metered import Exhausted, Metered, MeteredEnvironment, NeedsProcess, metered, size_of
 from control.errors import TemplateFailed
+
+SHIPPED = frozenset(("b7701d9f8d30b11f51be8738066a2eb4d22c0006c47f106982962634dc56ba04",))
+"""SHA-256 of the templates that come with Furrow: that of the demonstration model."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -50,7 +60,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
@@ -60,18 +70,101 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-@lru_cache(maxsize=64)
-def _compile(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
+@lru_cache(maxsize=1)
+def _metered_environment() -> MeteredEnvironment:
+    return MeteredEnvironment(_environment())
 
 
-@lru_cache(maxsize=64)
-def variables_of(source: str) -> frozenset[str]:
-    """The variables that a template reads; none for one that is no template, whose rendering says so."""
+class Template(Protocol):
+    """A chat template."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Those that it reads; none for a source that is no template, whose rendering says so. Raises NeedsProcess."""
+        ...
+
+    def render(self, context: dict[str, Any]) -> str:
+        """Raises TemplateFailed, NeedsProcess."""
+        ...
+
+
+class PlainTemplate:
+    """A template without bounds of work and memory."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    @property
+    def variables(self) -> frozenset[str]:
+        return self._variables
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        try:
+            return frozenset(find_undeclared_variables(_environment().parse(self._source)))
+        except Exception:  # what is no template, or one too deep
+            return frozenset()
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        return _environment().from_string(self._source)
+
+    def render(self, context: dict[str, Any]) -> str:
+        with failing():
+            return self._template.render(context)
+
+
+class MeteredTemplate:
+    """A template with bounds of work and memory."""
+
+    def __init__(self, source: str) -> None:
+        self._metered: Metered | None = None
+        self._unfit, self._wrong = "", ""
+        """Why it needs a process, and why it is no template."""
+        try:
+            self._metered = metered(source, _metered_environment())
+        except NeedsProcess as error:
+            self._unfit = str(error)
+        except jinja2.TemplateError as error:
+            self._wrong = str(error)
+        self._most = sys.maxsize
+        """Inputs of a larger size were too much work."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        if self._unfit:
+            raise NeedsProcess(self._unfit)
+        return self._metered.variables if self._metered is not None else frozenset()
+
+    def render(self, context: dict[str, Any]) -> str:
+        if self._metered is None:
+            raise NeedsProcess(self._unfit) if self._unfit else refused(self._wrong)
+        size = size_of(context)
+        if size > self._most:
+            raise NeedsProcess("less was too much")
+        try:
+            with failing():
+                return self._metered.render(context)
+        except Exhausted:
+            self._most = size // 2
+            raise
+
+
+@contextmanager
+def failing() -> Generator[None]:
+    """TemplateFailed for whatever a template raises: it is the template's failure. NeedsProcess passes."""
     try:
-        return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
-    except jinja2.TemplateError:
-        return frozenset()
+        yield
+    except (NeedsProcess, MemoryError):
+        raise
+    except Exception as error:
+        raise refused(str(error) or type(error).__name__) from error
+
+
+def refused(reason: str) -> TemplateFailed:
+    return TemplateFailed(
+        f"The model's chat template refused these messages: {reason}", param="messages", code="template_failed"
+    )
 
 
 def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
@@ -87,13 +180,13 @@ def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
 
 
 def render(
-    source: str | None,
+    template: Template | None,
     messages: list[dict[str, Any]],
     tokenizer_config: dict[str, Any],
     variables: dict[str, Any],
 ) -> str:
-    """Render the messages; `variables` are the request's chat_template_kwargs. Raises TemplateFailed."""
-    if source is None:
+    """Render the messages; `variables` are the request's chat_template_kwargs. Raises TemplateFailed, NeedsProcess."""
+    if template is None:
         raise TemplateFailed(
             "This model has no chat template. Use /v1/completions, or add a chat_template.jinja to the model's folder.",
             param="messages",
@@ -107,10 +200,4 @@ def render(
         **variables,
         "messages": messages,
     }
-    try:
-        return _compile(source).render(context)
-    except Exception as error:
-        # A template is a program from the model's authors: whatever it raises is a failure of the template.
-        raise TemplateFailed(
-            f"The model's chat template refused these messages: {error}", param="messages", code="template_failed"
-        ) from error
+    return template.render(context)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from tokenizers import Tokenizer
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
 from control.text.text import REPLACEMENT
+from control.text.tokenizer_check import decoding_only
 from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 SURELY_CHARACTERS = 8
@@ -34,14 +36,58 @@ class _Definition(msgspec.Struct):
     decoder: Any = None
 
 
+class Tokenized(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens of a text, or of a pair, whose second text begins at `second`; 0 for one text alone."""
+
+    ids: list[int]
+    second: int = 0
+
+
+class Encoder(Protocol):
+    """Texts to tokens."""
+
+    def encode(self, texts: Sequence[str | tuple[str, str]], special: bool) -> list[Tokenized]:
+        """Texts, or pairs of them; `special`: with the tokens that the tokenizer puts around each."""
+        ...
+
+
+class OwnEncoder:
+    """The encoder of a whole tokenizer in this process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # A truncation or padding stored in the file belongs to training; here it would change prompts silently.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+
+    def encode(self, texts: Sequence[str | tuple[str, str]], special: bool) -> list[Tokenized]:
+        # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
+        if any(isinstance(text, tuple) for text in texts):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
+            return [Tokenized(one.ids, one.type_ids.index(1) if 1 in one.type_ids else 0) for one in encodings]
+        return [
+            Tokenized(one.ids) for one in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+        ]
+
+
+class NoEncoder:
+    """Where texts are never tokenised."""
+
+    def encode(self, texts: Sequence[str | tuple[str, str]], special: bool) -> list[Tokenized]:
+        raise NotImplementedError
+
+
 class Vocabulary:
     """A model's tokenizer and what the API derives from it; immutable, and shared by all requests."""
 
-    def __init__(self, assets: ModelAssets) -> None:
-        self.tokenizer = Tokenizer.from_str(assets.tokenizer_json)
-        # A truncation or padding stored in the file belongs to training; here it would change prompts silently.
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+    def __init__(self, assets: ModelAssets, encoder: Encoder | None = None) -> None:
+        """`encoder`: of a tokenizer that is not to work on texts in this process."""
+        if encoder is None:
+            self.tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+            encoder = OwnEncoder(self.tokenizer)
+        else:
+            self.tokenizer = Tokenizer.from_str(decoding_only(assets.tokenizer_json))
+        self._encoder = encoder
         self._config = assets.tokenizer_config
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
@@ -63,8 +109,7 @@ class Vocabulary:
         wanted = self._config.get("add_bos_token")
         if wanted is not None:
             return token if wanted else None
-        plain = self.tokenizer.encode("a", add_special_tokens=False).ids
-        full = self.tokenizer.encode("a").ids
+        plain, full = self._plain("a"), self.encode_all(["a"])[0].ids
         leading = full[: len(full) - len(plain)] if full[-len(plain) :] == plain else full[:1]
         if not leading or leading == plain[:1]:
             return None
@@ -72,16 +117,23 @@ class Vocabulary:
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
         """Ids of a prompt, with exactly one BOS if `bos`. Special tokens that the text spells out are special."""
-        # Of the tokenizer's calls only those for a batch let other threads run meanwhile.
-        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        return self._with_one_bos(encoding.ids) if bos else encoding.ids
+        ids = self._plain(text)
+        return self._with_one_bos(ids) if bos else ids
+
+    def encode_all(self, texts: Sequence[str | tuple[str, str]], *, special: bool = True) -> list[Tokenized]:
+        """Texts, or pairs of them; `special`: with the tokens that the tokenizer puts around each."""
+        return self._encoder.encode(texts, special)
+
+    def _plain(self, text: str) -> list[int]:
+        [encoded] = self.encode_all([text], special=False)
+        return encoded.ids
 
     def encode_pieces(self, pieces: list[str], *, inside: bool) -> list[int]:
         """Ids of the pieces of one text, each tokenised for itself, without a space that sentencepiece puts in front.
         The first one has it, unless it is `inside` of a text too."""
         plain = pieces if not self._spaces else pieces[: 0 if inside else 1]
         texts = [*plain, *("\n" + piece for piece in pieces[len(plain) :])]
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self.encode_all(texts, special=False)
         ids: list[int] = []
         for place, encoding in enumerate(encodings):
             after_line = place >= len(plain) and encoding.ids[: len(self._line)] == self._line
@@ -93,7 +145,7 @@ class Vocabulary:
         sentencepiece puts no space in front."""
         bare = [word.lstrip() or word for word in words]
         texts = [*bare, *(" " + word for word in bare)]
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self.encode_all(texts, special=False)
         sequences = [tuple(encoding.ids) for encoding in encodings]
         if self._spaces:
             sequences += [tuple(self.encode_pieces([word], inside=True)) for word in bare]
@@ -102,12 +154,12 @@ class Vocabulary:
     @cached_property
     def _line(self) -> list[int]:
         """The ids of a new line at the beginning of a text."""
-        return self.tokenizer.encode("\n", add_special_tokens=False).ids
+        return self._plain("\n")
 
     @cached_property
     def _spaces(self) -> bool:
         """True if the tokenizer puts a space in front of a text, as sentencepiece does."""
-        alone, after = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "\na"))
+        alone, after = self._plain("a"), self._plain("\na")
         return after[: len(self._line)] == self._line and after[len(self._line) :] != alone
 
     def exceeds(self, text: str, tokens: int) -> bool:
@@ -122,9 +174,12 @@ class Vocabulary:
             if least > tokens:
                 return True
             piece = text[start : start + _PIECE_CHARACTERS]
-            [encoding] = self.tokenizer.encode_batch_fast([piece], add_special_tokens=False)
-            least += max(0, len(encoding.ids) - _CUT_TOKENS)
+            least += max(0, len(self._plain(piece)) - _CUT_TOKENS)
         return least > tokens
+
+    def prepare(self) -> None:
+        """Encode what is encoded once, while the caller may wait."""
+        _ = self.bos, self._line, self._spaces
 
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""

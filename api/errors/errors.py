@@ -130,6 +130,7 @@ _REFUSED: list[tuple[type[errors.RequestError], int, str | None]] = [
     (errors.IdempotencyConflict, 409, "idempotency_conflict"),
     (errors.RequestTooLarge, 413, "request_too_large"),
     (errors.TemplateFailed, 422, "template_failed"),
+    (errors.ModelFileRefused, 422, None),
     (errors.RequestError, 400, None),
 ]
 """Status and default code of errors in a request; the first class that fits counts."""

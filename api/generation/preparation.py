@@ -134,13 +134,13 @@ async def _prepared(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
 ) -> PreparedRequest:
     size = max(caller.body_bytes, size_of(body))
-    found = await off_loop(size, written, body, served)
+    found = await served.run(size, caller.images.tenant, written, body)
     reading, asked = found.reading, found.asked
     grammar = await grammars.check(asked, served.letters) if asked is not None else None
     prompts = await encoded(found, body, served, caller.images)
     caller.images.clear()
 
-    def admitted() -> list[GenerationRequest]:
+    def admitted(served: ServedModel) -> list[GenerationRequest]:
         words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
         told = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
@@ -148,7 +148,7 @@ async def _prepared(
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
-    members = await off_loop(size, admitted)
+    members = await served.run(size, caller.images.tenant, admitted)
     _check_scores(body, members)
     return PreparedRequest(
         body=body,

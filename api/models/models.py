@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -20,10 +22,11 @@ from api.models.served import ServedModel, remedy, serve
 from api.schemas.how import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
-from control.errors import ModelNotFound, ModelUnavailable, RedisUnavailable
+from control.errors import ModelFileBreach, ModelFileRefused, ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
 from control.records import catalog
+from control.records.breaches import note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
 from control.replicas import health
@@ -67,8 +70,9 @@ class Models:
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
         self._served: dict[str, tuple[AssetsMark, ServedModel]] = {}
-        self._broken: dict[str, AssetsMark] = {}
-        """Assets that could not be used, so that they are not tried, and told, every second."""
+        self._trusted = settings.trusted_templates
+        self._broken: dict[str, tuple[AssetsMark, ModelFileRefused | None]] = {}
+        """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
         self._left: dict[str, tuple[float, ServedModel]] = {}
@@ -107,6 +111,8 @@ class Models:
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
         if real not in self._served:
+            if real in self._broken and (refusal := self._broken[real][1]) is not None:
+                raise ModelFileRefused(refusal.model, refusal.file, refusal.reason)
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return self._served[real][1]
 
@@ -228,35 +234,47 @@ class Models:
         """True if there are some that this process has not made a tokenizer of."""
         served = {name: mark for name, (mark, _) in self._served.items()}
         return any(
-            one.assets not in (None, served.get(name), self._broken.get(name)) for name, one in overviews.items()
+            one.assets not in (None, served.get(name), self._broken_mark(name)) for name, one in overviews.items()
         )
+
+    def _broken_mark(self, name: str) -> AssetsMark | None:
+        return self._broken[name][0] if name in self._broken else None
 
     def _found(self, overviews: dict[str, health.Overview]) -> Found:
         """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():
             known, mark = self._served.get(name), overview.assets
-            if mark is None or self._broken.get(name) == mark:
+            if mark is None or self._broken_mark(name) == mark:
                 continue
             if known is not None and known[0] == mark:
                 served[name] = known
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
                     made = None if known is None else known[1]
-                    served[name] = (mark, serve(name, assets, made, self._images, self._tool_parser))
+                    served[name] = (mark, self._serve(name, assets, made))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
-                    self._broken[name] = mark
+                    self._broken[name] = mark, _refusal(name, error)
                     log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
         return overviews, served, self._still_lost(overviews)
 
     def _read_left(self, name: str) -> ServedModel | None:
         assets = catalog.get_assets_left(self._client, name)
         try:
-            return None if assets is None else serve(name, assets, None, self._images, self._tool_parser)
+            return None if assets is None else self._serve(name, assets, None)
         except Exception as error:
             log.error("an unloaded model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
             return None
+
+    def _serve(self, name: str, assets: ModelAssets, made: ServedModel | None) -> ServedModel:
+        report = partial(self._report, name)
+        return serve(name, assets, made, self._images, self._tool_parser, self._trusted, report)
+
+    def _report(self, name: str, file: str, deed: str) -> None:
+        """Tell operators of a file that broke its bounds."""
+        with suppress(RedisUnavailable):
+            note_breach(self._client, name, file, deed)
 
     async def _keep_looking(self) -> None:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
@@ -290,6 +308,13 @@ class Models:
 
     def _takes_requests(self, name: str) -> bool:
         return self._overviews[name].state in _WAITING_STATES
+
+
+def _refusal(name: str, error: Exception) -> ModelFileRefused | None:
+    """What a client is told of a model whose tokenizer can't be used; None where only the log says it."""
+    if isinstance(error, ModelFileBreach):
+        return ModelFileRefused(name, error.file, f"it {error.deed}")
+    return error if isinstance(error, ModelFileRefused) else None
 
 
 def _aliases(names: tuple[str, ...]) -> tuple[dict[str, str], bool]:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import msgspec
+import structlog
 
 from api.asgi.limits import text_bytes
+from api.asgi.off_loop import off_loop
 from api.chat.forms import Forms, forms_of
+from api.chat.metered import NeedsProcess
+from api.chat.template import SHIPPED, MeteredTemplate, PlainTemplate, Template
 from api.chat.tokens import Vocabulary
 from api.images.loading import ImageLoader
+from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
+from api.models.model_process import Files
 from api.schemas.how import CallFormat
+from control.errors import ModelFileRefused
 from control.messages import ModelAssets
 from control.process import give_back_memory
+from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
+
+log = structlog.stdlib.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,30 @@ class ServedModel:
     """None where it takes text only."""
     made_of: bytes = b""
     """The digest of the assets from which all of this was made."""
+    template: Template | None = None
+    confined: ConfinedFiles | None = None
+    """The process of the template and the tokenizer, where this process is not to run them."""
+    encodes: bool = True
+    """True if the tokenizer works on texts in this process."""
+
+    async def run(self, size: int, tenant: str, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args, model)` for a tenant, which may render and tokenise inputs of `size` bytes together.
+
+        It is done in this process where the files allow it; else by the model's own process, when it is the tenant's
+        turn. Raises what `work` raises.
+        """
+        if self.encodes:
+            try:
+                return await off_loop(size, work, *args, self)
+            except NeedsProcess as error:
+                log.debug("a template needs a process", action="confine", model=self.name, reason=str(error))
+        assert self.confined is not None
+        return await self.confined.run(tenant, work, *args, self.within())
+
+    def within(self) -> ServedModel:
+        """The model as the work sees it that its own process does."""
+        keeps = self.template is None or isinstance(self.template, PlainTemplate)
+        return self if keeps else replace(self, template=self.confined)
 
 
 def serve(
@@ -43,8 +81,14 @@ def serve(
     known: ServedModel | None,
     images: ImageLoader | None,
     tool_parser: CallFormat | None,
+    trusted: Collection[str] = (),
+    report: Report | None = None,
 ) -> ServedModel:
-    """The model that `assets` describe. Raises any error of a tokenizer or template that can't be used.
+    """The model that `assets` describe. Raises any error of a tokenizer that can't be used; ModelFileRefused for one
+    that is not to be used. Takes seconds where the tokenizer has a process of its own.
+
+    `trusted` has the names of models, and the SHA-256 of templates, whose templates are rendered without bounds.
+    `report` is called when a file of the model broke its bounds.
 
     Parts made of the `known` one are kept where they differ in numbers of an epoch alone: a recovery may find other
     memory for KV tokens, and a large tokenizer takes a second to make, in which no other Python thread runs.
@@ -52,15 +96,34 @@ def serve(
     made_of = _digest(assets)
     if known is not None and known.made_of == made_of:
         return replace(known, assets=_without_tokenizer(assets))
-    vocabulary = Vocabulary(assets)
+    judgement = judge(assets.tokenizer_json)
+    if judgement.decoding:
+        raise ModelFileRefused(name, "tokenizer", judgement.decoding)
+    encodes = not judgement.encoding
+    files = Files(assets.chat_template or "", "" if encodes else assets.tokenizer_json)
+    confined = ConfinedFiles(name, files, report)
+    vocabulary = Vocabulary(assets, None if encodes else confined)
+    if (longest := vocabulary.longest_bytes()) > MOST_TOKEN_BYTES:
+        raise ModelFileRefused(name, "tokenizer", f"it has a token of {longest} bytes")
+    if not encodes:
+        log.info("a tokenizer gets a process", action="confine", model=name, reason=judgement.encoding)
+        confined.run_here(vocabulary.prepare)
+    template = _template(name, assets.chat_template, trusted)
     forms = forms_of(assets.chat_template, vocabulary, tool_parser)
-    size = text_bytes(assets.context_length, vocabulary.longest_bytes())
+    size = text_bytes(assets.context_length, longest)
     gaps = fill_in_middle_of(vocabulary)
     named = letters(vocabulary, assets)
     assets = _without_tokenizer(assets)
     give_back_memory()
     loader = images if assets.images is not None else None
-    return ServedModel(name, assets, vocabulary, named, size, forms, gaps, loader, made_of)
+    return ServedModel(name, assets, vocabulary, named, size, forms, gaps, loader, made_of, template, confined, encodes)
+
+
+def _template(name: str, source: str | None, trusted: Collection[str]) -> Template | None:
+    if source is None:
+        return None
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    return PlainTemplate(source) if {name, digest} & {*trusted, *SHIPPED} else MeteredTemplate(source)
 
 
 def _without_tokenizer(assets: ModelAssets) -> ModelAssets:

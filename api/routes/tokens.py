@@ -43,9 +43,13 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
 
 async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int, known: Known) -> list[int]:
     if asked.prompt == "":  # no prompt for a completion, but a text with a length
-        return served.vocabulary.encode("", bos=asked.add_special_tokens is not False)
+        return await served.run(0, known.tenant, _empty, asked.add_special_tokens is not False)
     [tokens] = await prompts_of(generating(asked), served, size, known)
     return tokens
+
+
+def _empty(bos: bool, served: ServedModel) -> list[int]:
+    return served.vocabulary.encode("", bos=bos)
 
 
 @post("/detokenize", status_code=200, operation_class=taking(DetokenizeRequest, open_ended=True))

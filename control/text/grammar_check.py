@@ -1,26 +1,21 @@
 """`python -m control.text.grammar_check`: compiles grammars for an API process; a hostile one harms only this.
 
-Says that it is ready, then reads one JSON line per task and answers each with one line. The kernel ends it where a
-grammar wants more memory or stack than is allowed; its parent ends it where one takes too long.
+Messages are JSON: a Task is answered by a Verdict (`control.confinement`).
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 from functools import lru_cache
 
 import msgspec
 from llguidance import LLTokenizer
 
+from control.confinement import answer_messages
 from control.errors import GrammarRefused
 from control.messages import Grammar
-from control.process import die_with_parent, name_process
 from control.text.grammar import compile_grammar, converted, error_of, tokenizer_of
 from control.text.vocabulary import TokenBytes
 
-READY = b"ready\n"
-"""Its first line."""
 _MEMORY_BYTES = 2 << 30
 _STACK_BYTES = 1 << 20
 """Less than any thread has that compiles the same grammar for a leader."""
@@ -78,16 +73,13 @@ def _tokenizer(letters: bytes) -> LLTokenizer:
 
 def main() -> None:
     """Answer until the parent closes the pipe or ends."""
-    die_with_parent()
-    name_process("furrow-grammar")
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
     decode = msgspec.json.Decoder(Task).decode
-    sys.stdout.buffer.write(READY)
-    sys.stdout.buffer.flush()
-    for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(msgspec.json.encode(judge(decode(line))) + b"\n")
-        sys.stdout.buffer.flush()
+    answer_messages(
+        lambda message: msgspec.json.encode(judge(decode(message))),
+        "furrow-grammar",
+        memory_bytes=_MEMORY_BYTES,
+        stack_bytes=_STACK_BYTES,
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+MOST_TOKENS = 1 << 24
+"""Ids are places in a list."""
+
 
 class _AddedToken(msgspec.Struct):
     id: int
@@ -23,17 +26,6 @@ class _Definition(msgspec.Struct):
     model: _Model = msgspec.field(default_factory=_Model)
     added_tokens: list[_AddedToken] = []
     decoder: Any = None
-
-
-def without_merges(tokenizer_json: str) -> str:
-    """A tokenizer that decodes as the given one and can't encode. It is built in a third of the time, in which no other
-    Python thread runs."""
-    definition = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
-    model = msgspec.json.decode(definition.get("model", b"{}"), type=dict[str, msgspec.Raw])
-    if "merges" not in model:
-        return tokenizer_json
-    model["merges"] = msgspec.Raw(b"[]")
-    return msgspec.json.encode(definition | {"model": model}).decode()
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,8 @@ def read_token_bytes(tokenizer_json: str, size: int = 0) -> TokenBytes:
     ids = vocab if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
     byte_level = is_byte_level(definition.decoder)
     highest = max([*ids.values(), *(token.id for token in definition.added_tokens)], default=-1)
+    if highest > MOST_TOKENS:
+        raise msgspec.ValidationError(f"a token has the id {highest}; the most is {MOST_TOKENS}")
     texts = [b""] * max(size, highest + 1)
     for piece, token in ids.items():
         texts[token] = piece_bytes(piece, byte_level)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from control.errors import CompilerMissing, FurrowError, GroupError, ModelFilesAway, RankError, RedisUnavailable
+from control.errors import CompilerMissing, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
 from control.messages import Assignment
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
@@ -42,12 +42,11 @@ def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, ran
 
 
 def _ends_alike(error: FurrowError) -> bool:
-    """True for a load that fails for lack of a compiler: each start would fail so. A rank's answer has the error's kind
-    and text only."""
-    sides = [error.leader, *error.ranks] if isinstance(error, GroupError) else [error]
-    return any(
-        isinstance(side, RankError) and side.message.startswith(f"{CompilerMissing.__name__}:") for side in sides
-    )
+    """True for a load that fails for lack of a compiler, whatever is wrapped around it: each start would fail so."""
+    cause: BaseException | None = error.leader if isinstance(error, GroupError) else error
+    while cause is not None and not isinstance(cause, CompilerMissing):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def store_reason(client: SyncRedis, assignment: Assignment, rank: int, why: str) -> None:

@@ -17,7 +17,8 @@ from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.text.grammar import tokenizer_of
 from control.text.text import Decode
-from control.text.vocabulary import read_token_bytes, without_merges
+from control.text.tokenizer_check import decoding_only
+from control.text.vocabulary import read_token_bytes
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _digest(assets: ModelAssets) -> bytes:
 
 
 def _decode_of(assets: ModelAssets) -> Decode:
-    tokenizer = Tokenizer.from_str(without_merges(assets.tokenizer_json))
+    tokenizer = Tokenizer.from_str(decoding_only(assets.tokenizer_json))
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 

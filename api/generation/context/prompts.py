@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
+from api.chat.tokens import Vocabulary
 from api.generation.constraints import prompts_with_gap
 from api.images.loading import HeldPieces, Known, placed, with_marks
 from api.images.sources import TOO_MANY
@@ -57,10 +58,10 @@ def size_of(body: Body) -> int:
 
 
 def written(body: Body, served: ServedModel) -> Written:
-    """Raises RequestError and its kin."""
+    """Raises RequestError and its kin, and NeedsProcess."""
     if isinstance(body, CompletionRequest):
         return Written(body.prompts, None, grammar_of(body), [])
-    prompt = chat_prompt(body, served.assets, served.vocabulary, served.forms)
+    prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
     return Written([prompt.text], prompt.reading, prompt.asked, prompt.images)
 
 
@@ -71,8 +72,8 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, known: Know
     """
     wanted = served.assets.images
     if not prompts.images or wanted is None or served.images is None:
-        return Prompts(await _tokens(prompts.texts, body, served), [], [])
-    tokens = await _tokens([with_marks(text, wanted) for text in prompts.texts], body, served)
+        return Prompts(await _tokens(prompts.texts, body, served, known.tenant), [], [])
+    tokens = await _tokens([with_marks(text, wanted) for text in prompts.texts], body, served, known.tenant)
     most = min(served.assets.context_length, served.assets.kv_tokens)
     loaded = await served.images.load(prompts.images, wanted, most, known)
     [prompt] = tokens  # a chat has one
@@ -80,29 +81,29 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, known: Know
     return Prompts([prompt], images, [one.pieces for one in loaded])
 
 
-async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel) -> list[list[int]]:
+async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel, tenant: str) -> list[list[int]]:
     if isinstance(body, CompletionRequest) and body.has_gap:
         size = size_of(body) + len(body.suffix or "") + sum(len(text) for _, text in body.files)
-        return await off_loop(size, prompts_with_gap, body, served)
-    vocabulary, context = served.vocabulary, served.assets.context_length
+        return await served.run(size, tenant, prompts_with_gap, body)
+    context = served.assets.context_length
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
-    def encode_one(text: str) -> list[int]:
+    def encode_one(text: str, vocabulary: Vocabulary) -> list[int]:
         if vocabulary.exceeds(text, context):
             error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
             error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
             raise error
         return vocabulary.encode(text, bos=bos)
 
-    def encode() -> list[list[int]]:
-        return [encode_one(text) if isinstance(text, str) else text for text in texts]
+    def encode(served: ServedModel) -> list[list[int]]:
+        return [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
 
-    return await off_loop(sum(len(text) for text in texts), encode)
+    return await served.run(sum(len(text) for text in texts), tenant, encode)
 
 
 async def prompts_of(body: Body, served: ServedModel, size: int, known: Known) -> list[list[int]]:
     """The request's prompts as token ids; `size` is that of the body in which it came, `known` as for `encoded`."""
-    found = await off_loop(max(size, size_of(body)), written, body, served)
+    found = await served.run(max(size, size_of(body)), known.tenant, written, body)
     return (await encoded(found, body, served, known)).tokens
 
 

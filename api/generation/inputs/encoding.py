@@ -53,7 +53,7 @@ def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: Poolin
     for index, one in enumerate(inputs):
         if isinstance(one, str):
             _check_characters(f"{name}[{index}]", name, one, served)
-    encodings = iter(served.vocabulary.tokenizer.encode_batch_fast(texts))
+    encodings = iter(served.vocabulary.encode_all(texts))
     return [Encoded(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
 
 
@@ -63,18 +63,17 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
     for index, (query, document) in enumerate(pairs):
         for text in (query, document):
             _check_characters(f"{name}[{index}]", name, text, served)
-    tokenizer = served.vocabulary.tokenizer
+    vocabulary = served.vocabulary
     if pooling.pair:
         instruction = body.instruction if body.instruction is not None else pooling.instruction
         _check_characters("instruction", "instruction", instruction, served)
         fields = [{"instruction": instruction, "query": query, "document": document} for query, document in pairs]
         texts = [_FIELD.sub(lambda found, one=one: one[found[1]], pooling.pair) for one in fields]
-        return [Encoded(one.ids) for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [Encoded(one.ids) for one in vocabulary.encode_all(texts, special=False)]
     if body.instruction is not None:
         raise RequestError("'instruction' has no effect on this model; leave it out.", param="instruction")
     both = [(_lower(query, pooling), _lower(document, pooling)) for query, document in pairs]
-    encodings = tokenizer.encode_batch(both)
-    return [Encoded(one.ids, one.type_ids.index(1) if pooling.types and 1 in one.type_ids else 0) for one in encodings]
+    return [Encoded(one.ids, one.second if pooling.types else 0) for one in vocabulary.encode_all(both)]
 
 
 def _pairs_name(body: InputsRequest) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from api.asgi.off_loop import off_loop
 from api.generation.caller import Caller
 from api.generation.inputs.encoding import Encoded, encode
 from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
@@ -56,7 +55,7 @@ async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedMode
     if dimensions is not None and pooling is not None and dimensions > pooling.dimensions:
         name = "output_dimension" if isinstance(body, CohereEmbedRequest) else "dimensions"
         raise RequestError(f"'{name}' is {dimensions}; this model's vectors have {pooling.dimensions}.", param=name)
-    encoded = await off_loop(caller.body_bytes, encode, body, served)
+    encoded = await served.run(caller.body_bytes, caller.images.tenant, encode, body)
     return PreparedInputs(
         body=body,
         caller=caller,

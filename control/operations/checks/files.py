@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence, Set
 
 from control.messages import ModelSpec
 from control.operations.checks.findings import Checks
 from control.placement.farm import HostCard
 from control.placement.host_facts import FilesHere, HostFacts
+from control.records.breaches import Breach
 
 
 def check_files(
@@ -33,6 +35,17 @@ def check_files(
         remedy = f"Copy {spec.source} from one host to the others, then run `furrow models reload {spec.name}`."
         message = f"the files differ between hosts, and so do the answers ({hosts_of})"
         checks.judge("error" if both else "warning", "files", message, remedy)
+
+
+def check_breaches(breaches: Sequence[Breach], checks: Checks) -> None:
+    """Files that broke their bounds in an API process a short time ago."""
+    for breach in breaches:
+        at = time.strftime("%H:%M:%S", time.gmtime(breach.at))
+        remedy = (
+            f"Requests that the {breach.file} can't serve get 422. Load the model from files that you trust, or with "
+            f"another {breach.file}."
+        )
+        checks.warning("breaches", f"its {breach.file} {breach.deed}, last at {at} UTC", remedy)
 
 
 def _by_fingerprint(here: Mapping[str, FilesHere], versions: Mapping[str, str]) -> dict[str, set[str]]:

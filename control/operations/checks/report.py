@@ -9,7 +9,7 @@ import msgspec
 from redis import exceptions as redis_errors
 
 from control.messages import ModelSpec
-from control.operations.checks.files import check_files
+from control.operations.checks.files import check_breaches, check_files
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.hosts import check_clocks, check_host
 from control.operations.checks.redis_server import (
@@ -23,6 +23,7 @@ from control.placement import farm
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, facts_of_all
 from control.records import catalog
+from control.records.breaches import Breach, breaches_of
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing.cluster import ABSENT, Cluster
@@ -69,8 +70,10 @@ def farm_findings(
     facts: Mapping[str, HostFacts | None],
     specs: Sequence[ModelSpec],
     models: Sequence[Overview],
+    breaches: Mapping[str, Sequence[Breach]],
 ) -> list[Finding]:
-    """Warnings and errors about the hosts and about the files that they have, but for what `models` tell."""
+    """Warnings and errors about the hosts and about the files that they have, but for what `models` tell; and about
+    the files of models that broke their bounds."""
     clocks = Checks("hosts")
     times = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
     if times:
@@ -80,13 +83,17 @@ def farm_findings(
     for spec in specs:
         files = Checks("models", spec.name)
         check_files(spec, cards, facts, files, told.get(spec.name, set()))
+        check_breaches(breaches.get(spec.name, ()), files)
         found += files.found
     return wrong(found)
 
 
 def read_farm_findings(client: SyncRedis, cards: Sequence[HostCard], models: Sequence[Overview]) -> list[Finding]:
     """As `farm_findings`, with facts and specifications as Redis has them. Raises RedisUnavailable."""
-    return farm_findings(cards, facts_of_all(client, [card.id for card in cards]), catalog.list_specs(client), models)
+    facts = facts_of_all(client, [card.id for card in cards])
+    specs = catalog.list_specs(client)
+    breaches = breaches_of(client, [spec.name for spec in specs])
+    return farm_findings(cards, facts, specs, models, breaches)
 
 
 def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:

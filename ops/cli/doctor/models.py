@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from control.clock import now_ms
-from control.operations.checks.files import check_files
+from control.operations.checks.files import check_breaches, check_files
 from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts
 from control.records import catalog
+from control.records.breaches import breaches_of
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
@@ -29,6 +30,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         return checks.found
     specs = {spec.name: spec for spec in catalog.list_specs(client)}
     letters = run_every(client, [count_letters(one.model) for one in overviews])
+    breaches = breaches_of(client, [one.model for one in overviews])
     places = [(one.model, replica.replica) for one in overviews for replica in one.replicas]
     faults = dict(zip(places, run_every(client, [health.poison_history(*place) for place in places]), strict=True))
     statuses = dict(zip(places, run_every(client, [health.status_of(*place) for place in places]), strict=True))
@@ -38,6 +40,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         check_replicas(overview, statuses, checks)
         if (spec := specs.get(overview.model)) is not None:
             check_files(spec, cards, facts, checks, {one.detail for one in overview.replicas})
+        check_breaches(breaches[overview.model], checks)
         check_backends(overview, checks)
         check_faults(overview, faults, checks)
         check_letters(overview.model, count, checks)

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from api.chat.forms import forms_of
-from api.chat.tokens import Vocabulary
+from api.chat.tokens import NoEncoder, Vocabulary
 from control.errors import FurrowError, ModelFilesError, ModelNotFound
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
@@ -101,7 +101,7 @@ def _served(model: str, redis_url: str | None) -> Served | None:
             return None
         raise ModelNotFound(model, [one.name for one in catalog.list_specs(client)])
     assets = catalog.get_assets(client, model)
-    forms = None if assets is None else forms_of(assets.chat_template, Vocabulary(assets))
+    forms = None if assets is None else forms_of(assets.chat_template, Vocabulary(assets, NoEncoder()))
     return Served(
         spec=spec,
         context_length=None if assets is None else assets.context_length,

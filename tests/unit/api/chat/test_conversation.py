@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from api.chat.conversation import ChatPrompt, chat_prompt
 from api.chat.forms import Forms, forms_of
+from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
 from api.schemas.how import CallFormat, Calling, Thinking
@@ -31,7 +32,8 @@ def prompt(template: str, known: Vocabulary | None = None, **fields: Any) -> Cha
     body = {"messages": [{"role": "user", "content": "x"}]} | fields
     known = known or vocabulary()
     assets = byte_assets(chat_template=template)
-    return chat_prompt(parse_chat(msgspec.json.encode(body)), assets, known, forms_of(template, known))
+    forms = forms_of(template, known)
+    return chat_prompt(parse_chat(msgspec.json.encode(body)), assets, MeteredTemplate(template), known, forms)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_marks_are_the_special_tokens_of_the_form() -> None:
 def test_what_a_form_needs_of_the_tools(form: CallFormat, expected: Calling) -> None:
     """Only a form that needs names or types keeps them with the request."""
     body = parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], "tools": [WEATHER, TIME]}))
-    found = chat_prompt(body, byte_assets(chat_template=TEMPLATE), vocabulary(), Forms(form))
+    found = chat_prompt(body, byte_assets(chat_template=TEMPLATE), MeteredTemplate(TEMPLATE), vocabulary(), Forms(form))
     assert found.reading is not None and found.reading.calling == expected
 
 

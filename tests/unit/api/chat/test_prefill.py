@@ -12,6 +12,7 @@ from api.chat.answer import Answer
 from api.chat.conversation import ChatPrompt, chat_prompt
 from api.chat.forms import forms_of
 from api.chat.piece import Piece
+from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
 from api.schemas.how import CallFormat
@@ -51,7 +52,8 @@ def prompt(template: str, content: Any, form: CallFormat | None = None, **fields
     messages = [{"role": "user", "content": "x"}, last]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False} | fields
     assets = byte_assets(chat_template=template)
-    return chat_prompt(parse_chat(msgspec.json.encode(body)), assets, VOCABULARY, forms_of(template, VOCABULARY, form))
+    forms = forms_of(template, VOCABULARY, form)
+    return chat_prompt(parse_chat(msgspec.json.encode(body)), assets, MeteredTemplate(template), VOCABULARY, forms)
 
 
 @pytest.mark.parametrize("template", [KEEPS, TRIMS, REASONS, BEGINS])
@@ -78,7 +80,8 @@ def test_an_answer_of_a_new_turn_or_none() -> None:
     """`add_generation_prompt` alone reaches the template."""
     body = {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
     assets = byte_assets(chat_template=KEEPS)
-    found = chat_prompt(parse_chat(msgspec.json.encode(body)), assets, VOCABULARY, forms_of(KEEPS, VOCABULARY))
+    forms = forms_of(KEEPS, VOCABULARY)
+    found = chat_prompt(parse_chat(msgspec.json.encode(body)), assets, MeteredTemplate(KEEPS), VOCABULARY, forms)
     assert found.text == "<|im_start|>user\nx<|im_end|>\n"
 
 

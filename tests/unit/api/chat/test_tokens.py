@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 from api.chat import tokens as tokens_module
-from api.chat.template import render
-from api.chat.tokens import Vocabulary
+from api.chat.template import MeteredTemplate, render
+from api.chat.tokens import OwnEncoder, Tokenized, Vocabulary
 from control.errors import TemplateFailed
 from control.text.text import Detokenizer
 from tests.byte_model import byte_assets, byte_tokenizer
@@ -56,13 +57,14 @@ def test_a_text_far_too_long_is_found_in_pieces(monkeypatch: pytest.MonkeyPatch)
     assert vocabulary.exceeds("a" * 1000, 980)
     assert not vocabulary.exceeds("a" * 1000, 990)
     pieces: list[str] = []
-    batch = vocabulary.tokenizer.encode_batch_fast
+    own = OwnEncoder(vocabulary.tokenizer)
 
-    def counted(texts: list[str], **options: bool) -> list[Encoding]:
+    def counted(texts: list[str], special: bool) -> list[Tokenized]:
         pieces.extend(texts)
-        return batch(texts, **options)
+        return own.encode(texts, special)
 
-    monkeypatch.setattr(vocabulary, "tokenizer", SimpleNamespace(encode_batch_fast=counted))
+    counting = cast(OwnEncoder, SimpleNamespace(encode=counted))
+    vocabulary = Vocabulary(byte_assets(tokenizer_config={"bos_token": None}), counting)
     assert vocabulary.exceeds("a" * 10**6, 150)
     assert len(pieces) == 2
 
@@ -113,7 +115,7 @@ def test_templates_as_models_write_them() -> None:
     )
     config = {"bos_token": {"content": "<s>", "lstrip": False}}
     messages = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "no"}]
-    rendered = render(source, messages, config, {"extra": "go"})
+    rendered = render(MeteredTemplate(source), messages, config, {"extra": "go"})
     assert rendered == '<s>{"role": "user", "content": "<é>"}4go'
 
 
@@ -131,13 +133,13 @@ def test_templates_as_models_write_them() -> None:
 def test_a_template_that_fails(source: str | None) -> None:
     """Whatever goes wrong in a template, attempts to leave the sandbox included, is the template's failure."""
     with pytest.raises(TemplateFailed):
-        render(source, [{"role": "user", "content": "x"}], {}, {})
+        render(MeteredTemplate(source) if source is not None else None, [{"role": "user", "content": "x"}], {}, {})
 
 
 def test_a_template_can_not_change_the_messages() -> None:
     """The sandbox is immutable."""
     with pytest.raises(TemplateFailed):
-        render("{{ messages.append(1) }}", [{"role": "user", "content": "x"}], {}, {})
+        render(MeteredTemplate("{{ messages.append(1) }}"), [{"role": "user", "content": "x"}], {}, {})
 
 
 @given(ids=st.lists(st.integers(0, 257), max_size=60))

@@ -14,8 +14,10 @@ from worker.rank.ending import exit_status
 
 
 def failed_load(cause: FurrowError) -> GroupError:
-    """As a leader meets it: its own answer to the load, in the form in which other ranks answer."""
-    return GroupError("load", RankError(0, "load_failed", f"{type(cause).__name__}: {cause}"), [])
+    """As a leader meets it: the rank's answer to the load, whose cause is the error itself."""
+    answer = RankError(0, "load_failed", str(cause))
+    answer.__cause__ = cause
+    return GroupError("load", answer, [])
 
 
 @pytest.mark.parametrize(

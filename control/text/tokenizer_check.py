@@ -1,0 +1,194 @@
+"""What a tokenizer.json may do to a text, judged by its parts alone.
+
+A tokenizer is a program from a model's authors: normalizers and decoders replace texts by longer ones, one after
+another, and patterns may take exponential time. One of ordinary parts is harmless; any other one encodes in a process
+of its own, and one that decodes in another way is refused, because every answer is decoded where other answers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from control.text.split_patterns import SPLIT_PATTERNS
+
+MOST_GROWTH = 80
+"""Characters that one character may become before it is cut into tokens: NFKC makes 18 of one, bytes up to 4."""
+MOST_DECODED_GROWTH = 16
+MOST_TOKEN_BYTES = 16_384
+"""Of a token; published ones have some hundred at most."""
+_MOST_PREFIX = 64
+"""Characters that a part may add once."""
+_MOST_WORD = 1000
+"""Characters of a word in a WordPiece model, which takes time with the square of it."""
+_MOST_PARTS = 64
+
+
+class _Model(msgspec.Struct):
+    type: str = "BPE"
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
+    max_input_chars_per_word: int = 100
+
+
+class _Definition(msgspec.Struct):
+    """The fields of a tokenizer.json that are read here."""
+
+    model: _Model = msgspec.field(default_factory=_Model)
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    decoder: Any = None
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What speaks against a tokenizer; empty where nothing does."""
+
+    encoding: str = ""
+    """Why it is to encode in a process of its own."""
+    decoding: str = ""
+    """Why it is not to be used at all."""
+
+
+class _Unusual(Exception):
+    """A part that is not known to be harmless."""
+
+
+def judge(tokenizer_json: str) -> Judgement:
+    """What its parts are. A text that is no tokenizer.json is unusual."""
+    try:
+        definition = msgspec.json.decode(tokenizer_json, type=_Definition)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        return Judgement(decoding=f"it can't be read: {error}")
+    encoding = decoding = ""
+    try:
+        _check_model(definition.model)
+        growth = _growth(definition.normalizer, _NORMALIZERS, "normalizers")
+        growth *= _growth(definition.pre_tokenizer, _PRE_TOKENIZERS, "pretokenizers")
+        if growth > MOST_GROWTH:
+            raise _Unusual(f"it makes up to {growth} characters of one")
+    except _Unusual as error:
+        encoding = str(error)
+    try:
+        growth = _growth(definition.decoder, _DECODERS, "decoders")
+        if growth > MOST_DECODED_GROWTH:
+            raise _Unusual(f"its decoder makes up to {growth} characters of one")
+    except _Unusual as error:
+        decoding = str(error)
+    return Judgement(encoding, decoding)
+
+
+def decoding_only(tokenizer_json: str) -> str:
+    """A tokenizer that decodes as the given one and can't encode: no part that works on texts is left.
+
+    It is built in a third of the time, in which no other Python thread runs.
+    """
+    definition = msgspec.json.decode(tokenizer_json, type=dict[str, msgspec.Raw])
+    model = msgspec.json.decode(definition.get("model", b"{}"), type=dict[str, msgspec.Raw])
+    if "merges" in model:
+        model["merges"] = msgspec.Raw(b"[]")
+    nothing = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "truncation", "padding"))
+    return msgspec.json.encode(definition | nothing | {"model": model}).decode()
+
+
+def _check_model(model: _Model) -> None:
+    if model.type not in ("BPE", "Unigram", "WordPiece", "WordLevel"):
+        raise _Unusual(f"its model is of the type {model.type[:40]!r}")
+    if model.dropout:
+        raise _Unusual("its merges are chosen by chance")
+    if len(model.continuing_subword_prefix or "") > _MOST_PREFIX or len(model.end_of_word_suffix or "") > _MOST_PREFIX:
+        raise _Unusual("its model adds long texts to words")
+    if model.max_input_chars_per_word > _MOST_WORD:
+        raise _Unusual(f"it takes words of {model.max_input_chars_per_word} characters")
+
+
+Growths = dict[str, int]
+
+
+def _growth(part: Any, known: Growths, parts_name: str) -> int:
+    """Characters that one becomes, at most. Raises _Unusual."""
+    growth = 1
+    for one in _parts(part, parts_name):
+        kind = one.get("type")
+        if kind == "Replace":
+            growth *= _replaced(one)
+        elif kind == "Split":
+            _check_pattern(one.get("pattern"))
+        elif kind not in known:
+            raise _Unusual(f"it has a part of the type {str(kind)[:40]!r}")
+        growth *= known.get(kind, 1)
+        if any(len(text) > _MOST_PREFIX for text in one.values() if isinstance(text, str)):
+            raise _Unusual(f"it has a {kind} with a long text")
+    return growth
+
+
+def _parts(part: Any, parts_name: str) -> Iterable[dict[str, Any]]:
+    """The parts of a sequence, in their order, without those that are none."""
+    waiting, found = [part], list[dict[str, Any]]()
+    while waiting:
+        one = waiting.pop()
+        if one is None:
+            continue
+        if not isinstance(one, dict):
+            raise _Unusual("it has a part that is none")
+        if one.get("type") == "Sequence":  # type: ignore[reportUnknownMemberType]
+            inner: Any = one.get(parts_name)  # type: ignore[reportUnknownMemberType]
+            if not isinstance(inner, list):
+                raise _Unusual("it has a sequence without parts")
+            waiting += inner  # type: ignore[reportUnknownArgumentType]
+        else:
+            found.append(one)  # type: ignore[reportUnknownArgumentType]
+        if len(found) + len(waiting) > _MOST_PARTS:
+            raise _Unusual(f"it has more than {_MOST_PARTS} parts")
+    return found
+
+
+def _replaced(part: dict[str, Any]) -> int:
+    pattern, content = part.get("pattern"), part.get("content")
+    if not isinstance(content, str):
+        raise _Unusual("it replaces by what is no text")
+    text: Any = pattern.get("String") if isinstance(pattern, dict) else None  # type: ignore[reportUnknownMemberType]
+    if isinstance(text, str) and text:
+        return max(1, -(-len(content) // len(text)))
+    _check_pattern(pattern)
+    return 1 + len(content)
+
+
+def _check_pattern(pattern: Any) -> None:
+    """Raises _Unusual for a regular expression that is not known: it may take exponential time."""
+    if isinstance(pattern, dict):
+        text: Any = pattern.get("String")  # type: ignore[reportUnknownMemberType]
+        regex: Any = pattern.get("Regex")  # type: ignore[reportUnknownMemberType]
+        if isinstance(text, str) or (isinstance(regex, str) and regex in SPLIT_PATTERNS):
+            return
+    raise _Unusual("it has a pattern that is not known")
+
+
+_NORMALIZERS: Growths = {
+    "NFC": 3,
+    "NFD": 4,
+    "NFKC": 18,
+    "NFKD": 18,
+    "Lowercase": 3,
+    "Strip": 1,
+    "StripAccents": 1,
+    "Prepend": 2,
+    "Replace": 1,
+    "Nmt": 1,
+    "BertNormalizer": 12,
+}
+"""By type; the one of a Replace follows from its texts. A Prepend adds to an empty text too."""
+_PRE_TOKENIZERS: Growths = {
+    "ByteLevel": 4,
+    "Metaspace": 2,
+    "Split": 1,
+    **dict.fromkeys(("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation", "Digits"), 1),
+    **dict.fromkeys(("CharDelimiterSplit", "UnicodeScripts"), 1),
+}
+_DECODERS: Growths = {
+    **dict.fromkeys(("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "BPEDecoder"), 1),
+    "Replace": 1,
+    "WordPiece": 2,
+}

@@ -1,0 +1,94 @@
+"""Tokenizers judged by their parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+from control.text.split_patterns import GPT4O, LLAMA3, QWEN2
+from control.text.tokenizer_check import Judgement, judge
+from tests.byte_model import byte_tokenizer
+
+
+def with_parts(**parts: Any) -> str:
+    tokenizer: Any = byte_tokenizer()
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer.to_str()
+
+
+def split(pattern: str) -> Any:
+    cut = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+LLAMA2 = with_parts(
+    normalizer=normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+    decoder=decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ),
+    pre_tokenizer=None,
+)
+USUAL = [
+    byte_tokenizer().to_str(),
+    LLAMA2,
+    *(with_parts(pre_tokenizer=split(pattern)) for pattern in (LLAMA3, QWEN2, GPT4O)),
+    with_parts(normalizer=normalizers.NFKC()),
+    with_parts(normalizer=normalizers.BertNormalizer(), pre_tokenizer=pre_tokenizers.BertPreTokenizer()),
+    Path("ops/demo/model/tokenizer.json").read_text(),
+]
+
+
+@pytest.mark.parametrize("text", USUAL)
+def test_usual_ones_work_in_any_process(text: str) -> None:
+    assert judge(text) == Judgement()
+
+
+def replaces(*pairs: tuple[Any, str]) -> Any:
+    return normalizers.Sequence([normalizers.Replace(old, new) for old, new in pairs])
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"normalizer": replaces(*[("a", "a" * 64)] * 6)}, "274877906944"),
+        ({"normalizer": replaces(("a", "b" * 65))}, "long text"),
+        ({"normalizer": replaces(("", "b" * 40), ("b", "cccc"))}, "656 characters"),
+        ({"normalizer": replaces((Regex("(a+)+$"), "b"))}, "pattern that is not known"),
+        ({"normalizer": normalizers.Sequence([normalizers.Prepend("▁")] * 9)}, "2048"),
+        ({"normalizer": normalizers.Sequence([normalizers.NFC()] * 100)}, "more than 64 parts"),
+        ({"pre_tokenizer": split("(a|a)+$")}, "pattern that is not known"),
+        ({"pre_tokenizer": pre_tokenizers.Sequence([pre_tokenizers.ByteLevel()] * 4)}, "256"),
+    ],
+)
+def test_strange_ones_get_a_process(parts: dict[str, Any], words: str) -> None:
+    judgement = judge(with_parts(**parts))
+    assert words in judgement.encoding and not judgement.decoding
+
+
+@pytest.mark.parametrize(
+    ("decoder", "words"),
+    [
+        (decoders.Sequence([decoders.Replace("a", "a" * 8)] * 4), "4096 characters"),
+        (decoders.Replace(Regex("(a+)+$"), ""), "pattern that is not known"),
+        (decoders.CTC(), "CTC"),
+    ],
+)
+def test_decoders_that_could_harm_others_are_refused(decoder: Any, words: str) -> None:
+    assert words in judge(with_parts(decoder=decoder)).decoding
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model": 1}', "[" * 100_000])
+def test_what_is_no_tokenizer_is_refused(text: str) -> None:
+    assert judge(text).decoding
+
+
+def test_a_model_that_takes_long_words_gets_a_process() -> None:
+    definition = json.loads(byte_tokenizer().to_str())
+    definition["model"] = {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**6, "unk_token": "a"}
+    assert "1000000" in judge(json.dumps(definition)).encoding
+    assert isinstance(Tokenizer.from_str(byte_tokenizer().to_str()), Tokenizer), "the control: others load"
