@@ -11,7 +11,7 @@ from tests import gguf_models
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm
 from tests.waiting import until
-from worker.native.library import library
+from worker.native.build import library
 
 pytestmark = [
     pytest.mark.timeout(240),

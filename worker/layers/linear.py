@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from worker.layers.blocks import Blocks, Weights
 from worker.layers.quantized.grouped import Grouped
-from worker.native import library
+from worker.native.build import library
 from worker.native.grouped_matrix import GroupedMatrix
 from worker.native.library import MOST_MATRICES, Groups, Kept, Linear, Matrix, Threads
 from worker.native.matrix import PackedMatrix
@@ -120,5 +120,5 @@ class PackedEmbedding(nn.Module):
 def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
     """Threads for products of a model's `shapes` with weights of `kinds` (formats/kinds.py), or of all; None where they
     can't be compiled or aren't wanted."""
-    loaded = library.library(kinds, shapes)
+    loaded = library(kinds, shapes)
     return None if loaded is None else Threads(loaded)

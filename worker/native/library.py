@@ -1,11 +1,10 @@
-"""The compiled library, and its structs: layer.h has the same."""
+"""The structs of the compiled library, which layer.h has as well, and the threads of a model in it."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Iterable
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import NamedTuple
 
 import structlog
@@ -13,10 +12,8 @@ import torch
 
 from worker.formats.blocks import BlockFormat
 from worker.formats.kinds import NUMBERS
-from worker.native.build import build
 from worker.native.compiled import source_digest
 from worker.native.host import SOURCE
-from worker.verdicts.shapes import Shapes
 
 log = structlog.get_logger()
 
@@ -203,41 +200,6 @@ def name_of(kind: Kept) -> str:
     if isinstance(kind, torch.dtype):
         return str(kind).removeprefix("torch.")
     return kind.name if isinstance(kind, BlockFormat) else kind.kind
-
-
-def library(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:
-    """The compiled library with at least `kinds`, or all, which passed its check with `shapes`; None where it can't be
-    compiled, or isn't wanted."""
-    loaded = build(kinds, shapes)
-    if loaded is not None:
-        declare_products(loaded)
-        address, number = c_void_p, c_int64
-        loaded.furrow_quantize.argtypes = [address, c_int32, address, number, number, address]
-        loaded.furrow_quantize.restype = number
-        loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
-        loaded.furrow_step.argtypes = [address] * 4
-        loaded.furrow_guessed_floats.argtypes, loaded.furrow_guessed_floats.restype = [address, number], number
-        loaded.furrow_replay_room.argtypes, loaded.furrow_replay_room.restype = [address] * 3, number
-        loaded.furrow_replay.argtypes, loaded.furrow_replay.restype = [address] * 4, None
-        loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
-    return loaded
-
-
-def declare_products(loaded: ctypes.CDLL) -> None:
-    """The types of the functions that pack weights and multiply."""
-    address, number = c_void_p, c_int64
-    loaded.furrow_kinds.restype = c_uint32
-    loaded.furrow_build.restype = ctypes.c_char_p
-    loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
-    loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
-    loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
-    loaded.furrow_matrix_bytes.argtypes, loaded.furrow_matrix_bytes.restype = [c_int32, number, number], number
-    loaded.furrow_pack.argtypes = [address, address, number, address, number, number]
-    loaded.furrow_pack.restype = None
-    loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
-    loaded.furrow_product.argtypes = [address, address, address, number, address, address]
-    loaded.furrow_product.restype = None
-    loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
 
 
 class Threads:

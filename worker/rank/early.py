@@ -11,7 +11,7 @@ import msgspec
 
 from control.errors import FurrowError
 from control.messages import Assignment
-from worker.native.build import build
+from worker.native.build import library
 from worker.repository.files import inspect
 from worker.repository.quantization.kinds import kinds_of
 from worker.verdicts.shapes import of_config
@@ -31,4 +31,4 @@ def compile_now() -> None:
     if os.environ["FURROW_DEVICE"] == "cpu" and spec.dtype in DTYPES:
         with suppress(FurrowError):  # the load will say what is wrong with the files
             files = inspect(Path(os.environ["FURROW_FOLDER"]), images=False)
-            build(kinds_of(files, spec.quant, spec.dequantize), of_config(files.config, spec.dtype, spec.tp))
+            library(kinds_of(files, spec.quant, spec.dequantize), of_config(files.config, spec.dtype, spec.tp))

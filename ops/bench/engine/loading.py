@@ -66,7 +66,7 @@ def _load(parent: Connection, model: Path, quant: str | None) -> None:
 
     from worker.collective.base import Solo
     from worker.models.loading import load
-    from worker.native.library import library
+    from worker.native.build import library
 
     torch.mm(torch.zeros(8, 8), torch.zeros(8, 8))  # the memory of its threads
     library()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from worker.layers.linear import NativeLinear
-from worker.native import library
+from worker.native.build import library
 from worker.native.library import Threads
 from worker.selftest.request import NotAvailable, Request
 from worker.selftest.trials.case import Case
@@ -22,7 +22,7 @@ INT8_TOLERANCE = 3e-2
 def cpp(request: Request) -> Iterator[Case]:
     if request.device.type != "cpu":
         raise NotAvailable("it computes on CPUs")
-    loaded = library.library()
+    loaded = library()
     if loaded is None:
         raise NotAvailable("there is no library: the log of a rank has the reason")
     shapes = request.shapes

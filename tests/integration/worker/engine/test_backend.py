@@ -14,8 +14,8 @@ from worker.collective import Solo
 from worker.models.backend import describe
 from worker.models.loading import load
 from worker.native import compiled
+from worker.native.build import library
 from worker.native.host import SOURCE, SWITCH
-from worker.native.library import library
 
 
 @pytest.fixture(scope="module")

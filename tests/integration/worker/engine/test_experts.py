@@ -26,7 +26,7 @@ from worker.models.gguf.dequantize import dequantize
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.native.library import library
+from worker.native.build import library
 from worker.native.quantize import quantize
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")

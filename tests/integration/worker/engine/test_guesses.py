@@ -16,7 +16,7 @@ from worker.collective import Solo
 from worker.engine.step import REJECTED, Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-from worker.native.library import library
+from worker.native.build import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.native.library import library
+from worker.native.build import library
 
 Checkpoint = Callable[[str], Path]
 

@@ -26,7 +26,8 @@ from worker.models import loading
 from worker.models.loading import load, resolve_dtype
 from worker.models.native import forward
 from worker.models.native.unsupported import NotNative
-from worker.native.library import KindMissing, library
+from worker.native.build import library
+from worker.native.library import KindMissing
 from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]

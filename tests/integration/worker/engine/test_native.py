@@ -21,8 +21,8 @@ from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
+from worker.native.build import library
 from worker.native.host import SWITCH
-from worker.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 

@@ -26,7 +26,7 @@ from worker.families.registry import FAMILIES
 from worker.models import weight_loader
 from worker.models.packed import file as stored_file
 from worker.models.packed import subject as subjects
-from worker.native.library import library
+from worker.native.build import library
 from worker.repository.files import inspect
 from worker.repository.fingerprint import SAMPLE_BYTES, fingerprint
 

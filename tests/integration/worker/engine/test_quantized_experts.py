@@ -23,8 +23,8 @@ from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.layers.quantized.grouped import Grouped
 from worker.models.loading import open_checkpoint
+from worker.native.build import library
 from worker.native.host import SWITCH
-from worker.native.library import library
 from worker.repository.files import inspect
 
 Written = Callable[[str, str], tuple[Path, Path]]

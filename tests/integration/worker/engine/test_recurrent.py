@@ -29,7 +29,7 @@ from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
-from worker.native.library import library
+from worker.native.build import library
 
 Checkpoint = Callable[[str], Path]
 TYPES = ["lfm2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"]

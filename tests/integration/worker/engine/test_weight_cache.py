@@ -27,7 +27,7 @@ from worker.collective import Solo
 from worker.models.loading import load
 from worker.models.packed.cache import WeightCache
 from worker.models.served import ServedModel
-from worker.native.library import library
+from worker.native.build import library
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2"),

@@ -12,7 +12,7 @@ from control.messages import Grammar, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.native.library import library
+from worker.native.build import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 

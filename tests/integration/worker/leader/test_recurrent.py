@@ -16,7 +16,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from worker.models.served import ServedModel
-from worker.native.library import library
+from worker.native.build import library
 from worker.scheduling.scheduler import Scheduler
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")

@@ -23,7 +23,7 @@ from tests.models import make
 from worker.engine.step import Forward
 from worker.leader import leader as leader_module
 from worker.leader.leader import LeaderLimits
-from worker.native.library import library
+from worker.native.build import library
 from worker.sampling.step_sampler import PendingTokens, StepSampler
 from worker.scheduling.sequence import Sequence
 

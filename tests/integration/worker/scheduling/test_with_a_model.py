@@ -15,7 +15,7 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.library import library
+from worker.native.build import library
 from worker.sampling.sampler import Sampler, SamplingRow
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence

@@ -17,7 +17,7 @@ from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.layers.blocks import Blocks
 from worker.layers.linear import NativeLinear, threads_here
 from worker.models.gguf.dequantize import dequantize
-from worker.native import library
+from worker.native.build import declare_products
 from worker.native.host import SOURCE
 from worker.native.library import Groups, Threads
 
@@ -215,7 +215,7 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
     flags = ("-std=c++17", "-O0", "-shared", "-fPIC", *own, *BUILDS[build])
     subprocess.run(["c++", *flags, "-o", str(built), str(SOURCE)], check=True, timeout=200)
     loaded = ctypes.CDLL(str(built))
-    library.declare_products(loaded)
+    declare_products(loaded)
     other = Threads(loaded)
     for format in FORMATS:
         weights = random_blocks(format, 75, width(format, 3))

@@ -78,7 +78,7 @@ def test_a_slow_compiler_is_named_as_the_reason(source: Path, monkeypatch: pytes
     monkeypatch.setenv("CXX", str(slow))
     monkeypatch.setattr(compiled, "COMPILE_WITHIN_S", 0.1)
     monkeypatch.setattr(build, "SOURCE", source)
-    assert build.build() is None
+    assert build.library() is None
     assert "did not end within 0.1 s; start it again" in build.reason_missing()
     with pytest.raises(
         SettingsError, match=r"--quant q4k is computed in C\+\+ only, but the C\+\+ compiler did not end"
