@@ -70,18 +70,6 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class Rope:
-    """The rotary embedding of a model type where config.json omits its parameters."""
-
-    theta: float = 10_000.0
-    partial: float | None = None
-    """Share of a head that is rotated, which config.json may change; None: the whole head, always."""
-    parameters: Fields = field(default_factory=dict[str, Any])
-    by_kind: Mapping[str, tuple[str | None, float]] = field(default_factory=dict[str, tuple[str | None, float]])
-    """By kind of layer, where each has an embedding of its own: the field with its theta, and the default."""
-
-
-@dataclass(frozen=True)
 class TextPart:
     """The text part of a multimodal model type. Where config.json says nothing, `tied` and the fields `omitted` have
     the values of transformers' class."""
@@ -210,14 +198,6 @@ class Family:
     def head_norm_names(self) -> tuple[str, str]:
         turned = self.head_norms == "each_turned_head"
         return ("query_layernorm", "key_layernorm") if turned else ("q_norm", "k_norm")
-
-    @property
-    def rope(self) -> Rope:
-        given: dict[str, Any] = dict(self.defaults["rope_parameters"])
-        if self.rope_by_kind:
-            return Rope(by_kind={kind: (name, given[kind]["rope_theta"]) for kind, name in self.rope_by_kind.items()})
-        theta, partial = given.pop("rope_theta"), given.get("partial_rotary_factor")
-        return Rope(theta, partial, {} if given["rope_type"] == "default" else given)
 
     def has_experts(self, config: Fields) -> bool:
         """True if a model of this config.json has experts."""

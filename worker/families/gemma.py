@@ -6,7 +6,7 @@ from typing import Any
 
 from worker.families.family import AROUND, Family, Images, TextPart
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described
-from worker.families.parts import DENSE, SIZES, SLIDING, WINDOWS, all_but_every, all_but_every_pattern
+from worker.families.parts import DENSE, OMITTED, SIZES, SLIDING, WINDOWS, all_but_every, all_but_every_pattern
 from worker.formats.recurrence import FULL
 
 _GEMMA = (*SIZES, "intermediate_size", "attention_bias")
@@ -75,19 +75,5 @@ FAMILIES = [
 ]
 
 TEXT_PARTS = [
-    TextPart(
-        "gemma3",
-        "gemma3_text",
-        tied=True,
-        omitted=(
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "vocab_size",
-            "max_position_embeddings",
-        ),
-        images=Images("gemma3", token=262144),
-    )
+    TextPart("gemma3", "gemma3_text", tied=True, omitted=OMITTED, images=Images("gemma3", token=262144)),
 ]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import BATCHABLE_ROPE, Experts, Family, TextPart
-from worker.families.parts import DENSE, SLIDING
+from worker.families.parts import DENSE, OMITTED, SLIDING
 from worker.formats.recurrence import FULL
 
 
@@ -43,19 +43,4 @@ FAMILIES = [
     )
 ]
 
-TEXT_PARTS = [
-    TextPart(
-        "gemma4",
-        "gemma4_text",
-        tied=True,
-        omitted=(
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "vocab_size",
-            "max_position_embeddings",
-        ),
-    )
-]
+TEXT_PARTS = [TextPart("gemma4", "gemma4_text", tied=True, omitted=OMITTED)]

@@ -93,6 +93,16 @@ def fused_name(name: str) -> tuple[str, int] | None:
     return None if half is None else (f"{stem}ffn_gate_up_exps.weight", half)
 
 
+def experts_described(model: Metadata) -> dict[str, Any]:
+    """The fields of a mixture of experts that all architectures name alike."""
+    experts = f"{model.architecture}.expert"
+    return {
+        "num_experts": model.whole(f"{experts}_count"),
+        "num_experts_per_tok": model.whole(f"{experts}_used_count"),
+        "moe_intermediate_size": model.whole(f"{experts}_feed_forward_length"),
+    }
+
+
 def layers_described(model: Metadata, layers: int) -> range:
     """The layers of a list by layer: as many as the file has tensors for, at most. A damaged number must not become a
     list of that length."""

@@ -56,6 +56,18 @@ SWITCHED_WINDOWS = ("use_sliding_window", "max_window_layers", *WINDOWS)
 SPARSE_LAYERS = ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob")
 
 
+OMITTED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+"""Fields that files of Google's models with images leave out."""
+
+
 def all_but_every(period: int) -> Callable[[Fields, int], bool]:
     return lambda fields, layer: (layer + 1) % period != 0
 

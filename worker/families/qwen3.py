@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family, Images, TextPart
-from worker.families.gguf import EXPERT_LAYER_NAMES, LAYER_NAMES, Gguf, Metadata
+from worker.families.gguf import EXPERT_LAYER_NAMES, LAYER_NAMES, Gguf, Metadata, experts_described
 from worker.families.parts import (
     DENSE,
     EXPERTS,
@@ -27,14 +27,9 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _experts_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    return _from_gguf(model, common) | {
-        "num_experts": model.whole("qwen3moe.expert_count"),
-        "num_experts_per_tok": model.whole("qwen3moe.expert_used_count"),
-        "moe_intermediate_size": model.whole("qwen3moe.expert_feed_forward_length"),
-        "norm_topk_prob": True,  # as llama.cpp has it; the file does not say
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
+    # As llama.cpp has it; the file does not say.
+    always = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _from_gguf(model, common) | experts_described(model) | always
 
 
 FAMILIES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family, Images, TextPart
-from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata
+from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, experts_described
 from worker.families.parts import ATTENTION, DENSE, EXPERTS, QWEN_EXPERTS, SIZES, SPARSE_LAYERS, shared
 from worker.formats.recurrence import FULL, LINEAR, TILED, delta_rule_of
 from worker.formats.roles import Roles
@@ -62,13 +62,8 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _experts_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    experts = f"{model.architecture}.expert"
-    return _from_gguf(model, common) | {
-        "num_experts": model.whole(f"{experts}_count"),
-        "num_experts_per_tok": model.whole(f"{experts}_used_count"),
-        "moe_intermediate_size": model.whole(f"{experts}_feed_forward_length"),
-        "shared_expert_intermediate_size": model.whole(f"{experts}_shared_feed_forward_length"),
-    }
+    inner = model.whole(f"{model.architecture}.expert_shared_feed_forward_length")
+    return _from_gguf(model, common) | experts_described(model) | {"shared_expert_intermediate_size": inner}
 
 
 def _next_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ META = torch.device("meta")
 def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> CausalModel:
     """The model of `config`, every parameter on the meta device. Raises NotNative for a rotary embedding that is left
     to transformers."""
-    rope = FAMILIES[config.model_type].rope
-    return CausalModel(config, rotaries(config_json, rope, config.head_dim, config.layer_types)).eval()
+    family = FAMILIES[config.model_type]
+    return CausalModel(config, rotaries(config_json, family, config.head_dim, config.layer_types)).eval()
 
 
 class CausalModel(nn.Module):

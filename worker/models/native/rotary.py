@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
-from worker.families.family import Rope
+from worker.families.family import Family
 from worker.formats.recurrence import FULL
 from worker.models.native.unsupported import require
 
@@ -25,7 +25,7 @@ class Rotary:
     attention_scaling: float
 
 
-def rotaries(config: dict[str, Any], rope: Rope, head_dim: int, kinds: Iterable[str]) -> dict[str, Rotary]:
+def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Iterable[str]) -> dict[str, Rotary]:
     """The rotary embeddings that config.json describes: one for each of `kinds`, those of layers, where they differ by
     kind, else one alone. Raises NotNative for an embedding that is left to torch, ModelFilesError for a parameter that
     is missing or no number."""
@@ -33,34 +33,38 @@ def rotaries(config: dict[str, Any], rope: Rope, head_dim: int, kinds: Iterable[
     for parameters in (scaling, given):
         if not isinstance(parameters, dict | None):
             raise ModelFilesError(f"config.json has rotary parameters {parameters!r}; an object is needed.")
-    if not rope.by_kind:
-        given = scaling or given or rope.parameters
+    default = dict(family.defaults["rope_parameters"])
+    if not family.rope_by_kind:
+        theta, partial = default.pop("rope_theta"), default.get("partial_rotary_factor")
+        given = scaling or given or ({} if default["rope_type"] == "default" else default)
         nested = [name for name, value in given.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
-        parameters = {"rope_theta": config.get("rope_theta", rope.theta), **given}
+        parameters = {"rope_theta": config.get("rope_theta", theta), **given}
         own = config.get("original_max_position_embeddings")
         if own is not None:
             parameters["original_max_position_embeddings"] = own
-        return {"": _rotary(config, rope, parameters, head_dim)}
+        return {"": _rotary(config, partial, parameters, head_dim)}
     found = dict[str, Rotary]()
-    for kind, (name, theta) in rope.by_kind.items():
+    for kind, name in family.rope_by_kind.items():
         if kind in kinds:
+            theta = default[kind]["rope_theta"]
             parameters = (given or {}).get(kind) or {"rope_type": "default"}
             if kind == FULL and scaling:
                 parameters = {**parameters, **scaling}
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
-            found[kind] = _rotary(config, rope, parameters, head_dim)
+            found[kind] = _rotary(config, None, parameters, head_dim)
     return found
 
 
-def _rotary(config: dict[str, Any], rope: Rope, given: dict[str, Any], head_dim: int) -> Rotary:
+def _rotary(config: dict[str, Any], partial: float | None, given: dict[str, Any], head_dim: int) -> Rotary:
+    """`partial`: the share of a head that is rotated where config.json has none; None: the whole head, always."""
     most = config["max_position_embeddings"]
     kind = given.get("rope_type", given.get("type", "default"))
     require(kind in _KINDS, f"its rotary embedding is of type {kind}")
     parameters = _Parameters({"original_max_position_embeddings": most, **given}, most)
     own = config.get("partial_rotary_factor")
-    part = parameters.number("partial_rotary_factor", own if own is not None else rope.partial or 1.0)
-    require(rope.partial is not None or part == 1, f"only {part} of its heads is rotated")
+    part = parameters.number("partial_rotary_factor", own if own is not None else partial or 1.0)
+    require(partial is not None or part == 1, f"only {part} of its heads is rotated")
     return _KINDS[kind](parameters, int(head_dim * part))
 
 

@@ -10,7 +10,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
-from worker.families.family import Rope
 from worker.families.registry import FAMILIES
 from worker.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
@@ -240,4 +239,4 @@ def test_values_of_a_wrong_type(changes: dict[str, Any], message: str) -> None:
 
 def test_a_rotary_parameter_that_is_missing() -> None:
     with pytest.raises(ModelFilesError, match="factor = None among the rotary parameters"):
-        rotaries({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear"}}, Rope(), 16, [])
+        rotaries({"max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear"}}, FAMILIES["llama"], 16, [])
