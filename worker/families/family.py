@@ -92,7 +92,7 @@ class TextPart:
 class Images:
     """What distinguishes the image parts that one reader reads."""
 
-    reader: Literal["gemma3", "qwen"]
+    tower: Literal["siglip", "qwen"]
     token: int
     """The placeholder's id where config.json has none."""
     sections: tuple[int, ...] = ()
@@ -162,6 +162,9 @@ class Family:
     heads_by_layer: Callable[[dict[str, Any]], list[dict[str, int]]] | None = None
     """For each layer the fields `head_dim` and `num_key_value_heads` where they differ from the model's; None for a
     type whose layers are alike."""
+
+    bidirectional_images: str | None = None
+    """The `use_bidirectional_attention` by which only the tokens of an image attend to later ones."""
 
     stored_names: tuple[tuple[str, str], ...] = ()
     """Parts of transformers' parameter names, and what files have in their place."""

@@ -75,5 +75,5 @@ FAMILIES = [
 ]
 
 TEXT_PARTS = [
-    TextPart("gemma3", "gemma3_text", tied=True, omitted=OMITTED, images=Images("gemma3", token=262144)),
+    TextPart("gemma3", "gemma3_text", tied=True, omitted=OMITTED, images=Images("siglip", token=262144)),
 ]

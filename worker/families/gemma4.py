@@ -40,6 +40,7 @@ FAMILIES = [
             stored_above=("experts.gate_up_proj", "experts.down_proj"),
         ),
         heads_by_layer=heads_by_layer,
+        bidirectional_images="vision",
     )
 ]
 

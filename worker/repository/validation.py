@@ -37,7 +37,7 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     if tp < 1:
         raise UnsupportedArchitecture(f"Tensor parallelism must be at least 1, not {tp}.")
     _check_quantization(config, family, quant)
-    _check_features(config)
+    _check_features(config, family)
     config_fields.check(config, family)
     _check_recurrence(config, tp)
     heads = number(config, "num_attention_heads")
@@ -141,10 +141,9 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
         )
 
 
-def _check_features(config: dict[str, Any]) -> None:
-    # Gemma 4's "vision" lets the tokens of one image attend to each other; text stays causal.
-    images_alone = config.get("model_type") == "gemma4_text" and config.get("use_bidirectional_attention") == "vision"
-    if config.get("use_bidirectional_attention") and not images_alone and pooling_of(config) is None:
+def _check_features(config: dict[str, Any], family: Family) -> None:
+    seeing = config.get("use_bidirectional_attention")
+    if seeing and seeing != family.bidirectional_images and pooling_of(config) is None:
         raise UnsupportedArchitecture("use_bidirectional_attention is set: an encoder can't generate text.")
 
 

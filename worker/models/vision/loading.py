@@ -46,7 +46,7 @@ def _axes(sections: list[int], body: Any) -> Tensor:
 
 def _encoder(part: ImagePart, dtype: torch.dtype, text: Any) -> QwenEncoder | SiglipEncoder:
     """The modules, with parameters on the meta device."""
-    if part.kind == "gemma3":
+    if part.images.tower == "siglip":
         tokens = (part.input.side // part.input.unit) ** 2
         given = {"text_config": {"hidden_size": text.hidden_size}, "mm_tokens_per_image": tokens}
         return SiglipEncoder(_configuration(part, given), dtype)

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from control.messages import ImageInput
+from worker.families.family import Images
+from worker.families.registry import TEXT_PARTS
 
 FIELD = "image_part"
 """Where the configuration of a model has its image part."""
@@ -38,6 +40,13 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False
     """True if the tokens of an image attend to each other, later ones included: a chunk then has all of an image's
     tokens, or none."""
+
+    @property
+    def images(self) -> Images:
+        """What the record of the model type says of its images."""
+        images = TEXT_PARTS[self.kind].images
+        assert images is not None, f"images of {self.kind} are not served"
+        return images
 
 
 def part_of(config: Mapping[str, Any]) -> ImagePart | None:

@@ -22,9 +22,9 @@ def image_part(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Image
     if images is None or not isinstance(vision, dict) or not processor:
         return None
     try:
-        return _READERS[images.reader](images, config, vision, processor)
+        return _READERS[images.tower](images, config, vision, processor)
     except ModelFilesError as error:
         raise ModelFilesError(f"{error} Or serve its text alone, with --no-images.") from error
 
 
-_READERS = {"gemma3": gemma3_part, "qwen": qwen_part}
+_READERS = {"siglip": gemma3_part, "qwen": qwen_part}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.families.registry import TEXT_PARTS
 from worker.repository.config_fields import number
 from worker.repository.multimodal.image_fields import is_whole, whole
 from worker.repository.multimodal.image_part import ImagePart, image_name, part_of
@@ -45,7 +44,7 @@ def check(config: dict[str, Any], files: list[Path]) -> None:
 def expected(part: ImagePart, hidden: int) -> Shapes:
     """The shape of each tensor of the tower beside a text part of width `hidden`. Raises ModelFilesError naming a field
     of a wrong value."""
-    return _siglip(part, hidden) if part.kind == "gemma3" else _qwen(part, hidden)
+    return _siglip(part, hidden) if part.images.tower == "siglip" else _qwen(part, hidden)
 
 
 def _siglip(part: ImagePart, hidden: int) -> Shapes:
@@ -104,8 +103,7 @@ def _channels(vision: Mapping[str, Any], name: str) -> int:
 
 def _deepstack(part: ImagePart) -> list[int]:
     """The layers whose outputs are added to those of the text part's first ones."""
-    images = TEXT_PARTS[part.kind].images
-    default = list(images.deepstack) if images is not None else []
+    default = list(part.images.deepstack)
     given = part.vision.get("deepstack_visual_indexes", default) if default else []
     if not isinstance(given, list) or not all(is_whole(one, 0) for one in given):
         raise ModelFilesError(
