@@ -240,6 +240,10 @@ class CompilerMissing(SettingsError):
     """What is asked for is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
 
 
+class NotMappable(SettingsError):
+    """The KV memory that is asked for can't be mapped on this host, now or at the next start."""
+
+
 class DevicesError(FurrowError):
     """The devices asked for are absent, or their count differs from the world size."""
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from control.errors import SettingsError
+from control.errors import NotMappable
 from control.replicas.health.memory import in_words
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import FIRST_SLOTS, Pool
@@ -53,18 +53,18 @@ def mappable_tokens(layout: CacheLayout, tokens: int, context: int) -> int:
 
 
 def check_mappable(layout: CacheLayout, tokens: int, context: int) -> None:
-    """Raise SettingsError where the slab of the longest sequence can't be mapped with `tokens` cached tokens."""
+    """Raise NotMappable where the slab of the longest sequence can't be mapped with `tokens` cached tokens."""
     most = mappable_tokens(layout, tokens, context)
     if 0 < most < tokens:
         longest = min(tokens, context)
-        raise SettingsError(
+        raise NotMappable(
             f"--kv-tokens {tokens}: a sequence of {longest} tokens needs {in_words(longest * layout.bytes_per_token)} "
             f"of address space on each rank, and this host maps memory for {most} tokens only. Use --kv-tokens {most} "
             f"or fewer, or raise the limit ({LIMITS})."
         )
     if not most:
         size = in_words(FIRST_CAPACITY * layout.bytes_per_token)
-        raise SettingsError(
+        raise NotMappable(
             f"no KV memory can be mapped on this host: it refuses {size} for {FIRST_CAPACITY} tokens. Raise the limit "
             f"({LIMITS}), or load the model with --quant."
         )

@@ -30,7 +30,7 @@ GPU_WORKSPACE = 2**30
 
 def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
     """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
-    Raises ValueError if not one block fits, SettingsError where a CPU can't map that much."""
+    Raises ValueError if not one block fits, NotMappable where a CPU can't map that much."""
     if isinstance(layout, WholeLayout):
         return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
     if layout.device.type != "cuda":

@@ -7,7 +7,15 @@ from contextlib import suppress
 
 import structlog
 
-from control.errors import CompilerMissing, FurrowError, GroupError, ModelFilesAway, RedisUnavailable
+from control.errors import (
+    CompilerMissing,
+    FurrowError,
+    GroupError,
+    ModelFilesAway,
+    NotMappable,
+    RankError,
+    RedisUnavailable,
+)
 from control.messages import Assignment
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
@@ -20,6 +28,8 @@ log = structlog.get_logger()
 MAY_PASS = (GroupError, RedisUnavailable, ModelFilesAway)
 """Errors after which another start of the same assignment may succeed. A rank that serves waits for Redis, so
 RedisUnavailable ends only a rank that starts."""
+ENDS_ALIKE = tuple(f"{kind.__name__}:" for kind in (CompilerMissing, NotMappable))
+"""How a rank's answer to a load begins where each start on this host would fail so."""
 
 
 def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, rank: int) -> int:
@@ -42,11 +52,10 @@ def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, ran
 
 
 def _ends_alike(error: FurrowError) -> bool:
-    """True for a load that fails for lack of a compiler, whatever is wrapped around it: each start would fail so."""
-    cause: BaseException | None = error.leader if isinstance(error, GroupError) else error
-    while cause is not None and not isinstance(cause, CompilerMissing):
-        cause = cause.__cause__
-    return cause is not None
+    """True for a load of which any rank says what each start would meet again. A rank's answer has the error's kind and
+    text only."""
+    sides = [error.leader, *error.ranks] if isinstance(error, GroupError) else [error]
+    return any(isinstance(side, RankError) and side.message.startswith(ENDS_ALIKE) for side in sides)
 
 
 def store_reason(client: SyncRedis, assignment: Assignment, rank: int, why: str) -> None:

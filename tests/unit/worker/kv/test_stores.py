@@ -7,7 +7,7 @@ import errno
 import pytest
 import torch
 
-from control.errors import SettingsError
+from control.errors import NotMappable
 from worker.attention import gathered
 from worker.kv import pool, stores
 from worker.kv.base import CacheLayout, LayerCache
@@ -42,7 +42,7 @@ def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPat
     and a default is lowered to it. A context that is shorter than the capacity needs less."""
     each = layout(torch.float32).bytes_per_token
     refuse_mappings(monkeypatch, 5000 * each)
-    with pytest.raises(SettingsError, match=r"--kv-tokens 16384: .*Use --kv-tokens 4096 or fewer"):
+    with pytest.raises(NotMappable, match=r"--kv-tokens 16384: .*Use --kv-tokens 4096 or fewer"):
         stores.store_for(layout(torch.float32), 16_384, 100_000, ranks=1)
     assert stores.store_for(layout(torch.float32), 4096, 100_000, ranks=1).capacity_tokens == 4096
     assert stores.store_for(layout(torch.float32), 5000 // 256 * 256, 100_000, ranks=1).capacity_tokens == 4864
@@ -51,7 +51,7 @@ def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPat
     assert 2048 < default.capacity_tokens <= 5000
     refuse_mappings(monkeypatch, 10)
     for tokens in (300, None):
-        with pytest.raises(SettingsError, match=r"no KV memory can be mapped.*ulimit -v"):
+        with pytest.raises(NotMappable, match=r"no KV memory can be mapped.*ulimit -v"):
             stores.store_for(layout(torch.float32), tokens, 100_000, ranks=1)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import fakeredis
 import pytest
 
-from control.errors import CompilerMissing, FurrowError, GroupError, ModelFilesAway, RankError, SettingsError
+from control.errors import (
+    CompilerMissing,
+    FurrowError,
+    GroupError,
+    ModelFilesAway,
+    NotMappable,
+    RankError,
+    SettingsError,
+)
 from control.messages import Assignment, ModelSpec
 from worker.health.exit_codes import LOAD_FAILED, REFUSED
 from worker.layers import packing
@@ -14,23 +22,23 @@ from worker.rank.ending import exit_status
 
 
 def failed_load(cause: FurrowError) -> GroupError:
-    """As a leader meets it: the rank's answer to the load, whose cause is the error itself."""
-    answer = RankError(0, "load_failed", str(cause))
-    answer.__cause__ = cause
-    return GroupError("load", answer, [])
+    """As a leader meets it: its own answer to the load, in the form in which other ranks answer."""
+    return GroupError("load", RankError(0, "load_failed", f"{type(cause).__name__}: {cause}"), [])
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
         (failed_load(CompilerMissing("no compiler")), REFUSED),
+        (failed_load(NotMappable("--kv-tokens 16384: no")), REFUSED),
+        (GroupError("load", None, [RankError(1, "load_failed", "NotMappable: --kv-tokens 16384: no")]), REFUSED),
         (failed_load(SettingsError("the compiler did not end within 300 s")), LOAD_FAILED),
         (failed_load(ModelFilesAway("a shard is gone")), LOAD_FAILED),
         (GroupError("load", None, [RankError(1, "load_failed", "its disk is full")]), LOAD_FAILED),
         (SettingsError("no such device"), REFUSED),
     ],
 )
-def test_a_load_without_a_compiler_is_not_tried_again(error: FurrowError, status: int) -> None:
+def test_a_load_that_would_fail_again_is_not_tried_again(error: FurrowError, status: int) -> None:
     """Every start would fail so; other failed loads may pass."""
     assignment = Assignment(spec=ModelSpec(name="m", source="/m"), replica="r0", ranks=[0], devices=["cpu"])
     assert exit_status(error, fakeredis.FakeRedis(decode_responses=True), assignment, 0) == status
