@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import socket
 import ssl
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 import pytest
 
 from control.operations.checks.findings import Checks
+from control.process import VERSION
 from ops.cli.doctor.api_server import ApiServer, check_stream
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat
@@ -78,7 +78,7 @@ def test_a_stream_that_no_model_makes(api: ApiProcess) -> None:
 def test_the_routes_of_neighbours(http: httpx.Client, leader: ScriptedLeader) -> None:
     """`/ping` as SageMaker asks, `/version` and `/load` as vLLM answers."""
     assert http.get("/ping").status_code == 200
-    assert http.get("/version").json() == {"version": importlib.metadata.version("furrow")}
+    assert http.get("/version").json() == {"version": VERSION}
     until(lambda: http.get("/load").json() == {"server_load": 0}, 20)
     leader.pause()
     with http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}):
