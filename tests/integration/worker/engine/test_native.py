@@ -12,12 +12,14 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from tests.exact_int8 import ExactInt8Linear
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
+from worker.layers import packing
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
@@ -70,6 +72,7 @@ def test_it_says_what_torch_says(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each family's logits are those of torch's forward, with every kind of weights."""
+    monkeypatch.setitem(packing.PACKED, "int8", ExactInt8Linear)
     ours, theirs = (conversation(loaded(checkpoint(family), quant, monkeypatch, native)) for native in (True, False))
     assert (ours - theirs).abs().max() < NEAR[quant]
 
