@@ -17,7 +17,7 @@ import click
 
 from api.options import api_options, take_api_arguments
 from control import access
-from control.errors import ModelUnavailable, SettingsError
+from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.listening import free_port
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
@@ -208,15 +208,21 @@ def wait_until_served(
     supervisor: Supervisor,
     stopping: Stopping,
 ) -> None:
-    """Print the progress until every model is loaded and /ready is true. Raises ModelUnavailable if one failed."""
+    """Print the progress until every model is loaded and /ready is true. A Redis that does not answer is waited for, as
+    the parts do. Raises ModelUnavailable if a model failed."""
     with Waiting(logs=True) as waiting:
         while not stopping:
             supervisor.tend()
-            found = [health.overview(client, spec.name) for spec in specs]
-            for one in found:
+            try:
+                overviews = [health.overview(client, spec.name) for spec in specs]
+            except RedisUnavailable:
+                waiting.show(Stage("Redis does not answer; waiting for it"))
+                time.sleep(TICK_S)
+                continue
+            for one in overviews:
                 if one.state == "failed":
                     raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in found if one.state != "loaded"]
+            missing = [one for one in overviews if one.state != "loaded"]
             if not missing and is_ready(address):
                 return
             waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))

@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from api.options import api_options, take_api_arguments
-from control.errors import SettingsError
+from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
+from control.replicas import health
+from ops.cli import serve as serve_command
 from ops.cli.serve import build_specs, desire, serve
 from ops.demo import MODEL_DIR
 from tests.servers import Server
@@ -36,6 +38,46 @@ def test_only_what_is_served_now_is_started(new_server: Server) -> None:
         desire(client, [NEW], alone=True)
         assert [spec.name for spec in catalog.list_specs(client)] == ["new"]
         assert [assignment.spec.name for assignment in farm.assignments(client, "one")] == ["new"]
+
+
+def test_a_redis_that_does_not_answer_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pause of Redis during the load ends neither the command nor, with it, the farm."""
+    loaded = health.Overview(
+        model="new",
+        state="loaded",
+        detail="",
+        queued=0,
+        revision=1,
+        wanted=1,
+        rolled_out=1,
+        assets=None,
+        replicas=[],
+    )
+    answers = iter([RedisUnavailable("timeout"), loaded])
+
+    def overview(_client: object, _model: str) -> health.Overview:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    class Tended:
+        turns = 0
+
+        def tend(self) -> None:
+            self.turns += 1
+
+    supervisor: Any = Tended()
+    stopping: Any = False
+    monkeypatch.setattr(health, "overview", overview)
+    monkeypatch.setattr(serve_command, "is_ready", lambda _address: True)
+    monkeypatch.setattr(serve_command, "TICK_S", 0.0)
+    client: Any = None
+    serve_command.wait_until_served(client, [NEW], ("127.0.0.1", 1), supervisor, stopping)
+    assert supervisor.turns == 2
+    assert "Redis does not answer" in capsys.readouterr().err
 
 
 @click.command(context_settings={"default_map": {"grace": 5.0}})
