@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from types import FrameType
 from typing import Any, cast
@@ -9,6 +11,7 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
+from api.asgi.acceptor import Acceptor
 from api.asgi.connection import ClientConnection
 from api.asgi.head import answering_head
 from api.asgi.heads import ServerConfig
@@ -50,6 +53,17 @@ class Server(uvicorn.Server):
         self._process = process
         self._until: float | None = None
         self._hurry = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with acceptors in place of the event loop's servers."""
+        await super().startup(sockets)
+        acceptors: list[Any] = []
+        for server in self.servers:
+            acceptors += Acceptor.instead_of(server, self._connection)
+        self.servers = acceptors
+
+    def _connection(self) -> asyncio.Protocol:
+        return ClientConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # In a signal handler nothing but flags is safe; the next tick acts on them.

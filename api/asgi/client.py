@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from api.asgi.turns import Turn
+from api.errors.errors import ClientDisconnected
 
 _KEY = "furrow.client"
 
@@ -68,9 +70,18 @@ class Client:
             self._on_leave = None
 
     async def turn_again(self) -> None:
-        """Wait for the tenant's turn, where the first one ended because the body was waited for."""
-        if self.turn is not None:
-            await self.turn.again()
+        """Wait for the tenant's turn, where the first one ended because the body was waited for.
+
+        Raises ClientDisconnected.
+        """
+        if self.turn is None:
+            return
+        try:
+            await self.turn.again(self.watched)
+        except asyncio.CancelledError:
+            if self.left:
+                raise ClientDisconnected from None
+            raise
 
     def admitted(self) -> None:
         """The work of admission is done: what follows is not charged to it."""

@@ -6,6 +6,7 @@ something, such as Redis. What it takes of the event loop's time until it is adm
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
@@ -37,7 +38,12 @@ class Admission:
                 client.begin()
                 await self._refuse(tenant, scope, send)
                 return
-            turn = await self.turns.begin(tenant)
+            try:
+                turn = await self.turns.begin(tenant, client.watched)
+            except asyncio.CancelledError:
+                if client.left:
+                    return
+                raise
             client.begin()
             if client.left:
                 turn.end(None)

@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 _RECENT = 0.25
 """Weight of the newest turn in a tenant's mean cost."""
 
-_CONNECTIONS_FIRST = 256
+_CONNECTIONS_FIRST = 4
 """Iterations of the event loop in which new connections go before the next turn; each takes some 0.1 ms."""
 _QUIET = 2
 """Iterations without a new connection after which none waits to be accepted, and the last one's request was read."""
@@ -30,8 +30,19 @@ class _Tenant:
     mean: float
     """Seconds of a turn, recent turns weighted most; what a turn is charged until its cost is known."""
     running: int = 0
-    waiting: deque[asyncio.Future[float]] = field(default_factory=deque[asyncio.Future[float]])
-    """Each is granted with the seconds that the turn was charged."""
+    waiting: int = 0
+    grants: deque[asyncio.Future[float]] = field(default_factory=deque[asyncio.Future[float]])
+    """Of the turns that wait, each with the seconds that it is charged; and cancelled ones."""
+
+    def waits(self) -> bool:
+        """True if the first grant is one that is waited for."""
+        while self.grants and self.grants[0].done():
+            self.grants.popleft()
+        return bool(self.grants)
+
+
+Watched = Callable[[Callable[[], object]], AbstractContextManager[object]]
+"""A block in which the function is called once nobody needs the turn any more."""
 
 
 class Turn:
@@ -71,10 +82,10 @@ class Turn:
         if cost is not None:
             state.mean += _RECENT * (cost - state.mean)
 
-    async def again(self) -> None:
-        """Wait for another turn of the tenant, unless this one has not ended."""
+    async def again(self, watched: Watched = nullcontext) -> None:
+        """Wait for another turn of the tenant, unless this one has not ended. Raises as `Turns.begin`."""
         if not self.held:
-            self._state, self._charged = await self._turns.wait(self._state.name)
+            self._state, self._charged = await self._turns.wait(self._state.name, watched)
             self.held = True
 
 
@@ -104,7 +115,7 @@ class Turns:
     def work_waiting(self, tenant: str) -> float:
         """Seconds that the waiting turns of a tenant are expected to cost."""
         state = self._tenants.get(tenant)
-        return len(state.waiting) * state.mean if state is not None else 0.0
+        return state.waiting * state.mean if state is not None else 0.0
 
     def expected_wait(self, tenant: str) -> float:
         """Seconds until the last waiting turn of a tenant is over, if no other tenant comes."""
@@ -112,10 +123,10 @@ class Turns:
         others = sum(min(own, self.work_waiting(name)) for name in self._tenants if name != tenant)
         return (own + others) / self._places
 
-    async def begin(self, tenant: str) -> Turn:
-        """Wait for a turn of the tenant. `Turn.end` must be called."""
+    async def begin(self, tenant: str, watched: Watched = nullcontext) -> Turn:
+        """Wait for a turn of the tenant. `Turn.end` must be called. Raises CancelledError where `watched` ends it."""
         turn = Turn(self, self._state_of(tenant))
-        await turn.again()
+        await turn.again(watched)
         return turn
 
     @asynccontextmanager
@@ -127,25 +138,29 @@ class Turns:
         finally:
             turn.end(self._clock() - began)
 
-    async def wait(self, tenant: str) -> tuple[_Tenant, float]:
+    async def wait(self, tenant: str, watched: Watched) -> tuple[_Tenant, float]:
         """Called by `Turn`: wait until a turn is granted; the state of its tenant, and the seconds it was charged."""
         state = self._state_of(tenant)
         if self._running < self._places and not state.waiting:
             return state, self._begin(state)
         grant: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        state.waiting.append(grant)
-        self.waiting += 1
+        state.grants.append(grant)
+        self._count(state, 1)
         try:
-            return state, await grant
+            with watched(grant.cancel):
+                return state, await grant
         except BaseException:
-            if grant.done() and not grant.cancelled():  # granted in the moment of the cancellation
+            if grant.cancelled():
+                self._count(state, -1)  # the grant itself is passed over later
+                self._forget(state)
+            else:  # granted in the moment of the cancellation
                 state.used -= grant.result()
                 self.ended(state)
-            elif grant in state.waiting:
-                state.waiting.remove(grant)
-                self.waiting -= 1
-                self._forget(state)
             raise
+
+    def _count(self, state: _Tenant, turns: int) -> None:
+        state.waiting += turns
+        self.waiting += turns
 
     def _state_of(self, tenant: str) -> _Tenant:
         state = self._tenants.get(tenant)
@@ -186,14 +201,14 @@ class Turns:
         state.running -= 1
         self._running -= 1
         while self._running < self._places:
-            waiting = (one for one in self._tenants.values() if one.waiting)
+            waiting = (one for one in self._tenants.values() if one.waits())
             following = min(waiting, key=lambda one: one.used, default=None)
             if following is None:
                 break
-            grant = following.waiting.popleft()
-            self.waiting -= 1
-            if not grant.done():
-                grant.set_result(self._begin(following))
+            # Of tenants that have used the same, the one is next that was served longest ago.
+            self._tenants[following.name] = self._tenants.pop(following.name)
+            self._count(following, -1)
+            following.grants.popleft().set_result(self._begin(following))
         self._forget(state)
 
     def _forget(self, state: _Tenant) -> None:

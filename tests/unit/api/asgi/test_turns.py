@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import pytest
 
@@ -189,3 +191,43 @@ async def test_expected_wait_counts_other_tenants() -> None:
 async def _take(turns: Turns, tenant: str) -> None:
     async with turns.turn(tenant):
         pass
+
+
+async def test_tenants_whose_turns_cost_nothing_alternate() -> None:
+    """Turns of clients that have left are free: they do not go before another tenant for ever."""
+    turns, order = Turns(mean=1.0), list[str]()
+
+    async def skip(tenant: str) -> None:
+        turn = await turns.begin(tenant)
+        order.append(tenant)
+        turn.end(None)
+
+    first = await turns.begin("other")
+    tasks = [asyncio.create_task(skip("crowd")) for _ in range(20)]
+    await asyncio.sleep(0)
+    first.end(None)
+    tasks.append(asyncio.create_task(skip("other")))
+    await asyncio.gather(*tasks)
+    assert order.index("other") < 6
+
+
+async def test_turns_that_nobody_needs_any_more_are_passed_over_at_once() -> None:
+    turns, leaving = Turns(mean=1.0), list[Callable[[], object]]()
+
+    @contextmanager
+    def watched(cancel: Callable[[], object]) -> Generator[None]:
+        leaving.append(cancel)
+        yield
+
+    first = await turns.begin("a")
+    waiting = [asyncio.create_task(turns.begin("a", watched)) for _ in range(5)]
+    await asyncio.sleep(0)
+    last = asyncio.create_task(turns.begin("a"))
+    await asyncio.sleep(0)
+    for cancel in leaving:
+        cancel()
+    first.end(1.0)
+    (await last).end(1.0)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in results)
+    assert turns.running == turns.waiting == 0

@@ -1,0 +1,119 @@
+"""Accepting connections: all that wait in each iteration of the event loop, and none whose client has left again.
+
+uvloop accepts one connection an iteration, so that a new one waits for as many iterations as connections came before
+it. Clients that connect and leave fill the kernel's queue, which then drops the first packets of others: these come
+again after a second. Here a connection whose client left while it waited is closed before anything is made for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.stdlib.get_logger(__name__)
+
+_AT_ONCE = 16
+"""Connections that are handed over in one iteration of the event loop; each takes about 0.1 ms."""
+_MOST_WAITING = 4096
+"""Accepted connections that are not handed over yet; further ones wait in the kernel's queue."""
+_AGAIN_S = 0.5
+"""After accepting failed, because there are too many open files for example."""
+_ESTABLISHED = 1
+"""TCP's state of a connection that neither side has closed (Linux, include/net/tcp_states.h)."""
+
+
+class Acceptor:
+    """Accepts the connections of one listening socket. It takes the place of an asyncio server."""
+
+    def __init__(self, listening: socket.socket, protocol_factory: Callable[[], asyncio.Protocol]) -> None:
+        """`listening` must not block; it is closed by `close`."""
+        self._listening, self._protocol_factory = listening, protocol_factory
+        self._loop = asyncio.get_running_loop()
+        self._accepted = deque[socket.socket]()
+        self._making = set[asyncio.Task[object]]()
+        self._closed = False
+        self._loop.add_reader(listening, self._accept)
+
+    @classmethod
+    def instead_of(cls, server: asyncio.Server, protocol_factory: Callable[[], asyncio.Protocol]) -> list[Acceptor]:
+        """Acceptors of the server's sockets; the server is closed, and no connection is lost."""
+        listening = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        server.close()
+        for one in listening:
+            one.setblocking(False)
+        return [cls(one, protocol_factory) for one in listening]
+
+    def close(self) -> None:
+        """Accept no more connections. Those that were accepted are handed over."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+
+    async def wait_closed(self) -> None:
+        """As of an asyncio server."""
+
+    def _accept(self) -> None:
+        if not self._accepted:
+            self._loop.call_soon(self._hand_over)
+        while len(self._accepted) < _MOST_WAITING:
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("connections can't be accepted", action="accept", error=str(error))
+                self._pause(_AGAIN_S)
+                return
+            self._accepted.append(connection)
+        self._pause(0.0)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if self._closed:
+            return
+        if len(self._accepted) < _MOST_WAITING:
+            self._loop.add_reader(self._listening, self._accept)
+        else:
+            self._loop.call_soon(self._resume)
+
+    def _hand_over(self) -> None:
+        places = _AT_ONCE
+        while self._accepted and places:
+            connection = self._accepted.popleft()
+            if _client_left(connection):
+                connection.close()
+                continue
+            places -= 1
+            task = self._loop.create_task(self._make(connection))
+            self._making.add(task)
+            task.add_done_callback(self._making.discard)
+        if self._accepted:
+            self._loop.call_soon(self._hand_over)
+
+    async def _make(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._protocol_factory, connection)
+        except OSError:
+            connection.close()  # the client left in this moment
+
+
+def _client_left(connection: socket.socket) -> bool:
+    """True if the client has closed the connection; False where the system does not tell."""
+    if not hasattr(socket, "TCP_INFO") or connection.family == socket.AF_UNIX:
+        return False
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True
