@@ -63,6 +63,9 @@ def test_a_redis_that_does_not_answer_is_waited_for(
             raise answer
         return answer
 
+    def is_ready(_address: object) -> bool:
+        return True
+
     class Tended:
         turns = 0
 
@@ -72,7 +75,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     supervisor: Any = Tended()
     stopping: Any = False
     monkeypatch.setattr(health, "overview", overview)
-    monkeypatch.setattr(serve_command, "is_ready", lambda _address: True)
+    monkeypatch.setattr(serve_command, "is_ready", is_ready)
     monkeypatch.setattr(serve_command, "TICK_S", 0.0)
     client: Any = None
     serve_command.wait_until_served(client, [NEW], ("127.0.0.1", 1), supervisor, stopping)
