@@ -88,6 +88,8 @@ class Vocabulary:
         else:
             self.tokenizer = Tokenizer.from_str(decoding_only(assets.tokenizer_json))
         self._encoder = encoder
+        self.prepared = False
+        """True once what is encoded once is there."""
         self._config = assets.tokenizer_config
         definition = msgspec.json.decode(assets.tokenizer_json, type=_Definition)
         self._special = {token.id for token in definition.added_tokens}
@@ -180,6 +182,7 @@ class Vocabulary:
     def prepare(self) -> None:
         """Encode what is encoded once, while the caller may wait."""
         _ = self.bos, self._line, self._spaces
+        self.prepared = True
 
     def decode(self, ids: list[int]) -> str:
         """Text of a run of tokens, special tokens skipped."""

@@ -2,6 +2,9 @@
 
 A background task looks at the farm once a second, so that a request needs no read of its own; one of all API processes
 reads for them all. A name that is not known is looked up at once, because it may have been loaded a moment ago.
+
+A tokenizer that encodes in a process of its own is tried there first. No look waits for a trial, and the model takes no
+requests until it ends.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import structlog
 
 from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES
 from api.asgi.tasks import PeriodicTask
+from api.chat.tokens import Vocabulary
 from api.images.loading import ImageLoader
 from api.models.reading import OverviewReader
 from api.models.served import ServedModel, remedy, serve
@@ -43,7 +47,13 @@ LOST_S = 10.0
 
 LEFT_S = ASSETS_LEFT_MS / 1000
 
+TRIALS_AT_ONCE = 4
+"""Each may take a processor and 2 GiB."""
+TRIAL_WAIT_S = 1.0
+"""How long a request waits for the trial of its model's tokenizer; most trials end sooner."""
+
 _LOST = "its specification is not in Redis just now; retry shortly"
+_ON_TRIAL = "its tokenizer has unusual parts and is being tried; retry shortly"
 
 _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
@@ -73,6 +83,9 @@ class Models:
         self._trusted = settings.trusted_templates
         self._broken: dict[str, tuple[AssetsMark, ModelFileRefused | None]] = {}
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
+        self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
+        """Models of `_served` whose tokenizers are being tried."""
+        self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
         self._left: dict[str, tuple[float, ServedModel]] = {}
@@ -92,6 +105,8 @@ class Models:
 
     async def stop(self) -> None:
         await self._task.stop()
+        for name in list(self._trials):
+            self._end_trial(name)
 
     async def resolve(self, name: str | None) -> ServedModel:
         """The model that a request means; no name, or an alias without a model, means the only one (`_only`).
@@ -110,21 +125,35 @@ class Models:
             raise ModelNotFound(name or "(none given)", self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
-        if real not in self._served:
+        await self._wait_for_trial(real)
+        served = self._usable(real)
+        if served is None:
             if real in self._broken and (refusal := self._broken[real][1]) is not None:
                 raise ModelFileRefused(refusal.model, refusal.file, refusal.reason)
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
-        return self._served[real][1]
+        return served
+
+    async def _wait_for_trial(self, name: str) -> None:
+        """Raises ModelUnavailable where the trial of the model's tokenizer takes longer."""
+        if name in self._trials:
+            await asyncio.wait([self._trials[name][1]], timeout=TRIAL_WAIT_S)
+        if name in self._trials:
+            raise ModelUnavailable(name, "loading", _ON_TRIAL)
+
+    def _usable(self, name: str) -> ServedModel | None:
+        """The model, unless its tokenizer is being tried, or failed its trial since the last look."""
+        model = self._served[name][1] if name in self._served else None
+        return model if model is not None and model.prepared else None
 
     def _check_away(self) -> None:
         if self._away is not None and self._task.started:
             raise self._away
 
     async def all_served(self) -> list[ServedModel]:
-        """Every model whose assets are known."""
+        """Every model whose assets are known, and can be used."""
         if not self.seen:
             await self.look()
-        return [served for _, served in self._served.values()]
+        return [served for name in self._served if (served := self._usable(name)) is not None]
 
     @property
     def names(self) -> list[str]:
@@ -166,7 +195,7 @@ class Models:
 
     async def known(self, name: str) -> ServedModel | None:
         """A model by its own name, whatever its state, or as it was when it was unloaded a short time ago; None where
-        it has no assets (any more) that can be used. Raises RedisUnavailable."""
+        it has no assets (any more) that can be used. Raises RedisUnavailable; ModelUnavailable while they are tried."""
         self._check_away()
         if not self.seen:
             await self.look()
@@ -174,8 +203,15 @@ class Models:
             async with self._reading_left:
                 if name not in self._left and (found := await asyncio.to_thread(self._read_left, name)) is not None:
                     self._left[name] = time.monotonic(), found
-        known = self._served.get(name) or self._left.get(name)
-        return known[1] if known is not None else None
+        await self._wait_for_trial(name)
+        if (served := self._usable(name)) is not None or name not in self._left:
+            return served
+        left = self._left[name][1]
+        try:
+            await left.prepare()
+        except ModelFileBreach:
+            return None
+        return left
 
     def check_lost(self, name: str) -> None:
         """Raises ModelUnavailable for a model that Redis has lost just now, with its requests."""
@@ -210,6 +246,32 @@ class Models:
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
             del self._left[name]
+        self._begin_trials()
+
+    def _begin_trials(self) -> None:
+        """Of the tokenizers that need one; trials of those that are gone end."""
+        for name, (vocabulary, _) in list(self._trials.items()):
+            if name not in self._served or self._served[name][1].vocabulary is not vocabulary:
+                self._end_trial(name)
+        for name, (_, model) in self._served.items():
+            if not model.prepared and name not in self._trials:
+                self._trials[name] = model.vocabulary, asyncio.create_task(self._try(name, model))
+
+    def _end_trial(self, name: str) -> None:
+        self._trials.pop(name)[1].cancel()
+
+    async def _try(self, name: str, model: ServedModel) -> None:
+        """Encode with it in its process, within its bounds of time and memory. The next look drops it if that fails."""
+        async with self._trial_places:
+            try:
+                await model.prepare()
+            except Exception as error:
+                self._break(name, self._served[name][0], error)
+        del self._trials[name]
+
+    def _break(self, name: str, mark: AssetsMark, error: Exception) -> None:
+        self._broken[name] = mark, _refusal(name, error)
+        log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
 
     def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
         """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
@@ -255,8 +317,7 @@ class Models:
                     served[name] = (mark, self._serve(name, assets, made))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
-                    self._broken[name] = mark, _refusal(name, error)
-                    log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
+                    self._break(name, mark, error)
         return overviews, served, self._still_lost(overviews)
 
     def _read_left(self, name: str) -> ServedModel | None:

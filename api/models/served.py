@@ -69,6 +69,17 @@ class ServedModel:
         assert self.confined is not None
         return await self.confined.run(tenant, work, *args, self.within())
 
+    async def prepare(self) -> None:
+        """Try a tokenizer that has a process of its own; the vocabulary is not used before. Raises ModelFileBreach.
+        Takes seconds."""
+        if not self.prepared:
+            assert self.confined is not None
+            await self.confined.run("", self.vocabulary.prepare)
+
+    @property
+    def prepared(self) -> bool:
+        return self.encodes or self.vocabulary.prepared
+
     def within(self) -> ServedModel:
         """The model as the work sees it that its own process does."""
         keeps = self.template is None or isinstance(self.template, PlainTemplate)
@@ -85,7 +96,7 @@ def serve(
     report: Report | None = None,
 ) -> ServedModel:
     """The model that `assets` describe. Raises any error of a tokenizer that can't be used; ModelFileRefused for one
-    that is not to be used. Takes seconds where the tokenizer has a process of its own.
+    that is not to be used. Where the tokenizer has a process of its own, `prepare` is to be called first.
 
     `trusted` has the names of models, and the SHA-256 of templates, whose templates are rendered without bounds.
     `report` is called when a file of the model broke its bounds.
@@ -107,7 +118,6 @@ def serve(
         raise ModelFileRefused(name, "tokenizer", f"it has a token of {longest} bytes")
     if not encodes:
         log.info("a tokenizer gets a process", action="confine", model=name, reason=judgement.encoding)
-        confined.run_here(vocabulary.prepare)
     template = _template(name, assets.chat_template, trusted)
     forms = forms_of(assets.chat_template, vocabulary, tool_parser)
     size = text_bytes(assets.context_length, longest)

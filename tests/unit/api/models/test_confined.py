@@ -45,7 +45,9 @@ def encoded(served: ServedModel, text: str) -> list[int]:
 def model(template: str, tokenizer: Tokenizer | None = None, **options: Any) -> ServedModel:
     tokenizer = tokenizer or byte_tokenizer()
     assets = byte_assets(chat_template=template, tokenizer_json=tokenizer.to_str())
-    return serve("m", assets, None, None, None, **options)
+    served = serve("m", assets, None, None, None, **options)
+    asyncio.run(served.prepare())
+    return served
 
 
 def replaced(*pairs: tuple[str, str]) -> Tokenizer:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 from fakeredis import FakeRedis
+from tokenizers import normalizers
 
 from api.models.models import LOST_S, Models
 from api.settings import ApiSettings
-from control.errors import ModelNotFound, ModelUnavailable
+from control.errors import ModelFileRefused, ModelNotFound, ModelUnavailable
 from control.keys import METERED
+from control.messages import ModelSpec
+from control.records import catalog
+from control.records.breaches import breaches_of
+from control.redis.connection import run
 from control.replicas.health import Overview, ReplicaState
+from tests.byte_model import byte_assets, byte_tokenizer
 
 SERVED = ("loaded", "poisoned", "recovering")
 
@@ -131,3 +138,75 @@ async def test_a_lost_model_is_unknown_after_a_while(empty: FakeRedis) -> None:
     subject._lost["m"] -= LOST_S
     with pytest.raises(ModelNotFound):
         await subject.resolve("m")
+
+
+def endless() -> str:
+    """A tokenizer that works for many seconds on any text with an `a`."""
+    tokenizer = byte_tokenizer()
+    growing = [normalizers.Replace("a", "a" * 100)] * 3
+    tokenizer.normalizer = normalizers.Sequence([*growing, *[normalizers.Replace("a", "a")] * 60])
+    return tokenizer.to_str()
+
+
+def publish(client: FakeRedis, name: str, **assets: Any) -> None:
+    catalog.put_spec(client, ModelSpec(name=name, source="script"))
+    run(client, catalog.put_assets(name, byte_assets(**assets)))
+
+
+class Waiting(Models):
+    """Control: a look waits for trials."""
+
+    async def _look_once(self, shared: bool) -> None:
+        await super()._look_once(shared)
+        await asyncio.gather(*(trial for _, trial in self._trials.values()))
+
+
+@pytest.mark.parametrize("kind", [Models, Waiting])
+async def test_a_tokenizer_that_hangs_delays_no_other_model(
+    kind: type[Models], empty: FakeRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own requests are to be retried until it is refused; a model that is loaded meanwhile is served."""
+    monkeypatch.setattr("api.models.confined.DEADLINE_S", 1.0)
+    monkeypatch.setattr("api.models.models.TRIAL_WAIT_S", 0.01)
+    subject: Any = kind(empty, ApiSettings(redis_url="redis://nowhere"))
+    publish(empty, "hostile", tokenizer_json=endless())
+    try:
+        await subject.look()
+        publish(empty, "other")
+        await subject.look()
+        other = await subject.resolve("other")
+        assert other.name == "other" and other in await subject.all_served()
+        if kind is Waiting:
+            assert not subject._trials, "the control has waited for it"
+        else:
+            with pytest.raises(ModelUnavailable, match="being tried") as caught:
+                await subject.resolve("hostile")
+            assert caught.value.retry_after and [other] == await subject.all_served()
+            await subject._trials["hostile"][1]
+        with pytest.raises(ModelFileRefused, match="tokenizer of the model 'hostile'"):
+            await subject.resolve("hostile")
+        [breach] = breaches_of(empty, ["hostile"])["hostile"]
+        assert breach.file == "tokenizer" and "took more than 1.0 s" in breach.deed
+    finally:
+        await subject.stop()
+
+
+async def test_an_unusual_tokenizer_is_served_after_its_trial(empty: FakeRedis) -> None:
+    """A request waits for it; a new epoch of the same files needs none."""
+    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere"))
+    tokenizer = byte_tokenizer()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("b", "c" * 60), normalizers.Replace("c", "dd")])
+    publish(empty, "m", tokenizer_json=tokenizer.to_str())
+    try:
+        await subject.look()
+        trial = subject._trials["m"][1]
+        publish(empty, "m", tokenizer_json=tokenizer.to_str(), kv_tokens=77, created=5)
+        await subject.look()
+        assert subject._trials["m"][1] is trial
+        await trial
+        served = await subject.resolve("m")
+        assert served.prepared and not served.encodes and served.assets.kv_tokens == 77
+        await subject.look()
+        assert not subject._trials
+    finally:
+        await subject.stop()
