@@ -9,7 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from api.__main__ import main as api
 from api.options import api_options, take_api_arguments
+from api.settings import ApiSettings
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
@@ -97,6 +99,28 @@ def test_options_of_an_api_process_are_passed_on() -> None:
     found = CliRunner().invoke(command, words, env={"FURROW_HEADER_TIMEOUT": "3"})
     expected = "--served-model-name a=m --served-model-name * --grace 5.0 --max-body 2.0 {'own': 'x'}"
     assert found.output.strip() == expected
+
+
+def nothing_done(*_arguments: object) -> int:
+    """In place of what an API process does before it serves."""
+    return 0
+
+
+@pytest.mark.parametrize("through_serve", [False, True])
+def test_trusted_templates_reach_an_api_process(through_serve: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command line of `furrow api`, and from that of `furrow serve` through it."""
+    settings: list[ApiSettings] = []
+    monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
+    monkeypatch.setattr("api.__main__.serve", settings.append)
+    monkeypatch.setattr("api.__main__.count_keys", nothing_done)
+    monkeypatch.setattr("control.logs.configure", nothing_done)
+    words = ["--trust-template", "m", "--trust-template", "0e1ceaf4"]
+    assert "--trust-template" in CliRunner().invoke(serve, ["--help"]).output
+    if through_serve:
+        words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
+    found = CliRunner().invoke(api, words)
+    assert found.exit_code == 0, found.output
+    assert settings[0].trusted_templates == ("m", "0e1ceaf4")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""A file of a model that broke its bounds: what the doctor and the console tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fakeredis import FakeRedis
+
+from control.messages import ModelSpec
+from control.operations.checks.findings import Finding
+from control.operations.checks.report import read_farm_findings
+from control.records import catalog
+from control.records.breaches import note_breach
+from control.redis.clients import SyncRedis
+from control.replicas import health
+from ops.cli.doctor.models import check_models
+
+
+def of_doctor(client: SyncRedis) -> list[Finding]:
+    return check_models(client, [], {})
+
+
+def of_console(client: SyncRedis) -> list[Finding]:
+    return read_farm_findings(client, [], health.overviews(client))
+
+
+@pytest.mark.parametrize("findings", [of_doctor, of_console])
+def test_the_last_breach_of_each_file_is_told(findings: Callable[[SyncRedis], list[Finding]]) -> None:
+    """A warning with the model, the file, what it did, and a remedy; the control has none."""
+    client = FakeRedis(decode_responses=True)
+    for name in ("hostile", "other"):
+        catalog.put_spec(client, ModelSpec(name=name, source="script"))
+    assert not [one for one in findings(client) if one.check == "breaches"]
+    note_breach(client, "hostile", "chat template", "took more than 1.0 s")
+    note_breach(client, "hostile", "chat template", "took more than 2.0 s")
+    note_breach(client, "hostile", "tokenizer", "made more than 16 MiB of text")
+    template, tokenizer = [one for one in findings(client) if one.check == "breaches"]
+    assert (template.subject, template.where, template.level) == ("models", "hostile", "warning")
+    assert template.message.startswith("its chat template took more than 2.0 s, last at ")
+    assert tokenizer.where == "hostile" and tokenizer.message.startswith("its tokenizer made more than 16 MiB")
+    assert "with another tokenizer" in tokenizer.remedy
