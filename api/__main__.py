@@ -26,6 +26,9 @@ from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
 from control.settings import Settings
 
+OWN_FILES = 128
+"""Open files that are no clients' connections: those to Redis, children, sockets."""
+
 
 @click.command()
 @redis_option
@@ -62,6 +65,7 @@ def main(
     except FurrowError as error:
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)
+    max_connections = fitting_connections(max_connections)
     text_bytes, memory_bytes = round(max_body * MIB), round(body_memory * MIB)
     settings = ApiSettings(
         redis_url=environment.redis_url,
@@ -83,11 +87,24 @@ def count_keys(environment: Settings) -> int:
         return run(client, access.count())
 
 
-def serve(settings: ApiSettings) -> None:
-    """Serve until a signal, then drain for up to the grace period."""
-    # Each client is an open file, and the usual soft limit of 1024 is less than what may wait in the queue.
+def fitting_connections(connections: int) -> int:
+    """As many of these connections as the process may have open files, each being one; the soft limit is raised."""
+    # The usual soft limit of 1024 is less than what may wait in the queue.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    fitting = max(1, most - OWN_FILES) if most != resource.RLIM_INFINITY else connections
+    if fitting < connections:
+        click.echo(
+            f"furrow api: `ulimit -Hn` allows {most} open files: {fitting} connections instead of {connections}, and "
+            f"503 beyond them. Raise it to {connections + OWN_FILES} (LimitNOFILE= of a systemd unit) or lower "
+            "--max-connections.",
+            err=True,
+        )
+    return min(connections, fitting)
+
+
+def serve(settings: ApiSettings) -> None:
+    """Serve until a signal, then drain for up to the grace period."""
     app = create_app(settings)
     server = Server(app, app.state.process)
     # Full garbage collections skip objects that live as long as the process: scanning them would delay every stream.

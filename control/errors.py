@@ -215,6 +215,16 @@ class RedisFull(RedisUnavailable):
         )
 
 
+class RedisDenied(RedisUnavailable):
+    """The user of the farm's Redis lacks a right. The message has the server's words and the remedy."""
+
+    def __init__(self, refusal: str) -> None:
+        super().__init__(
+            f"The farm's Redis denies its user a right: {refusal}. `furrow doctor` prints the ACL SETUSER command that "
+            "grants it"
+        )
+
+
 class ModelFilesError(FurrowError):
     """A model's files are missing or unreadable; the message names the file and the repository or folder."""
 

@@ -152,7 +152,7 @@ _FAILED: list[tuple[type[Exception], int, str, Callable[[Any], float | None]]] =
 """Status, code and seconds until a retry of other errors; the first class that fits counts."""
 _TEXTS: dict[str, str] = {
     "client_disconnected": CLIENT_LEFT_TEXT,
-    "unavailable": "The farm's Redis can't be reached. Retry shortly.",
+    "unavailable": "The farm's Redis can't be used just now. Retry shortly.",
 }
 """Messages in place of the error's own, by code."""
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

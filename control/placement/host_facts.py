@@ -18,6 +18,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     total: int
     free: int
+    unwritable: str = ""
+    """The reason why this user can make no file there; empty where it can."""
 
 
 class FilesHere(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

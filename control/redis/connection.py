@@ -1,8 +1,9 @@
 """Running calls on Redis, from threads and from asyncio: one description of each transition, two ways to send it.
 
 A `Call` is data: the words to send and the parser of the reply. Every script may be sent twice, so a call without a
-reply is sent again; redis-py's own retries are off. A server that stays unreachable, or that can't write (loading, out
-of memory, a failed save, a replica), is RedisUnavailable: the caller keeps its data and tries later.
+reply is sent again; redis-py's own retries are off. A server that stays unreachable, that can't write (loading, out of
+memory, a failed save, a replica), or that denies a right, is RedisUnavailable: the caller keeps its data and tries
+later.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from redis import exceptions as redis_errors
 from redis.client import NEVER_DECODE
 
-from control.errors import ArgumentsRefused, FurrowError, RedisFull, RedisUnavailable
+from control.errors import ArgumentsRefused, FurrowError, RedisDenied, RedisFull, RedisUnavailable
 from control.redis.clients import AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
@@ -25,7 +26,7 @@ from control.redis.dead_connections import adrop_idle, drop_idle
 from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.redis.routing.shards import Command
 from control.redis.routing.wire import Wire, exchange
-from control.redis.transient import out_of_memory, transient
+from control.redis.transient import lacks_right, out_of_memory, transient
 from control.scripts import SCRIPTS
 from control.scripts.arguments import refused
 
@@ -272,6 +273,8 @@ def _outcome(call: Call[Any], reply: Any) -> Any:
     if isinstance(reply, Exception):
         if out_of_memory(reply):
             return RedisFull()
+        if lacks_right(reply):
+            return RedisDenied(str(reply))
         if transient(reply):
             return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         if call.script and (why := refused(str(reply))) is not None:

@@ -1,4 +1,5 @@
-"""Answers of a server that is there and can't serve just now: loading, out of memory, a failed save, a replica."""
+"""Answers of a server that is there and can't serve just now: loading, out of memory, a failed save, a replica, or a
+user without the right."""
 
 from __future__ import annotations
 
@@ -22,6 +23,11 @@ _TEXT = re.compile(
     # While a slot moves between shards, a script finds some of its keys gone already.
     r"|attempted to access a non local key|while the cluster is down"
 )
+_DENIED = re.compile(
+    # In a script too, whose words differ between Redis 6.2, Redis 7 and Valkey.
+    r"(?:^|-)NOPERM |no permission|user executing the script can't|ACL failure",
+    re.IGNORECASE,
+)
 _FULL = re.compile(r"(?:^|-)OOM ")
 
 
@@ -33,3 +39,8 @@ def transient(error: Exception) -> bool:
 def out_of_memory(error: Exception) -> bool:
     """True if the server refused a write because it has reached its maxmemory."""
     return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None
+
+
+def lacks_right(error: Exception) -> bool:
+    """True if the server's user lacks a right to the command, a key or a channel."""
+    return isinstance(error, redis_errors.NoPermissionError) or _DENIED.search(str(error)) is not None

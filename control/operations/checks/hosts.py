@@ -149,10 +149,10 @@ def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
         remedy = "Wait 15 s after its start; else upgrade `furrow worker` there, or read its log (`host_facts`)."
         checks.warning("facts", "its agent publishes no facts: disk, clock, compiler and ports are not known", remedy)
         return checks.found
-    disk = f"Free space on {card.id}, or name a larger disk"
-    check_space("models", facts.models, (LITTLE, TOO_LITTLE), f"{disk} with HF_HOME before `furrow worker`.", checks)
-    cache = f"Run `furrow cache clear weights` on {card.id}, or name a larger disk with XDG_CACHE_HOME."
-    check_space("cache", facts.cache, (LITTLE_CACHE, TOO_LITTLE_CACHE), cache, checks)
+    room = f"Free space on {card.id}"
+    check_space("models", facts.models, (LITTLE, TOO_LITTLE), room, "HF_HOME", checks)
+    room = f"Run `furrow cache clear weights` on {card.id}"
+    check_space("cache", facts.cache, (LITTLE_CACHE, TOO_LITTLE_CACHE), room, "XDG_CACHE_HOME", checks)
     check_shared_memory(facts.shared_memory, checks)
     check_compiler(card, facts, checks)
     check_ports(card.id, facts, checks)
@@ -173,13 +173,23 @@ def _check_away(card: HostCard, checks: Checks) -> None:
     checks.warning("alive", message, remedy)
 
 
-def check_space(check: str, space: Space | None, limits: tuple[int, int], remedy: str, checks: Checks) -> None:
-    """`limits`: free bytes below which there is a warning, and an error."""
+def check_space(
+    check: str, space: Space | None, limits: tuple[int, int], room: str, variable: str, checks: Checks
+) -> None:
+    """`limits`: free bytes below which there is a warning, and an error; `room`: the remedy for these; `variable`: that
+    of the environment which names another folder."""
+    move = f"or start `furrow worker` with another folder in {variable}"
     if space is None:
         checks.error(check, "the file system does not answer", "Check its mount on the host.")
         return
+    if space.unwritable:
+        repair = "Make it a folder that the user of `furrow worker` can write, which the agent notes within 15 s"
+        checks.error(check, f"{space.path} can't be written: {space.unwritable}", f"{repair}; {move}.")
+        return
     level = "error" if space.free < limits[1] else "warning" if space.free < limits[0] else "ok"
-    checks.judge(level, check, f"{in_words(space.free)} free of {in_words(space.total)} in {space.path}", remedy)
+    checks.judge(
+        level, check, f"{in_words(space.free)} free of {in_words(space.total)} in {space.path}", f"{room}, {move}."
+    )
 
 
 def check_shared_memory(space: Space | None, checks: Checks) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import redis
 from redis import exceptions as redis_errors
 
-from control.errors import FurrowError, RedisUnavailable
+from control.errors import FurrowError, RedisDenied, RedisUnavailable
 from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import Info, check_info, check_mode, check_round_trip
@@ -53,9 +53,9 @@ def check_redis(named: str) -> RedisOutcome:
             return outcome
         trip = measure(client)
         check_round_trip(trip, checks)
-        check_rights(client, checks)
-        outcome.trip = trip
-    except redis_errors.NoPermissionError as error:
+        if check_rights(client, checks):
+            outcome.trip = trip  # else hosts and models seem to be away, as no process can work
+    except (redis_errors.NoPermissionError, RedisDenied) as error:
         user, _ = credentials_of(client)
         remedy = f"Run `redis-cli ACL SETUSER {user} +ping +info +time +eval +evalsha '~furrow:*' '&furrow:*'`."
         checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)

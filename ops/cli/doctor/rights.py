@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 from redis import exceptions as redis_errors
 
-from control.errors import RedisUnavailable
+from control.errors import RedisDenied, RedisUnavailable
 from control.keys import PREFIX
 from control.operations.checks.findings import Checks
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import read, run
+from control.redis.transient import lacks_right
 
 PROBES: dict[str, tuple[str, ...]] = {
     "TIME": (),
@@ -84,8 +85,8 @@ return found
 _KEYS = ("text", "other", "hash", "set", "zset", "stream")
 
 
-def check_rights(client: SyncRedis, checks: Checks) -> None:
-    """Raises RedisUnavailable."""
+def check_rights(client: SyncRedis, checks: Checks) -> bool:
+    """True if Furrow can work with the user's rights. Raises RedisUnavailable."""
     key = f"{PREFIX}{{doctor}}:{uuid.uuid4().hex}"
     denied = _denied(client, key)
     denied |= _subscribing(client, f"{key}:events")
@@ -93,7 +94,7 @@ def check_rights(client: SyncRedis, checks: Checks) -> None:
         denied |= _refusal(command, _attempt(client, command, *words))
     if not denied:
         checks.ok("rights", "the user may run every command on Furrow's keys")
-        return
+        return True
     commands = sorted(name.lower() for name, what in denied.items() if what == "command")
     words = [f"+{name}" for name in commands]
     told = [f"the command{'s' if len(commands) > 1 else ''} {', '.join(commands)}"] if commands else []
@@ -105,9 +106,10 @@ def check_rights(client: SyncRedis, checks: Checks) -> None:
         told.append(f"the channels {PREFIX}*")
     user = _user(client)
     remedy = f"Run `redis-cli ACL SETUSER {user} {' '.join(words)}` and `redis-cli ACL SAVE`, or edit the ACL file."
-    # Without INFO the checks of the server are missing, and nothing else.
+    # Without INFO the checks of the server are missing, and a lock that ran out is not taken again.
     level = "warning" if commands == ["info"] and len(told) == 1 else "error"
     checks.judge(level, "rights", f"the user '{user}' may not use {' and '.join(told)}", remedy)
+    return level == "warning"
 
 
 def _denied(client: SyncRedis, key: str) -> dict[str, str]:
@@ -127,18 +129,15 @@ def _attempt(client: SyncRedis, *words: Any) -> Any:
     """The answer, or the server's error."""
     try:
         return run(client, read(*words, parse=lambda reply: reply))
-    except redis_errors.ResponseError as error:
+    except (redis_errors.ResponseError, RedisDenied) as error:
         return error
 
 
 def _refusal(command: str, answer: Any) -> dict[str, str]:
     """The right that an error names; empty for any other answer."""
-    said = str(answer).lower() if isinstance(answer, Exception) else ""
-    denied = isinstance(answer, redis_errors.NoPermissionError) or any(
-        words in said for words in ("noperm", "no permission", "acl failure", "user executing the script can't")
-    )
-    if not denied:
+    if not isinstance(answer, RedisDenied) and not (isinstance(answer, Exception) and lacks_right(answer)):
         return {}
+    said = str(answer).lower()
     return {command: "channel" if "channel" in said else "key" if "key" in said else "command"}
 
 

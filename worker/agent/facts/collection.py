@@ -50,7 +50,18 @@ def space(folder: Path, statvfs: Callable[[Path], Any] = os.statvfs) -> Space | 
         found = statvfs(there)
     except OSError:
         return None
-    return Space(path=str(folder), total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)
+    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return Space(path=str(folder), total=total, free=free, unwritable=unwritable(there))
+
+
+def unwritable(there: Path) -> str:
+    """The reason why no file can be made in what is there of a folder's path; empty where one can."""
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if os.access(there, os.W_OK | os.X_OK):
+        return ""
+    read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+    return f"the file system of {there} is read-only" if read_only else f"the worker's user may not write in {there}"
 
 
 def compiler() -> str:

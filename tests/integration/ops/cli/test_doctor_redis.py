@@ -8,11 +8,13 @@ import shlex
 import socketserver
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from control.errors import RedisDenied
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import (
     check_clients,
@@ -24,8 +26,9 @@ from control.operations.checks.redis_server import (
     check_version,
 )
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect
+from control.redis.connection import connect, run, write
 from control.redis.round_trip import RoundTrip
+from control.redis.streams import read_streams
 from control.scripts import SCRIPTS
 from ops.cli.doctor.doctor import doctor, examine
 from ops.cli.doctor.rights import PROBES
@@ -126,6 +129,21 @@ def test_a_user_without_rights(server: Server, client: SyncRedis) -> None:
     assert "furrow:*" in said[0] and any("xadd" in text and "publish" in text for text in said)
     for words in ((), ("--json",)):
         assert SECRET not in CliRunner().invoke(doctor, [*words], env={"REDIS_URL": url}).output
+
+
+def test_a_right_that_is_taken_from_a_farm(server: Server, client: SyncRedis) -> None:
+    """Callers wait as for a Redis that is away, with the remedy; the doctor judges no host by what can't be written."""
+    client.execute_command("ACL", "SETUSER", "farm", "on", f">{SECRET}", "~*", "&*", "+@all", "-evalsha", "-xread")
+    url = f"unix://farm:{SECRET}@{server.socket}"
+    with closing(connect(url)) as farm_user:
+        with pytest.raises(RedisDenied, match=r"'evalsha'.*furrow doctor"):
+            run(farm_user, write("SET", "furrow:text", "1", parse=bool))
+        with pytest.raises(RedisDenied, match=r"'xread'.*furrow doctor"):
+            read_streams(farm_user, {"furrow:none": "0"}, 1)
+    findings = examine(url, None)
+    assert [one.check for one in findings if one.level == "error"] == ["rights"]
+    follow(client, next(one for one in findings if one.check == "rights"))
+    assert found(url, "rights").level == "ok"
 
 
 def test_a_user_without_info_is_a_warning(server: Server, client: SyncRedis) -> None:
@@ -254,7 +272,8 @@ def test_every_command_that_furrow_sends_is_tried() -> None:
         for path in (ROOT / part).rglob("*.py"):
             sent |= set(re.findall(r"\b(?:read|write)\(\s*\"([A-Z]+)\"", path.read_text()))
     assert len(sent) > 40
-    assert sent - set(PROBES) - {"EVAL"} == set()
+    # EVAL runs the probes, and INFO is tried for itself: the farm runs without it.
+    assert sent - set(PROBES) - {"EVAL", "INFO"} == set()
 
 
 def test_a_replica_is_one_finding() -> None:

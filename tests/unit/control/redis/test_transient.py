@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from control.redis.transient import transient
+from control.redis.transient import lacks_right, transient
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,16 @@ def test_a_server_that_will_serve_again(error: exceptions.ResponseError) -> None
 def test_a_mistake_is_no_outage(error: exceptions.ResponseError) -> None:
     """Trying again would not help."""
     assert not transient(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.NoPermissionError("User default has no permissions to run the 'evalsha' command"),
+        exceptions.ResponseError("ERR ACL failure in script: User farm has no permissions to run the 'xadd' command"),
+        exceptions.ResponseError("The user executing the script can't run this command or subcommand script: f_1"),
+    ],
+)
+def test_a_right_that_is_lacking(error: exceptions.ResponseError) -> None:
+    """It is neither an outage nor a mistake: processes wait for the operator."""
+    assert lacks_right(error) and not transient(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from control.operations.checks.hosts import check_hosts
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.process import VERSION
+from worker.agent.facts import collection
 
 GIB = 2**30
 
@@ -49,6 +51,16 @@ def findings(
 def test_hosts_that_are_well() -> None:
     """All is told in lines without remedies."""
     assert {(one.level, one.remedy) for one in findings()} == {("ok", "")}
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A full disk is another thing: deleting files would not help. The agent finds a file in the folder's place."""
+    (tmp_path / "cache").write_text("")
+    blocked, free = collection.space(tmp_path / "cache" / "furrow"), collection.space(tmp_path / "new")
+    assert free is not None and free.unwritable == ""
+    finding = next(one for one in findings(cache=blocked) if one.check == "cache" and one.level != "ok")
+    assert finding.level == "error" and f"{tmp_path}/cache is no folder" in finding.message
+    assert "XDG_CACHE_HOME" in finding.remedy and "cache clear" not in finding.remedy
 
 
 @pytest.mark.parametrize(
