@@ -65,7 +65,7 @@ class Session:
         Raises ClientDisconnected.
         """
         feeds, request_log, until = self.feeds, self.caller.request_log, self.settings.early_refusal
-        with self.caller.client.watched(feeds.wake.set):
+        with self.caller.client.watched(self.client_left):
             while not feeds.started and request_log.waited < until and not self.interrupted():
                 self.check_present()
                 feeds.wake.clear()
@@ -115,6 +115,11 @@ class Session:
             return b""
         [feed] = self.feeds.members
         return await off_loop(log_bytes(feed.have, self.renderer), lambda: encode(feed.entries[:]))
+
+    def client_left(self) -> None:
+        """Called when the client leaves: its request is withdrawn at once, and its reader woken."""
+        self.left()
+        self.feeds.wake.set()
 
     def left(self) -> None:
         """The connection is gone before the end: the client closed it, or read nothing, or this process stops."""

@@ -59,7 +59,7 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
     renderer = session.renderer
     failure: BaseException | None = None
     try:
-        with session.caller.client.watched(session.feeds.wake.set):
+        with session.caller.client.watched(session.client_left):
             async for data in _tokens(session):
                 yield data
         failure = renderer.failure

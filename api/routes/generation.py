@@ -210,7 +210,7 @@ def refused(error: Exception, caller: Caller, session: Session | None) -> Respon
 
 async def _whole(request: Http, session: Session) -> Response[Any]:
     """Collect every choice, unless the client leaves first."""
-    with client_of(request.scope).watched(session.feeds.wake.set):
+    with client_of(request.scope).watched(session.client_left):
         pieces = await session.collect()
     await session.store()
     if session.renderer.failure is not None:
