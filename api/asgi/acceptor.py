@@ -15,6 +15,8 @@ from collections.abc import Callable
 
 import structlog
 
+from api.asgi.client import client_left
+
 log = structlog.stdlib.get_logger(__name__)
 
 _AT_ONCE = 16
@@ -23,8 +25,6 @@ _MOST_WAITING = 4096
 """Accepted connections that are not handed over yet; further ones wait in the kernel's queue."""
 _AGAIN_S = 0.5
 """After accepting failed, because there are too many open files for example."""
-_ESTABLISHED = 1
-"""TCP's state of a connection that neither side has closed (Linux, include/net/tcp_states.h)."""
 
 
 class Acceptor:
@@ -89,7 +89,7 @@ class Acceptor:
         places = _AT_ONCE
         while self._accepted and places:
             connection = self._accepted.popleft()
-            if _client_left(connection):
+            if client_left(connection):
                 connection.close()
                 continue
             places -= 1
@@ -107,13 +107,3 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._protocol_factory, connection)
         except OSError:
             connection.close()  # the client left in this moment
-
-
-def _client_left(connection: socket.socket) -> bool:
-    """True if the client has closed the connection; False where the system does not tell."""
-    if not hasattr(socket, "TCP_INFO") or connection.family == socket.AF_UNIX:
-        return False
-    try:
-        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
-    except OSError:
-        return True

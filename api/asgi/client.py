@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from api.asgi.turns import Turn
 from api.errors.errors import ClientDisconnected
 
 _KEY = "furrow.client"
+_ESTABLISHED = 1
+"""TCP's state of a connection that neither side has closed (Linux, include/net/tcp_states.h)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,9 +36,17 @@ class Client:
     """True once the connection is gone before the end of the answer."""
     stalled: bool = False
     """True once the connection was cut because the client read nothing."""
+    transport: asyncio.BaseTransport | None = None
     turn: Turn | None = None
     """The turn in which the request is admitted; None in a server without turns."""
     _on_leave: Callable[[], object] | None = None
+
+    def gone(self) -> bool:
+        """True if the client has left, also where the event loop has not come to it yet."""
+        if not self.left and self.transport is not None and not self.transport.is_closing():
+            connection = self.transport.get_extra_info("socket")
+            return connection is not None and client_left(connection)
+        return self.left
 
     def receive(self, size: int) -> bool:
         """Count bytes of a body; False where requests that wait hold too many."""
@@ -99,3 +110,13 @@ def client_of(scope: Any) -> Client:
 def set_client(scope: Any, client: Client) -> None:
     """Called by the connection, before the request is handled."""
     scope[_KEY] = client
+
+
+def client_left(connection: socket.socket) -> bool:
+    """True if the client has closed the connection; False where the system does not tell."""
+    if not hasattr(socket, "TCP_INFO") or connection.family == socket.AF_UNIX:
+        return False
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True

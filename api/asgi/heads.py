@@ -212,7 +212,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.config.waiting.leave(self)
         if len(self.pipeline) >= self.config.limits.pipelined:
             raise _TooManyPipelined
-        set_client(self.scope, Client(self.config.unread))
+        set_client(self.scope, Client(self.config.unread, transport=self.transport))
         super().on_headers_complete()
         if self.config.draining():
             self.close_after_answer()

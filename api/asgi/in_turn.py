@@ -45,7 +45,7 @@ class Admission:
                     return
                 raise
             client.begin()
-            if client.left:
+            if client.gone():
                 turn.end(None)
                 return
             current_tenant.set(tenant)

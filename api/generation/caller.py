@@ -46,5 +46,6 @@ class Caller:
 
         `on_disconnect` is the body's field, which goes before the header.
         """
-        if self.client.left and (self.on_disconnect if on_disconnect is None else on_disconnect) in (None, "cancel"):
+        policy = self.on_disconnect if on_disconnect is None else on_disconnect
+        if policy in (None, "cancel") and self.client.gone():
             raise ClientDisconnected

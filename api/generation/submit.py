@@ -66,9 +66,9 @@ class Submitter:
         seal = await self._seals.sealer_for(view, caller.tenant)
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
-        caller.check_present(body.on_disconnect)
         refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
         try:
+            caller.check_present(body.on_disconnect)
             await self._enqueue(prepared, feeds)
         except BaseException as error:
             feeds.leave()

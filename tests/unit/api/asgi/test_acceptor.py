@@ -64,7 +64,7 @@ async def test_nothing_is_made_for_a_client_that_left(
     listening: socket.socket, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looks:
-        monkeypatch.setattr(acceptor, "_client_left", lambda connection: False)
+        monkeypatch.setattr(acceptor, "client_left", lambda connection: False)
     for _ in range(50):
         with connect(listening) as client:
             client.sendall(b"hello")
