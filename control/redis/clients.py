@@ -58,7 +58,7 @@ class FileCredentials(CredentialProvider):
         try:
             credentials = credentials_in(redis_url(self._named))
         except SettingsError as error:
-            log.warning("the file with the Redis URL can't be read", action="redis_url_file", error=str(error))
+            log.warning("the Redis URL file can't be read", action="redis_url_file", error=str(error))
             return self._credentials
         if credentials != self._credentials:
             self._credentials = credentials

@@ -211,7 +211,7 @@ class SlabStore:
                 return Pool(self.layout, capacity, slots)
             except OSError as error:
                 log.warning(
-                    "KV pool was not mapped; trying fewer slots",
+                    "a KV pool is mapped with fewer slots",
                     slots=slots,
                     bytes=slots * capacity * self.layout.bytes_per_token,
                     error=str(error),

@@ -182,9 +182,7 @@ class HostSupervisor:
         command = self._command if self._failures < FAILURES else self._fallback
         if command is not self._command:
             words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}
-            log(
-                "error", "the agent's command fails, and this build's own agent is started", **words, action="agent_own"
-            )
+            log("error", "this build's own agent is started", **words, action="agent_own")
         try:
             with theirs:
                 self._agent = subprocess.Popen(command, env=environment, stdin=theirs.fileno())
