@@ -157,7 +157,7 @@ def test_integers_are_summed_to_the_same_bits(shape: tuple[int, int], kind: str)
     weight, _ = weights(*shape)
     inputs = rows(19, shape[1])
     ours, exact = MAKES[kind][0](weight, None)(inputs), ExactInt8Linear(weight, None)(inputs)
-    assert torch.allclose(ours, exact, rtol=1e-6, atol=1e-5)
+    assert torch.allclose(ours, exact, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.skipif(THREADS is None, reason="no compiler")
