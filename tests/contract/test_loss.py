@@ -22,7 +22,7 @@ def test_scripts_are_sent_again(farm: Farm) -> None:
     farm.run(renew(lease, 1))
     claims, renewed = run_all(farm.client, [requests.claim(lease, 9, 99), renew(lease, 1)])
     assert rids(claims) == ["a"]
-    assert renewed is None
+    assert renewed is False
 
 
 def test_the_first_heartbeat_on_a_new_server_has_its_end(farm: Farm) -> None:
