@@ -25,6 +25,7 @@ from control.process import die_with_parent
 from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
 from control.settings import Settings
+from control.structs import describe_structs
 
 OWN_FILES = 128
 """Open files that are no clients' connections: those to Redis, children, sockets."""
@@ -105,6 +106,7 @@ def fitting_connections(connections: int) -> int:
 
 def serve(settings: ApiSettings) -> None:
     """Serve until a signal, then drain for up to the grace period."""
+    describe_structs()
     app = create_app(settings)
     server = Server(app, app.state.process)
     # Full garbage collections skip objects that live as long as the process: scanning them would delay every stream.

@@ -51,11 +51,13 @@ def run_agent() -> None:
     from control.placement.placement import Host
     from control.redis.connection import connect
     from control.redis.readiness import wait_until_ready
+    from control.structs import describe_structs
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
     from worker.agent.facts.publisher import FactsPublisher
     from worker.metrics.host_metrics import HostMetrics
 
+    describe_structs()
     client = connect(settings.redis_url)
     metrics = HostMetrics(supervisor, settings.metrics)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does

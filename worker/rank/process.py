@@ -19,6 +19,7 @@ from control.process import die_with_parent, name_process
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.settings import Settings, host_id
+from control.structs import describe_structs
 from worker.collective import native
 from worker.health.exit_codes import STOPPED
 from worker.leader.leader import Leader
@@ -37,6 +38,7 @@ def run_rank() -> int:
     """Run the rank that FURROW_ASSIGNMENT and FURROW_RANK describe; the result is the exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides the order
+    describe_structs()
     settings = Settings.from_environment()
     assignment = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment)
     rank = int(os.environ["FURROW_RANK"])
