@@ -25,18 +25,17 @@ _CONTEXT = 1 << 20
 _LAST_NUMBER = re.compile(r"\d+(?=\D*$)")
 
 
-def publish(client: SyncRedis, model: str = MODEL) -> tuple[Tokenizer, list[int]]:
-    """Put `model` into the catalog, with the demonstration model's tokenizer; that, and what every stream says."""
-    folder = MODEL_DIR
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+def demo_assets() -> ModelAssets:
+    """The demonstration model's tokenizer and template."""
+    config = msgspec.json.decode((MODEL_DIR / "tokenizer_config.json").read_bytes())
+    text = (MODEL_DIR / "tokenizer.json").read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_str(text)
-    config = msgspec.json.decode((folder / "tokenizer_config.json").read_bytes())
     end = tokenizer.token_to_id(config["eos_token"])
     assert end is not None, "the tokenizer has its own end-of-sequence token"
-    assets = ModelAssets(
+    return ModelAssets(
         tokenizer_json=text,
         tokenizer_config=config,
-        chat_template=(folder / "chat_template.jinja").read_text(encoding="utf-8"),
+        chat_template=(MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8"),
         generation_config={},
         context_length=_CONTEXT,
         vocab_size=tokenizer.get_vocab_size(),
@@ -44,8 +43,15 @@ def publish(client: SyncRedis, model: str = MODEL) -> tuple[Tokenizer, list[int]
         kv_tokens=1 << 30,
         created=int(time.time()),
     )
+
+
+def publish(client: SyncRedis, model: str = MODEL, assets: ModelAssets | None = None) -> tuple[Tokenizer, list[int]]:
+    """Put `model` into the catalog, by default with the demonstration model's assets; its tokenizer, and what every
+    stream says."""
+    assets = assets or demo_assets()
     catalog.put_spec(client, ModelSpec(name=model, source="scripted"))
     run(client, catalog.put_assets(model, assets))
+    tokenizer = Tokenizer.from_str(assets.tokenizer_json)
     return tokenizer, tokenizer.encode(TEXT, add_special_tokens=False).ids
 
 

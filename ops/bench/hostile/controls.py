@@ -31,6 +31,15 @@ module.Client.leave = lambda client: client.begin()
 """,
         ("cut-32: steps for clients that had gone",),
     ),
+    "no-confinement": Sabotage(
+        "the API process renders all templates itself, without prices",
+        "api.models.served",
+        """
+assert module._template("m", "", ()) is not None
+module._template = lambda name, source, trusted: module.PlainTemplate(source)
+""",
+        ("model-files: gap between tokens, maximum", "model-files: /health, maximum"),
+    ),
     "no-shared-look": Sabotage(
         "each waiting request is looked at by itself, twice a second",
         "api.follow.queued",

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import click
@@ -44,6 +44,8 @@ class Deeds(msgspec.Struct):
     sent: int = 0
     statuses: dict[int, int] = msgspec.field(default_factory=dict[int, int])
     """Answers by their status; 0: the connection ended without one."""
+    named: int = 0
+    """Answers with status 422 that name a model of the attack."""
     cut_at: dict[int, float] = msgspec.field(default_factory=dict[int, float])
     """By the number of the request."""
     comment_bytes: int = 0
@@ -57,12 +59,18 @@ class Deeds(msgspec.Struct):
 
 
 class Crowd:
-    """`connections` clients of one key. Each method attacks until `stopped`."""
+    """`connections` clients of one key, whose requests go to `models` by turns. Each method attacks until `stopped`."""
 
     def __init__(
-        self, address: Address, key: str, model: str, connections: int, first: int, stopped: Callable[[], bool]
+        self,
+        address: Address,
+        key: str,
+        models: Sequence[str],
+        connections: int,
+        first: int,
+        stopped: Callable[[], bool],
     ) -> None:
-        self._address, self._key, self._model = address, key, model
+        self._address, self._key, self._models = address, key, models
         self._connections, self._stopped = connections, stopped
         self._numbers = itertools.count(first)
         self._selector = selectors.DefaultSelector()
@@ -162,7 +170,8 @@ class Crowd:
         return self.deeds
 
     def _request(self, number: int, tokens: int, *, stream: bool) -> bytes:
-        return chat(self._address, self._key, self._model, number, tokens, stream=stream)
+        model = self._models[number % len(self._models)]
+        return chat(self._address, self._key, model, number, tokens, stream=stream)
 
     def _send(self, client: Exchange, tokens: int, *, stream: bool) -> None:
         client.send(self._request(next(self._numbers), tokens, stream=stream))
@@ -170,6 +179,8 @@ class Crowd:
 
     def _note(self, client: Exchange) -> None:
         self._statuses[client.answer.status] += 1
+        if client.answer.status == 422:
+            self.deeds.named += any(f"'{model}'".encode() in client.answer.data for model in self._models)
 
     def _ready(self) -> list[Exchange]:
         return [key.data for key, _ in self._selector.select(TICK_S)]
@@ -177,11 +188,11 @@ class Crowd:
 
 @click.command()
 @click.option("--address", required=True, help="HOST:PORT")
-@click.option("--model", required=True)
+@click.option("--model", "models", required=True, multiple=True)
 @click.option("--attack", required=True, type=click.Choice(["cut", "burst", "loop", "wait"]))
 @click.option("--connections", required=True, type=click.IntRange(1))
 @click.option("--first", required=True, type=int, help="Number of the first request.")
-def main(address: str, model: str, attack: str, connections: int, first: int) -> None:
+def main(address: str, models: tuple[str, ...], attack: str, connections: int, first: int) -> None:
     """Attack with the API key in FURROW_BENCH_KEY."""
     die_with_parent()
     os.nice(10)
@@ -196,7 +207,7 @@ def main(address: str, model: str, attack: str, connections: int, first: int) ->
     signal.signal(signal.SIGTERM, stop)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     host, _, port = address.rpartition(":")
-    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], model, connections, first, lambda: stopped)
+    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], models, connections, first, lambda: stopped)
     click.echo("ready")
     signal.sigwait({signal.SIGUSR1})
     if attack == "wait":

@@ -78,6 +78,7 @@ def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: i
       burst-N   N streams at once, again when all are answered
       loop-N    N kept-alive connections send the next chat after each answer
       wait-N    N streams wait in the queue
+      model-files  4 connections ask models whose chat template or tokenizer wants all time or memory
     Meanwhile the other tenant sends a short stream every 130 ms, and a prober gets /health every 50 ms, both by turns
     on new and on kept connections. Their times begin when a request is due; the lateness of their process is in each
     figure and is shown beside it. Row admission: the processor time of the API for each chat of a burst that waits.

@@ -1,7 +1,8 @@
 """`python -m ops.bench.hostile.leaders`: leaders without a model that note when they claim which request.
 
-After SIGTERM they say what they did, as JSON (a list of `Claim`). Two models: `scripted` has many places, `waiting` has
-few, so that nearly all of its requests wait, and their places in the queue change.
+After SIGTERM they say what they did, as JSON (a list of `Claim`). The model `scripted` has many places, `waiting` has
+few, so that nearly all of its requests wait, and their places in the queue change. The models with hostile files only
+need leaders to be there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ops.bench.fanout.leaders import step_in_turn
 from ops.bench.fanout.replica import MODEL, number_of, publish
 from ops.bench.fanout.schedule import Load
 from ops.bench.fanout.scripted_leader import ScriptedLeader
+from ops.bench.hostile.hostile_files import hostile_assets
 from worker.leader.requests.running import RunningRequest
 
 WAITING = "waiting"
@@ -91,6 +93,9 @@ def main() -> None:
     publish(client, WAITING)
     replicas = [Noting(client, MODEL, f"r{index}", SLOTS, tokenizer, tokens) for index in range(REPLICAS)]
     replicas.append(Noting(client, WAITING, "r0", WAITING_SLOTS, tokenizer, tokens))
+    for name, assets in hostile_assets().items():
+        publish(client, name, assets)
+        replicas.append(Noting(client, name, "r0", WAITING_SLOTS, tokenizer, tokens))
     step_in_turn(replicas, Load(REPLICAS * SLOTS, len(replicas), RATE, 1), lambda: stopped)
     for replica in replicas:
         replica.leave()

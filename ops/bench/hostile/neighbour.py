@@ -25,7 +25,10 @@ CHAT_EVERY_S = 0.13
 HEALTH_EVERY_S = 0.05
 TOKENS = 4
 GIVE_UP_S = 30.0
-"""How long an answer is waited for when nothing more is sent; one that is not there then has failed."""
+"""How long an answer is waited for when nothing more is sent.
+
+One that is not there then has failed, and has taken so long at least.
+"""
 _TOKEN = re.compile(rb"\nid: [^:\n]*:[1-9]\d*\.")
 
 
@@ -38,6 +41,8 @@ class Seen(msgspec.Struct):
     """To the first token of a stream on a connection that was kept alive."""
     health_ms: list[float] = msgspec.field(default_factory=list[float])
     """To the whole answer of /health, on new and kept connections by turns."""
+    gaps_ms: list[float] = msgspec.field(default_factory=list[float])
+    """Between two tokens of a stream, as they came here; a leader's step takes 50."""
     late_ms: list[float] = msgspec.field(default_factory=list[float])
     """To the sending of a request."""
     failed: list[str] = msgspec.field(default_factory=list[str])
@@ -55,14 +60,28 @@ class Request:
         self.exchange, self.due, self.times = exchange, due, times
         self.stream, self.keep = stream, keep
         self.answered = False
+        self._tokens, self._token_at = 0, 0.0
 
-    def look(self) -> None:
-        """Time the first token, or the whole answer where it is no stream."""
-        answer = self.exchange.answer
-        answered = _TOKEN.search(answer.data) if self.stream else answer.whole
+    def look(self, gaps: list[float]) -> None:
+        """Time the first token and the gaps between tokens, or the whole answer where it is no stream."""
+        answer, now = self.exchange.answer, time.monotonic()
+        tokens = len(_TOKEN.findall(answer.data)) if self.stream else 0
+        answered = tokens or (answer.whole and not self.stream)
         if answered and answer.status == 200 and not self.answered:
             self.answered = True
-            self.times.append(1000 * (time.monotonic() - self.due))
+            self.times.append(1000 * (now - self.due))
+        if tokens > self._tokens:
+            if self._tokens:
+                gaps.append(1000 * (now - self._token_at))
+            self._tokens, self._token_at = tokens, now
+
+    def give_up(self, gaps: list[float]) -> None:
+        """What has not come until now takes at least so long."""
+        now = time.monotonic()
+        if not self.answered:
+            self.times.append(1000 * (now - self.due))
+        elif self.stream:
+            gaps.append(1000 * (now - self._token_at))
 
 
 class Neighbour:
@@ -99,6 +118,7 @@ class Neighbour:
         if not over:
             sent()
         for request in self._under_way.values():
+            request.give_up(self.seen.gaps_ms)
             self._fail(request)
         close_all(self._selector)
 
@@ -123,7 +143,7 @@ class Neighbour:
         if exchange not in self._under_way:
             return  # an idle connection that the server has closed
         request = self._under_way[exchange]
-        request.look()
+        request.look(self.seen.gaps_ms)
         if piece is not None and not exchange.answer.whole:
             return
         del self._under_way[exchange]

@@ -28,9 +28,12 @@ from ops.bench.common.summary import Summary, percentile, summarise
 from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.parts import Meter, Part, running
 from ops.bench.fanout.replica import MODEL
+from ops.bench.hostile.attacks import CHAT
 from ops.bench.hostile.crowd import Deeds
+from ops.bench.hostile.hostile_files import MODELS as HOSTILE_MODELS
 from ops.bench.hostile.leaders import WAITING, Claim
 from ops.bench.hostile.neighbour import Seen
+from ops.bench.hostile.wire import Target
 from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
 from ops.local.embedded import EmbeddedServer
@@ -39,6 +42,8 @@ BEYOND_MS = 500.0
 """p99 of the other tenant's first tokens, beyond the p50 of a quiet time."""
 FIRST_MS = 2000.0
 HEALTH_MS = 100.0
+GAP_MS = 100.0
+"""Between two tokens of the other tenant, beside a model whose files are hostile."""
 GONE_PERCENT = 2.0
 ADMISSION_MS = 1.0
 WAITING_PERCENT = 2.0
@@ -50,6 +55,7 @@ SETTLED_S = 0.3
 READY_WITHIN_S = 60.0
 NUMBERS = 10_000_000
 """Request numbers of one row; the other tenant's are the upper half."""
+MODEL_FILES = "model-files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,12 @@ class Row:
     attack: str
     connections: int
     seconds: float
+    models: tuple[str, ...] = (MODEL,)
+    """Requests go to these by turns."""
 
     @property
     def name(self) -> str:
-        return f"{self.attack}-{self.connections}"
-
-    @property
-    def model(self) -> str:
-        return WAITING if self.attack == "wait" else MODEL
+        return MODEL_FILES if self.models == HOSTILE_MODELS else f"{self.attack}-{self.connections}"
 
 
 ROWS = {
@@ -79,7 +83,8 @@ ROWS = {
         Row("burst", 1600, 15.0),
         Row("burst", 3200, 20.0),
         Row("loop", 512, 20.0),
-        Row("wait", 4000, 20.0),
+        Row("wait", 4000, 20.0, (WAITING,)),
+        Row("loop", 4, 20.0, HOSTILE_MODELS),
     )
 }
 ADMISSION = "admission"
@@ -98,6 +103,8 @@ class Measured:
     shares: dict[str, float]
     began: float
     ended: float
+    alive: bool = True
+    """True if the API process outlived the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,8 @@ def measure(
         running(others, "ops.bench.hostile.leaders", environment={"FURROW_REDIS_URL": url}) as leading,
     ):
         wait_for_model(address, MODEL)
-        wait_for_model(address, WAITING)
+        for model in (WAITING, *HOSTILE_MODELS):
+            wait_for_model(address, model)
         client = connect(url)
         farm = _Farm(others, part, leading, address, client)
         if ADMISSION in names:
@@ -155,6 +163,8 @@ def measure(
             measured = farm.run(row, seconds or row.seconds)
             outcome.rows.append(measured)
             click.echo(row_line(measured))
+            if not measured.alive:
+                break
         client.close()
         outcome.claims = msgspec.json.decode(leading.stop(), type=list[Claim])
     return outcome
@@ -165,6 +175,7 @@ class _Farm:
 
     def __init__(self, others: set[int], part: Part, leading: Part, address: str, client: SyncRedis) -> None:
         self._others, self._address, self._client, self._leading = others, address, client, leading
+        self._api = part
         self._pids = {"api": part.pid, "leaders": leading.pid, "redis": int(client.info("server")["process_id"])}
         self._attacker, self._other = (_key(client, name) for name in ("attacker", "other"))
         self._first = 0
@@ -176,8 +187,10 @@ class _Farm:
 
     def run(self, row: Row, seconds: float) -> Measured:
         """The attack ends when the time is over; the answers that the other tenant then still lacks are waited for."""
+        if row.name == MODEL_FILES:
+            until(self._tokenizer_is_tried, "the tokenizer of the model with a hostile one is tried")
         say(f"{row.name}: for {seconds:g} s")
-        with self._crowd(row.attack, row.model, row.connections) as crowd:
+        with self._crowd(row.attack, row.models, row.connections) as crowd:
             if row.attack == "wait":
                 crowd.process.send_signal(signal.SIGUSR1)
                 assert crowd.line() == "waiting\n"
@@ -189,16 +202,25 @@ class _Farm:
                 ended = time.monotonic()
                 deeds = msgspec.json.decode(crowd.stop(), type=Deeds)
                 seen = _seen(neighbour)
-        wait_for_end(self._address)
+        alive = self._api.process.poll() is None
+        if alive:
+            wait_for_end(self._address)
         if self._leading.process.poll() is not None:
             raise RuntimeError(f"{row.name}: the leaders ended with status {self._leading.process.returncode}")
-        return Measured(row, seen, deeds, shares, began, ended)
+        return Measured(row, seen, deeds, shares, began, ended, alive)
+
+    def _tokenizer_is_tried(self) -> bool:
+        """Until then requests of its model get 503."""
+        host, _, port = self._address.rpartition(":")
+        body = {"model": HOSTILE_MODELS[1], "messages": [{"role": "user", "content": "stream 0"}]}
+        target = Target(host, int(port), self._attacker, 0)
+        return target.post(CHAT, body, f"authorization: Bearer {self._attacker}") == 422
 
     def admission(self) -> Admission:
         """Send a burst that waits, and read the API's processor time once every chat is queued or refused."""
         say(f"{ADMISSION}: {ADMITTED} chats that wait")
         api_pid = {"api": self._pids["api"]}
-        with self._crowd("burst", WAITING, ADMITTED) as crowd:
+        with self._crowd("burst", (WAITING,), ADMITTED) as crowd:
             before, meter = self._enqueued(), Meter(api_pid)
             crowd.process.send_signal(signal.SIGUSR1)
             until(lambda: self._enqueued() > before, "a chat is queued")
@@ -232,9 +254,11 @@ class _Farm:
             yield neighbour
 
     @contextmanager
-    def _crowd(self, attack: str, model: str, connections: int) -> Generator[Part]:
+    def _crowd(self, attack: str, models: Sequence[str], connections: int) -> Generator[Part]:
         self._first += NUMBERS
-        arguments = ["--address", self._address, "--model", model, "--attack", attack]
+        arguments = ["--address", self._address, "--attack", attack]
+        for model in models:
+            arguments += ["--model", model]
         arguments += ["--connections", str(connections), "--first", str(self._first)]
         with self._part("crowd", self._attacker, arguments) as crowd:
             assert crowd.line() == "ready\n"
@@ -285,6 +309,13 @@ def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequ
         Figure("/health, maximum", health[-1], HEALTH_MS, "ms"),
         Figure("failed answers of the other tenant", len(seen.failed), 0),
     ]
+    if row.name == MODEL_FILES:
+        gaps = sorted(seen.gaps_ms) or [math.inf]
+        found.append(Figure("gap between tokens, maximum", gaps[-1], GAP_MS, "ms"))
+        unnamed = sum(deeds.statuses.values()) - deeds.named
+        found.append(Figure("422 with the model's name", deeds.named, 1, at_least=True))
+        found.append(Figure("other answers", unnamed, 0))
+        found.append(Figure("ends of the API process", not measured.alive, 0))
     if row.attack == "cut":
         gone = gone_percent(claims, measured)
         found.append(Figure("steps for clients that had gone", gone, GONE_PERCENT, "%"))
@@ -325,7 +356,8 @@ def row_line(measured: Measured) -> str:
 
 
 def _times(seen: Seen) -> str:
-    rows = [("first token", seen.first_ms), ("/health", seen.health_ms), ("own lateness", seen.late_ms)]
+    rows = [("first token", seen.first_ms), ("gap", seen.gaps_ms), ("/health", seen.health_ms)]
+    rows.append(("own lateness", seen.late_ms))
     times = [(name, summarise(values)) for name, values in rows if values]
     return ", ".join(f"{name} p50 {s.p50:.1f}, p99 {s.p99:.1f}, max {s.max:.1f} ms" for name, s in times)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
 import time
@@ -17,10 +18,10 @@ from ops.bench.common.summary import summarise
 from ops.bench.hostile import neighbour
 from ops.bench.hostile.controls import CONTROLS, NotMissed, judge, rows_of
 from ops.bench.hostile.crowd import Crowd, Deeds
-from ops.bench.hostile.exchange import Address, Answer, chat
+from ops.bench.hostile.exchange import Address, Answer, Exchange, chat
 from ops.bench.hostile.leaders import Claim
-from ops.bench.hostile.neighbour import Neighbour, Seen
-from ops.bench.hostile.rows import ROWS, Admission, Measured, Outcome, figures, gone_percent
+from ops.bench.hostile.neighbour import Neighbour, Request, Seen
+from ops.bench.hostile.rows import MODEL_FILES, ROWS, Admission, Measured, Outcome, figures, gone_percent
 
 RID = "f" * 32
 HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -111,23 +112,39 @@ def test_the_first_token_is_timed_and_no_comment_before_it(serve: Any, monkeypat
     assert len(seen.late_ms) == 3 + 14
 
 
+def test_gaps_are_those_between_tokens() -> None:
+    """Not before the first one, and one to the end of the wait for a stream that stopped."""
+    with selectors.DefaultSelector() as selector:
+        exchange, gaps = Exchange(selector, ("127.0.0.1", 1)), list[float]()
+        request = Request(exchange, time.monotonic(), [], stream=True, keep=True)
+        for piece in (WAITING, event(1), chunk(": a comment\n"), event(2)):
+            time.sleep(0.01)
+            exchange.answer.feed(piece)
+            request.look(gaps)
+        assert len(gaps) == 1 and gaps[0] >= 20
+        time.sleep(0.01)
+        request.give_up(gaps)
+        assert len(gaps) == 2 and gaps[1] >= 10
+
+
 @pytest.mark.parametrize(
-    ("answer", "why"), [(REFUSED, "429"), (WAITING + END, "queue position"), (WAITING, "queue position")]
+    ("answer", "why", "times"),
+    [(REFUSED, "429", 0), (WAITING + END, "queue position", 0), (WAITING, "queue position", 1)],
 )
 def test_a_stream_without_a_token_has_failed(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str
+    serve: Any, monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str, times: int
 ) -> None:
-    """Refused, ended without a token, or without an end in time."""
+    """Refused, ended without a token, or without an end in time: the last one's wait is a time."""
     monkeypatch.setattr(neighbour, "GIVE_UP_S", 0.1)
     seen = beside(serve(answer), 0.01)
     assert len(seen.failed) == 1
     assert why in seen.failed[0]
-    assert seen.first_ms == []
+    assert len(seen.first_ms) == times and all(one >= 100 for one in seen.first_ms)
 
 
 def attack(server: Server, seconds: float, connections: int) -> Crowd:
     end = time.monotonic() + seconds
-    return Crowd(server.address, "key", "scripted", connections, 100, lambda: time.monotonic() > end)
+    return Crowd(server.address, "key", ["scripted"], connections, 100, lambda: time.monotonic() > end)
 
 
 def test_a_cut_is_noted_with_the_number_of_its_request(serve: Any) -> None:
@@ -164,6 +181,20 @@ def test_comments_count_once_all_streams_wait(serve: Any) -> None:
     assert (deeds.waiting, deeds.comment_bytes) == (3, 3 * len(comment))
 
 
+NAMED = b"HTTP/1.1 422 Unprocessable\r\ncontent-length: 14\r\n\r\nthe model 'b' "
+
+
+@pytest.mark.parametrize(
+    ("answer", "every"), [(NAMED, True), (NAMED.replace(b"'b'", b"'c'"), False), (NAMED.replace(b"422", b"429"), False)]
+)
+def test_refusals_that_name_their_model_are_counted(serve: Any, answer: bytes, every: bool) -> None:
+    """A 422 without the name, and the name with another status, are none."""
+    crowd = Crowd(serve(answer).address, "key", ["a", "b"], 2, 100, lambda: crowd.deeds.sent >= 6)
+    crowd.loop()
+    deeds = crowd.report()
+    assert deeds.named == (sum(deeds.statuses.values()) if every else 0) and deeds.statuses
+
+
 def test_requests_carry_their_number_and_key() -> None:
     request = chat(("127.0.0.1", 80), "secret", "scripted", 1234, 2, stream=True)
     head, _, body = request.partition(b"\r\n\r\n")
@@ -172,14 +203,14 @@ def test_requests_carry_their_number_and_key() -> None:
     assert b"stream 1234" in body
 
 
-GOOD = Seen(fresh_ms=[60.0, 70.0], kept_ms=[65.0], health_ms=[2.0], late_ms=[0.1])
+GOOD = Seen(fresh_ms=[60.0, 70.0], kept_ms=[65.0], gaps_ms=[50.0], health_ms=[2.0], late_ms=[0.1])
 
 
 def outcome(name: str, **changes: Any) -> Outcome:
     """One row, in which all limits hold without the changes."""
     row = ROWS[name]
     share, claims = changes.pop("share", 0.05), changes.pop("claims", [Claim(1, 5.0, 2)])
-    deeds = Deeds(sent=row.connections, waiting=row.connections, cut_at=changes.pop("cut_at", {}))
+    deeds = Deeds(row.connections, {422: 1}, 1, changes.pop("cut_at", {}), waiting=row.connections)
     measured = Measured(row, GOOD, deeds, {"api": share}, 0.0, 10.0)
     measured = replace(measured, **changes)
     return Outcome(summarise([60.0]), 0.04, Admission(400, 400, 0.9), [measured], claims)
@@ -215,6 +246,14 @@ def test_a_quiet_row_holds_and_names_fit_the_table(name: str) -> None:
         ("cut-32", {"deeds": Deeds(sent=31)}, ["requests of the attacker"]),
         ("wait-4000", {"share": 0.07}, ["share of a core for waiting streams"]),
         ("wait-4000", {"deeds": Deeds(waiting=3599)}, ["streams that waited to the end"]),
+        (
+            MODEL_FILES,
+            {"seen": Seen(fresh_ms=[60.0], gaps_ms=[50.0, 101.0], health_ms=[1.0])},
+            ["gap between tokens, maximum"],
+        ),
+        (MODEL_FILES, {"deeds": Deeds(sent=9, named=8, statuses={422: 9})}, ["other answers"]),
+        (MODEL_FILES, {"deeds": Deeds(sent=9)}, ["422 with the model's name"]),
+        (MODEL_FILES, {"alive": False}, ["ends of the API process"]),
     ],
 )
 def test_each_limit_is_missed(name: str, changes: dict[str, Any], which: list[str]) -> None:
