@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from api.asgi.turns import Turn
 from api.errors.errors import ClientDisconnected
@@ -37,6 +40,8 @@ class Client:
     stalled: bool = False
     """True once the connection was cut because the client read nothing."""
     transport: asyncio.BaseTransport | None = None
+    cycle: weakref.ref[RequestResponseCycle] | None = None
+    """Uvicorn's handling of the request, which holds its scope, and so this client."""
     turn: Turn | None = None
     """The turn in which the request is admitted; None in a server without turns."""
     _on_leave: Callable[[], object] | None = None
@@ -45,7 +50,8 @@ class Client:
         """True if the client has left, also where the event loop has not come to it yet."""
         if not self.left and self.transport is not None and not self.transport.is_closing():
             connection = self.transport.get_extra_info("socket")
-            return connection is not None and client_left(connection)
+            if connection is not None and client_left(connection):
+                self.leave()
         return self.left
 
     def receive(self, size: int) -> bool:
@@ -63,8 +69,12 @@ class Client:
             self.unread = None
 
     def leave(self) -> None:
-        """Called by the connection that is gone."""
+        """Called where the connection is gone, or found to be."""
         self.left = True
+        cycle = self.cycle() if self.cycle is not None else None
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self.begin()
         if self._on_leave is not None:
             self._on_leave()

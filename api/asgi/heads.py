@@ -6,6 +6,7 @@ Uvicorn and httptools bound none of them. A limit is checked before the parser k
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -94,8 +95,6 @@ class BoundedConnection(HttpToolsProtocol):
         self.config.waiting.leave(self)
         if self._answering is not None and not self._answering.response_complete:
             # Uvicorn tells the newest request only, and others may be piped behind this one.
-            self._answering.disconnected = True
-            self._answering.message_event.set()
             client_of(self._answering.scope).leave()
         for cycle, _ in self.pipeline:
             client_of(cycle.scope).leave()
@@ -212,8 +211,10 @@ class BoundedConnection(HttpToolsProtocol):
         self.config.waiting.leave(self)
         if len(self.pipeline) >= self.config.limits.pipelined:
             raise _TooManyPipelined
-        set_client(self.scope, Client(self.config.unread, transport=self.transport))
+        client = Client(self.config.unread, transport=self.transport)
+        set_client(self.scope, client)
         super().on_headers_complete()
+        client.cycle = weakref.ref(self.cycle)
         if self.config.draining():
             self.close_after_answer()
 
@@ -294,8 +295,6 @@ class BoundedConnection(HttpToolsProtocol):
         """Tell the handler that its body ends here, unless it has answered. False: an answer is under way."""
         if not self._in_body or self._answering is not self.cycle or self.cycle.response_started:
             return False
-        self.cycle.disconnected = True
-        self.cycle.message_event.set()
         client_of(self.cycle.scope).leave()
         return True
 

@@ -14,6 +14,7 @@ from typing import Any
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from api.asgi.client import Client, client_of
+from api.asgi.departures import Departures, stays
 from api.asgi.refusal import refusal
 from api.asgi.turns import Turns, current_tenant
 
@@ -24,6 +25,7 @@ class Admission:
     def __init__(self, longest_s: float, refused: Callable[[int], None]) -> None:
         """A tenant with `longest_s` seconds of work waiting gets 429; `refused` is called with the status."""
         self.turns = Turns()
+        self._departures = Departures()
         self._longest_s, self._refused = longest_s, refused
 
     def in_turn(self, app: ASGIApp, tenant_of: Callable[[HTTPScope], str]) -> ASGIApp:
@@ -34,25 +36,39 @@ class Admission:
                 await app(scope, receive, send)
                 return
             tenant, client = tenant_of(scope), client_of(scope)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            hesitation = self._departures.hesitation(tenant)
+            if hesitation and not await stays(client, hesitation):
+                self._departures.count(tenant, loop.time() - began, left=True)
+                client.begin()
+                return
             if self.turns.work_waiting(tenant) > self._longest_s:
                 client.begin()
                 await self._refuse(tenant, scope, send)
                 return
             try:
-                turn = await self.turns.begin(tenant, client.watched)
-            except asyncio.CancelledError:
-                if client.left:
-                    return
-                raise
-            client.begin()
-            if client.gone():
-                turn.end(None)
-                return
-            current_tenant.set(tenant)
-            client.turn = turn
-            await _Metered(app(scope, receive, send), client)
+                await self._admit(lambda: app(scope, receive, send), tenant, client)
+            finally:
+                self._departures.count(tenant, loop.time() - began, left=client.left)
 
         return serve
+
+    async def _admit(self, work: Callable[[], Awaitable[None]], tenant: str, client: Client) -> None:
+        """Run the work in the tenant's turn; nothing where the client leaves before it."""
+        try:
+            turn = await self.turns.begin(tenant, client.watched)
+        except asyncio.CancelledError:
+            if client.left:
+                return
+            raise
+        client.begin()
+        if client.gone():
+            turn.end(None)
+            return
+        current_tenant.set(tenant)
+        client.turn = turn
+        await _Metered(work(), client)
 
     async def _refuse(self, tenant: str, scope: HTTPScope, send: Send) -> None:
         self._refused(429)

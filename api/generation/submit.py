@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from api.access.limiter import Limiter
@@ -68,8 +69,7 @@ class Submitter:
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
         refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
         try:
-            caller.check_present(body.on_disconnect)
-            await self._enqueue(prepared, feeds)
+            await self._enqueue(prepared, feeds, lambda: caller.check_present(body.on_disconnect))
         except BaseException as error:
             feeds.leave()
             queued = sum(feed.begun for feed in feeds.members)
@@ -91,7 +91,7 @@ class Submitter:
             return await prepare_inputs(body, caller, served)
         return await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
 
-    async def _enqueue(self, prepared: Prepared, feeds: Feeds) -> None:
+    async def _enqueue(self, prepared: Prepared, feeds: Feeds, check_present: Callable[[], None]) -> None:
         """Enqueue every member, and have its feed begin."""
         for member in range(len(prepared.members)):
             enqueue = prepared.enqueue(feeds.rid, member, self._settings)
@@ -101,7 +101,7 @@ class Submitter:
                 enqueue.model, enqueue.rid, enqueue.images, enqueue.tenant, self._archive.image_bounds
             ):
                 await self._batches.run(enqueue.model, piece)
-            enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue))
+            enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue), check_present)
             if enqueued.rid != enqueue.rid:
                 feed = feeds.replace_last(enqueued.rid)
             # A request that was joined may have another seed than the one drawn here.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from control.redis.clients import AsyncRedis
@@ -20,17 +21,27 @@ LARGEST_BATCH = 128
 """Calls in one round trip; each is a script of a fraction of a millisecond, and the first waits for the last."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    call: Call[Any]
+    answer: asyncio.Future[Any]
+    check: Callable[[], object] | None = None
+
+
 class Batches:
     """Runs calls in the order in which they come, by lane: one for each model, whose shard may be away alone."""
 
     def __init__(self, client: AsyncRedis) -> None:
         self._client = client
-        self._waiting: dict[str, deque[tuple[Call[Any], asyncio.Future[Any]]]] = defaultdict(deque)
+        self._waiting: dict[str, deque[_Waiting]] = defaultdict(deque)
         self._sending: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self, lane: str, call: Call[T]) -> T:
-        """Run one call; raises what its parse raises, or RedisUnavailable. Cancelled before it was sent, it is not."""
-        return await self._queue(lane, call)
+    async def run(self, lane: str, call: Call[T], check: Callable[[], object] | None = None) -> T:
+        """Run one call; raises what its parse raises, or RedisUnavailable. Cancelled before it was sent, it is not.
+
+        `check` runs just before the call is sent; what it raises is raised here, and the call is not sent.
+        """
+        return await self._queue(lane, call, check)
 
     async def run_all(self, lane: str, calls: Sequence[Call[Any]]) -> list[Any]:
         """Run the calls; an error of one, RedisUnavailable too, stands in its place."""
@@ -40,9 +51,9 @@ class Batches:
         """As `run_all`, but raises the first error."""
         return await asyncio.gather(*(self._queue(lane, call) for call in calls))
 
-    def _queue(self, lane: str, call: Call[Any]) -> asyncio.Future[Any]:
+    def _queue(self, lane: str, call: Call[Any], check: Callable[[], object] | None = None) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[lane].append((call, answer))
+        self._waiting[lane].append(_Waiting(call, answer, check))
         if lane not in self._sending:
             self._sending[lane] = asyncio.create_task(self._send(lane))
         return answer
@@ -55,33 +66,37 @@ class Batches:
                 await self._exchange(batch)
         finally:
             del self._sending[lane], self._waiting[lane]
-            for _, answer in waiting:
-                answer.cancel()
+            for one in waiting:
+                one.answer.cancel()
 
-    def _next(
-        self, waiting: deque[tuple[Call[Any], asyncio.Future[Any]]]
-    ) -> list[tuple[Call[Any], asyncio.Future[Any]]]:
-        batch: list[tuple[Call[Any], asyncio.Future[Any]]] = []
+    def _next(self, waiting: deque[_Waiting]) -> list[_Waiting]:
+        batch: list[_Waiting] = []
         while waiting and len(batch) < LARGEST_BATCH:
-            call, answer = waiting.popleft()
-            if not answer.done():  # nobody waits any more
-                batch.append((call, answer))
+            one = waiting.popleft()
+            if one.answer.done():  # nobody waits any more
+                continue
+            try:
+                if one.check is not None:
+                    one.check()
+                batch.append(one)
+            except Exception as error:
+                one.answer.set_exception(error)
         return batch
 
-    async def _exchange(self, batch: list[tuple[Call[Any], asyncio.Future[Any]]]) -> None:
+    async def _exchange(self, batch: list[_Waiting]) -> None:
         outcomes: list[Any]
         try:
-            outcomes = await arun_all(self._client, [call for call, _ in batch])
+            outcomes = await arun_all(self._client, [one.call for one in batch])
         except asyncio.CancelledError:
-            for _, answer in batch:
-                answer.cancel()
+            for one in batch:
+                one.answer.cancel()
             raise
         except Exception as error:
             outcomes = [error] * len(batch)
-        for (_, answer), outcome in zip(batch, outcomes, strict=True):
-            if answer.done():
+        for one, outcome in zip(batch, outcomes, strict=True):
+            if one.answer.done():
                 continue
             if isinstance(outcome, Exception):
-                answer.set_exception(outcome)
+                one.answer.set_exception(outcome)
             else:
-                answer.set_result(outcome)
+                one.answer.set_result(outcome)

@@ -50,6 +50,24 @@ async def test_the_same_without_batches_is_refused(client: Any) -> None:
     assert any("Too many connections" in str(outcome) for outcome in outcomes)
 
 
+async def test_a_call_that_is_not_needed_any_more_is_not_sent(client: Any) -> None:
+    """The check runs just before the call is sent, and its error is the caller's alone."""
+    batches, needed = Batches(client), True
+
+    def check() -> None:
+        if not needed:
+            raise RequestNotFound("nobody waits")
+
+    first = asyncio.ensure_future(batches.run("m", append(1), check))
+    await asyncio.sleep(0)
+    second, third = (asyncio.ensure_future(batches.run("m", append(value), check)) for value in (2, 3))
+    fourth = asyncio.ensure_future(batches.run("m", append(4)))
+    needed = False
+    outcomes = await asyncio.gather(first, second, third, fourth, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes[1:3]] == ["nobody waits"] * 2
+    assert "4" in await client.lrange("seen", 0, -1) and "2" not in await client.lrange("seen", 0, -1)
+
+
 async def test_one_calls_error_is_its_own(client: Any) -> None:
     """Neighbours in the same round trip get their answers."""
     batches = Batches(client)

@@ -113,6 +113,24 @@ async def test_nothing_is_done_for_a_client_that_left_while_it_waited() -> None:
     event.set()
 
 
+async def test_nothing_is_done_for_a_tenant_whose_clients_leave_at_once() -> None:
+    """Once most have left at once, the next ones have left before they are begun. Other tenants do not wait."""
+    server = Server()
+
+    async def leaves(client: Client) -> None:
+        client.leave()
+
+    for _ in range(40):
+        await server.request("cuts", leaves)
+    server.order.clear()
+    client = Client()
+    waiting = server.request("cuts", nothing, client)
+    await server.request("other", nothing)
+    client.leave()
+    await waiting
+    assert server.order == ["other"]
+
+
 async def test_a_tenant_with_too_much_work_waiting_is_refused_and_no_other() -> None:
     server = Server(longest_s=0.01)
     tasks = [server.request("crowd", computes(0.001)) for _ in range(200)]
