@@ -56,8 +56,8 @@ class _Unusual(Exception):
     """A part that is not known to be harmless."""
 
 
-def judge(tokenizer_json: str) -> Judgement:
-    """What its parts are. A text that is no tokenizer.json is unusual."""
+def judge(tokenizer_json: str | bytes) -> Judgement:
+    """What its parts are. What is no tokenizer.json is not to be used."""
     try:
         definition = msgspec.json.decode(tokenizer_json, type=_Definition)
     except (msgspec.MsgspecError, RecursionError) as error:

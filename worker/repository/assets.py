@@ -8,11 +8,15 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from control.messages import ModelAssets, PoolingAssets
+from control.text.tokenizer_check import judge
 from worker.repository.gguf.description import describe
 from worker.repository.gguf.model import GgufModel
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.validation import ModelFiles, context_length, eos_ids
+
+MOST_TOKENIZER_BYTES = 256 << 20
+"""Published ones have some 35 MB at most."""
 
 
 def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
@@ -34,6 +38,23 @@ def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:
         images=part.input if (part := part_of(files.config)) is not None else None,
         pooling=_pooling(files.config),
     )
+
+
+def check_tokenizer(files: ModelFiles) -> None:
+    """Raise ModelFilesError for a tokenizer.json that no API process would use. The tokenizer of a GGUF file is made of
+    known parts."""
+    if files.tokenizer is None:
+        return
+    size = files.tokenizer.stat().st_size
+    if size > MOST_TOKENIZER_BYTES:
+        reason = f"it has {size} bytes; at most {MOST_TOKENIZER_BYTES} are read"
+    else:
+        reason = judge(files.tokenizer.read_bytes()).decoding
+    if reason:
+        raise ModelFilesError(
+            f"{files.tokenizer} can't be used to decode answers: {reason}. Put the published tokenizer there "
+            "(`tokenizer.save_pretrained(folder)`), or load another model."
+        )
 
 
 def _pooling(config: dict[str, Any]) -> PoolingAssets | None:

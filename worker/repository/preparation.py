@@ -21,7 +21,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
-from worker.repository import source, validation
+from worker.repository import assets, source, validation
 from worker.repository.download import Download
 from worker.repository.downloaded import Downloaded, Tell
 from worker.repository.gguf import gate
@@ -54,6 +54,7 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     tensors.check(files.config, files.weights, spec.tp, assignment.devices)
     tower_tensors.check(files.config, files.weights)
     validation.check_devices(files.config, assignment.devices)
+    assets.check_tokenizer(files)
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)
     return place

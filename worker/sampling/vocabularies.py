@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from control.errors import ModelFilesError
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.text.grammar import tokenizer_of
@@ -49,7 +50,7 @@ def keep_prepared(names: set[str]) -> None:
 
 def vocabulary_of(assets: ModelAssets) -> Vocabulary:
     """The one that was prepared, if it was of the same assets; else a new one, whose form for grammars is made in a
-    thread."""
+    thread. Raises ModelFilesError."""
     if _prepared:
         digest = _digest(assets)
         for made_of, vocabulary in _prepared.values():
@@ -68,7 +69,13 @@ def _digest(assets: ModelAssets) -> bytes:
 
 
 def _decode_of(assets: ModelAssets) -> Decode:
-    tokenizer = Tokenizer.from_str(decoding_only(assets.tokenizer_json))
+    try:
+        tokenizer = Tokenizer.from_str(decoding_only(assets.tokenizer_json))
+    except Exception as error:  # the library raises no kind of its own
+        raise ModelFilesError(
+            f"No tokenizer can be made of tokenizer.json: {error}. Put the published one there "
+            "(`tokenizer.save_pretrained(folder)`), or load another model."
+        ) from error
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control.errors import ModelFilesError
+from control.errors import ModelFilesAway, ModelFilesError
+from control.messages import Assignment, ModelSpec
+from ops.demo import MODEL_DIR
+from worker.repository import assets, preparation
 from worker.repository.assets import read_assets
 from worker.repository.files import ModelFiles
 
@@ -47,3 +51,31 @@ def test_an_api_gets_the_tokenizer_itself(tmp_path: Path) -> None:
     assert json.loads(read_assets(files(tmp_path), None).tokenizer_json) == {"version": "1.0"}
     with pytest.raises(ModelFilesError, match="no tokenizer"):
         read_assets(files(tmp_path, tokenizer=None), None)
+
+
+GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 60}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (json.dumps({"decoder": GROWING}), "decoder makes up to 60 characters of one"),
+        ('{"model": [', "it can't be read"),
+        ("\udc80", "it can't be read"),
+        (" " * 200, "it has 200 bytes; at most 100 are read"),
+    ],
+)
+def test_a_tokenizer_that_no_api_would_use_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    """By the agent's validation, with file, step and remedy; another try would not help. The control: as published."""
+    shutil.copytree(MODEL_DIR, folder := tmp_path / "model")
+    spec = ModelSpec(name="m", source=str(folder), devices=["cpu"])
+    assignment = Assignment(spec=spec, replica="r0", devices=["cpu"], ranks=[0])
+    assert preparation.check(assignment) == folder
+    (folder / "tokenizer.json").write_text(text, errors="surrogateescape")
+    if len(text) == 200:
+        monkeypatch.setattr(assets, "MOST_TOKENIZER_BYTES", 100)
+    with pytest.raises(ModelFilesError, match=f"tokenizer.json can't be used to decode answers: .*{says}") as caught:
+        preparation.check(assignment)
+    assert "save_pretrained" in str(caught.value) and not isinstance(caught.value, ModelFilesAway)

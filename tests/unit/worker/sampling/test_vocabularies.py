@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
+from control.errors import ModelFilesError
 from tests.byte_model import byte_assets
 from worker.sampling.vocabularies import keep_prepared, prepare, vocabulary_of
 
@@ -49,3 +50,12 @@ def test_models_that_are_not_in_use_any_more_are_released() -> None:
     keep_prepared({"new", "never seen"})
     assert vocabulary_of(other) is vocabulary_of(other)
     assert vocabulary_of(ASSETS) is not vocabulary_of(ASSETS)
+
+
+@pytest.mark.parametrize("text", ['"type":"Strange"', '"type":"WordPiece"'])
+def test_what_is_no_tokenizer_is_an_error_of_the_files(text: str) -> None:
+    """A rank that raises it is not started again."""
+    broken = ASSETS.tokenizer_json.replace('"type":"BPE"', text)
+    assert broken != ASSETS.tokenizer_json
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json: .*save_pretrained"):
+        vocabulary_of(msgspec.structs.replace(ASSETS, tokenizer_json=broken))
