@@ -39,7 +39,6 @@ class Server(uvicorn.Server):
             limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,
             draining=lambda: process.draining,
-            connected=process.admission.turns.connected,
             host=settings.host,
             port=settings.port,
             loop="uvloop",

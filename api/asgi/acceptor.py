@@ -2,7 +2,8 @@
 
 uvloop accepts one connection an iteration, so that a new one waits for as many iterations as connections came before
 it. Clients that connect and leave fill the kernel's queue, which then drops the first packets of others: these come
-again after a second. Here a connection whose client left while it waited is closed before anything is made for it.
+again after a second. Here a connection whose client left while it waited is closed before anything is made for it, and
+the addresses from which connections come take turns.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import structlog
@@ -34,7 +35,10 @@ class Acceptor:
         """`listening` must not block; it is closed by `close`."""
         self._listening, self._protocol_factory = listening, protocol_factory
         self._loop = asyncio.get_running_loop()
-        self._accepted = deque[socket.socket]()
+        self._accepted = OrderedDict[str, deque[socket.socket]]()
+        """By the client's address; the address whose turn is next is the first."""
+        self._waiting = 0
+        """Connections in these queues."""
         self._making = set[asyncio.Task[object]]()
         self._closed = False
         self._loop.add_reader(listening, self._accept)
@@ -59,19 +63,29 @@ class Acceptor:
         """As of an asyncio server."""
 
     def _accept(self) -> None:
-        if not self._accepted:
+        if not self._waiting:
             self._loop.call_soon(self._hand_over)
-        while len(self._accepted) < _MOST_WAITING:
+        while self._waiting < _MOST_WAITING:
             try:
-                connection, _ = self._listening.accept()
+                connection, peer = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 log.error("connections can't be accepted", action="accept", error=str(error))
                 self._pause(_AGAIN_S)
                 return
-            self._accepted.append(connection)
+            self._accepted.setdefault(address_of(peer), deque()).append(connection)
+            self._waiting += 1
         self._pause(0.0)
+
+    def _next(self) -> socket.socket:
+        """The oldest connection of the address whose turn it is."""
+        address, connections = self._accepted.popitem(last=False)
+        connection = connections.popleft()
+        if connections:
+            self._accepted[address] = connections
+        self._waiting -= 1
+        return connection
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listening)
@@ -80,15 +94,15 @@ class Acceptor:
     def _resume(self) -> None:
         if self._closed:
             return
-        if len(self._accepted) < _MOST_WAITING:
+        if self._waiting < _MOST_WAITING:
             self._loop.add_reader(self._listening, self._accept)
         else:
             self._loop.call_soon(self._resume)
 
     def _hand_over(self) -> None:
         places = _AT_ONCE
-        while self._accepted and places:
-            connection = self._accepted.popleft()
+        while self._waiting and places:
+            connection = self._next()
             if client_left(connection):
                 connection.close()
                 continue
@@ -96,7 +110,7 @@ class Acceptor:
             task = self._loop.create_task(self._make(connection))
             self._making.add(task)
             task.add_done_callback(self._making.discard)
-        if self._accepted:
+        if self._waiting:
             self._loop.call_soon(self._hand_over)
 
     async def _make(self, connection: socket.socket) -> None:
@@ -107,3 +121,8 @@ class Acceptor:
             await self._loop.connect_accepted_socket(self._protocol_factory, connection)
         except OSError:
             connection.close()  # the client left in this moment
+
+
+def address_of(peer: object) -> str:
+    """The client's address of a TCP connection; "" for a Unix socket."""
+    return str(peer[0]) if isinstance(peer, tuple) else ""

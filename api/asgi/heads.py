@@ -34,13 +34,10 @@ class ServerConfig(uvicorn.Config):
         http: type[asyncio.Protocol],
         limits: ConnectionLimits | None = None,
         draining: Callable[[], bool] = lambda: False,
-        connected: Callable[[], object] = lambda: None,
         **options: Any,
     ) -> None:
         super().__init__(app, http=http, ws="none", **options)
         self.reader_timeout, self.draining = reader_timeout, draining
-        self.connected = connected
-        """Called for each new connection."""
         self.limits = limits or ConnectionLimits()
         self.waiting = Waiting(self.limits)
         self.unread = UnreadBodies(self.limits.unread_bytes)
@@ -84,7 +81,6 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.config.connected()
         self.config.waiting.enter(self)
         self._await_head()
         if not self.config.waiting.make_room(len(self.connections), self):

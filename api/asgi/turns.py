@@ -13,11 +13,6 @@ from dataclasses import dataclass, field
 _RECENT = 0.25
 """Weight of the newest turn in a tenant's mean cost."""
 
-_CONNECTIONS_FIRST = 4
-"""Iterations of the event loop in which new connections go before the next turn; each takes some 0.1 ms."""
-_QUIET = 2
-"""Iterations without a new connection after which none waits to be accepted, and the last one's request was read."""
-
 current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 """The tenant for which the running task works, where the task does not hand it on itself."""
 
@@ -102,8 +97,6 @@ class Turns:
         self._running = 0
         self.waiting = 0
         """Turns that wait."""
-        self._connected = False
-        """True if a connection was made since it was last looked at."""
         self._floor = 0.0
         """Use of the tenant that was served last, when its turn began."""
         self._tenants: dict[str, _Tenant] = {}
@@ -178,23 +171,9 @@ class Turns:
         self._running += 1
         return state.mean
 
-    def connected(self) -> None:
-        """Called for each new connection: as long as they come, they go before the next turn."""
-        self._connected = True
-
-    def ended_soon(self, state: _Tenant, iterations: int = _CONNECTIONS_FIRST, quiet: int = _QUIET) -> None:
-        """Called by `Turn`: as `ended`, after `quiet` iterations of the event loop without a new connection.
-
-        uvloop accepts one connection an iteration. With a turn in each, a connection would wait for as many turns as
-        connections came before it.
-        """
-        if self._connected:
-            self._connected = False
-            quiet = _QUIET
-        if quiet and iterations:
-            asyncio.get_running_loop().call_soon(self.ended_soon, state, iterations - 1, quiet - 1)
-        else:
-            self.ended(state)
+    def ended_soon(self, state: _Tenant) -> None:
+        """Called by `Turn`: as `ended`, in the next iteration of the event loop."""
+        asyncio.get_running_loop().call_soon(self.ended, state)
 
     def ended(self, state: _Tenant) -> None:
         """Called by `Turn`: grant the place to the tenant that has used least."""

@@ -40,6 +40,24 @@ module._template = lambda name, source, trusted: module.PlainTemplate(source)
 """,
         ("model-files: gap between tokens, maximum", "model-files: /health, maximum"),
     ),
+    "no-hesitation": Sabotage(
+        "requests of a tenant whose clients leave at once are begun at once",
+        "api.asgi.departures",
+        """
+assert module.Departures.hesitation
+module.Departures.hesitation = lambda departures, tenant: 0.0
+""",
+        ("cut-8: steps for clients that had gone",),
+    ),
+    "no-addresses": Sabotage(
+        "connections of all addresses wait in one line",
+        "api.asgi.acceptor",
+        """
+assert module.address_of
+module.address_of = lambda peer: ""
+""",
+        ("burst-3200: /health, maximum",),
+    ),
     "no-shared-look": Sabotage(
         "each waiting request is looked at by itself, twice a second",
         "api.follow.queued",

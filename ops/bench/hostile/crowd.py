@@ -12,6 +12,7 @@ import resource
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ import msgspec
 from control.process import die_with_parent
 from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, dial
 
+SOURCE = "127.0.0.2" if sys.platform == "linux" else ""
+"""The crowd's own address: Linux has all of 127.0.0.0/8."""
 CUT_AFTER_S = 0.005
 BURST_PAUSE_S = 0.5
 """Between the last answer of a burst and the next burst."""
@@ -87,7 +90,7 @@ class Crowd:
                 self.deeds.cut_at[number] = time.monotonic()
             while len(opened) < self._connections:
                 number = next(self._numbers)
-                connection = dial(self._address)
+                connection = dial(self._address, SOURCE)
                 with suppress(BlockingIOError):  # the accept queue is full: it is cut before it has sent anything
                     connection.sendall(self._request(number, BURST_TOKENS, stream=True))
                     self.deeds.sent += 1
@@ -99,7 +102,7 @@ class Crowd:
     def burst(self) -> None:
         """Send a stream on every connection at once; when all are answered, again, on new connections."""
         while not self._stopped():
-            clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+            clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
             for client in clients:
                 self._send(client, BURST_TOKENS, stream=True)
             self.deeds.bursts += 1
@@ -117,7 +120,7 @@ class Crowd:
 
     def loop(self) -> None:
         """Send a small chat on every connection, and the next one as soon as it has an answer, whatever that is."""
-        clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+        clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
         for client in clients:
             self._send(client, LOOP_TOKENS, stream=False)
         while not self._stopped():
@@ -129,7 +132,7 @@ class Crowd:
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have a stream wait on every connection; `begin` is called once each has its response headers."""
-        clients = [Exchange(self._selector, self._address) for _ in range(self._connections)]
+        clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
         due = deque((0.0, client) for client in clients)
         pending, waiting = set[Exchange](), set[Exchange]()
         began, until = 0.0, time.monotonic() + WAIT_WITHIN_S

@@ -35,11 +35,13 @@ def get(address: Address, path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: {address[0]}:{address[1]}\r\n\r\n".encode()
 
 
-def dial(address: Address) -> socket.socket:
-    """A connection that may still be under way: a full accept queue delays nobody else."""
+def dial(address: Address, source: str = "") -> socket.socket:
+    """A connection that may still be under way: a full accept queue delays nobody else. `source`: its own address."""
     connection = socket.socket()
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if source:
+        connection.bind((source, 0))
     connection.connect_ex(address)
     return connection
 
@@ -75,8 +77,8 @@ class Exchange:
     The connection is gone, and `connected` False, where the server has ended it: then no answer comes.
     """
 
-    def __init__(self, selector: selectors.BaseSelector, address: Address) -> None:
-        self._selector, self._address = selector, address
+    def __init__(self, selector: selectors.BaseSelector, address: Address, source: str = "") -> None:
+        self._selector, self._address, self._source = selector, address, source
         self._socket: socket.socket | None = None
         self._awaits = selectors.EVENT_READ
         self._request = b""
@@ -90,7 +92,7 @@ class Exchange:
         """Begin a request, on a new connection where there is none. Raises OSError without a free local port."""
         self.answer, self._request = Answer(), request
         if self._socket is None:
-            self._socket = dial(self._address)
+            self._socket = dial(self._address, self._source)
             self._awaits = selectors.EVENT_READ
             self._selector.register(self._socket, self._awaits, self)
         self._transmit()

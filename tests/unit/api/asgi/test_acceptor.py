@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -119,3 +120,26 @@ async def test_a_server_is_replaced_without_losing_a_connection() -> None:
     taking.close()
     with pytest.raises(ConnectionError):
         socket.create_connection(address, timeout=10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has one loopback address")
+async def test_addresses_take_turns(listening: socket.socket) -> None:
+    """A burst from one address is not in front of the connection of another one that comes after it."""
+    burst: list[socket.socket] = []
+    for _ in range(100):
+        burst.append(socket.create_connection(listening.getsockname(), timeout=10, source_address=("127.0.0.2", 0)))
+    other = connect(listening)
+    made: list[Recorder] = []
+    taking = Acceptor(listening.dup(), lambda: Recorder(made))
+    other.setblocking(False)
+    other.send(b"hello")
+    assert await asyncio.get_running_loop().sock_recv(other, 100) == b"answer to hello"
+    addresses = [one.transport.get_extra_info("peername")[0] for one in made]
+    assert addresses.index("127.0.0.1") == 1
+    for client in (*burst, other):
+        client.close()
+    while len(made) < 101:
+        await asyncio.sleep(0)
+    for one in made:
+        await one.closed.wait()
+    taking.close()
