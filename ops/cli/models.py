@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from control.errors import ModelUnavailable, SettingsError
+from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
@@ -18,7 +18,7 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
 from ops.cli.options import model_options
-from ops.cli.progress import Waiting, stage_of
+from ops.cli.progress import Stage, Waiting, stage_of
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
 
@@ -128,13 +128,23 @@ def scale(name: str, replicas: int, wait: bool, timeout: float | None, redis_url
 
 def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -> None:
     """Print the progress until all is as desired. Raises ModelUnavailable if the new revision can't be served, or is
-    not within `timeout` seconds. Without a worker, that is said after NO_WORKER_S."""
+    not within `timeout` seconds; RedisUnavailable if Redis doesn't answer then. Without a worker, that is said after
+    NO_WORKER_S."""
     last = ""
     began = worker_seen = time.monotonic()
     said = False
     with Waiting() as waiting:
         while True:
-            overview = health.overview(client, name)
+            now = time.monotonic()
+            try:
+                overview, hosts = health.overview(client, name), farm.living_hosts(client)
+            except RedisUnavailable as error:
+                if timeout is not None and now - began > timeout:
+                    raise
+                waiting.show(Stage(str(error)))
+                worker_seen = now  # nothing is known of workers meanwhile
+                time.sleep(TICK_S)
+                continue
             line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
             leaving = len(overview.replicas) - overview.wanted
             line += f", {leaving} to go" if leaving > 0 else ""
@@ -146,8 +156,7 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
             for replica in overview.replicas:
                 if replica.state == "failed" and replica.revision == overview.revision:
                     raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
-            now = time.monotonic()
-            if farm.living_hosts(client):
+            if hosts:
                 worker_seen, said = now, False
             elif now - worker_seen > NO_WORKER_S and not said:
                 waiting.print(f"{name}: {NO_WORKER}")
