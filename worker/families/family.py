@@ -1,7 +1,7 @@
 """The record of a model type. `registry.py` finds the records of all types.
 
 A layer is: attention or a recurrent layer, then a feed-forward network or a mixture of them, each added to its input
-and with an RMS norm before or after it. Rotary embeddings turn a head's first numbers. A layer has the projections that
+and with a norm before or after it. Rotary embeddings turn a head's first numbers. A layer has the projections that
 the roles of its type name. Where torch computes a type, its modelling code is transformers', and the record has
 what loading and sharding need.
 """
@@ -29,6 +29,8 @@ Fields = Mapping[str, Any]
 Norms = tuple[str | None, str | None, str | None, str | None]
 """The names of the norms before and after attention, and before and after the feed-forward network."""
 
+BEFORE_BOTH: Norms = ("input_layernorm", None, None, None)
+"""One norm, of the input that attention and feed-forward network share."""
 ONLY_BEFORE: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
 ONLY_AFTER: Norms = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 AROUND: Norms = (
@@ -38,8 +40,11 @@ AROUND: Norms = (
     "post_feedforward_layernorm",
 )
 
-HeadNorms = Literal["each_head", "each_turned_head", "all_heads"]
-"""Norms of queries and keys: over a head before or after it is turned by its position, or over all heads at once."""
+HeadNorms = Literal["each_head", "each_own_head", "each_turned_head", "all_heads"]
+"""Norms of queries and keys: over a head before it is turned by its position, with weights that all heads share or each
+with its own, or after that; or over all heads at once."""
+
+NormKind = Literal["rms", "layer", "layer_with_bias"]
 
 BATCHABLE_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings that are served. `dynamic` and `longrope` depend on the batch's longest sequence: one user's length
@@ -117,17 +122,27 @@ class Family:
     among them has no effect. Without any, torch computes the type."""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of fields in config.json, by the field."""
+    own_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Values of fields that transformers' class has in its code, where config.json omits them."""
     first_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     """As `aliases`, of names that go before the field where files have both."""
 
     norms: Norms = ONLY_BEFORE
+    norm_kind: NormKind = "rms"
+    parallel: bool = False
+    """True if the feed-forward network has the input of attention, and the outputs of both are added to the hidden
+    states."""
     norm_offset: bool = False
     """True if one is added to the weights of norms."""
     head_norms: HeadNorms | None = None
+    head_norm_switch: str | None = None
+    """The field that says if a model of the type has `head_norms`; None where all have."""
     activations: Mapping[str, str] = field(
         default_factory=lambda: {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh"}
     )
     """The functions that the feed-forward networks may have, by their names in config.json."""
+    biased: bool = False
+    """True if all linear layers have a bias, that of the vocabulary too."""
     query_key_value_bias: bool = False
     """True if these projections always have a bias. A field may give them one where this is False."""
     output_bias: bool = True
@@ -146,6 +161,8 @@ class Family:
     """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""
     rotates: Callable[[Fields, int, str], bool] = lambda fields, layer, kind: True
     """True if a layer of a kind rotates its queries and keys."""
+    queries_grow: bool = False
+    """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
     rope_neighbours: bool = False
     """True if rotary pairs are neighbours, and not half a head apart."""
     rotates_apart: bool = False
@@ -180,12 +197,13 @@ class Family:
     def defaults(self) -> Fields:
         """The values of transformers' class where config.json omits a field. Raises KeyError before `make pages` has
         written those of a new type."""
-        return DEFAULTS[self.model_type]
+        return {**DEFAULTS[self.model_type], **self.own_defaults}
 
     @property
     def default_names(self) -> tuple[str, ...]:
-        """The fields that `defaults` has."""
-        return ("num_key_value_heads", *(("rope_parameters", *self.fields) if self.is_native else ()))
+        """The fields whose defaults are those of transformers' class."""
+        fields = (name for name in self.fields if name not in self.own_defaults)
+        return ("num_key_value_heads", *(("rope_parameters", *fields) if self.is_native else ()))
 
     @property
     def is_native(self) -> bool:
@@ -196,6 +214,12 @@ class Family:
     def kv_heads(self) -> int | None:
         """Key-value heads where config.json says nothing; None: as many as query heads."""
         return self.defaults["num_key_value_heads"]
+
+    @property
+    def is_gated(self) -> bool:
+        """True if the feed-forward network has two projections, of which one is the gate of the other."""
+        roles = self.natively_named().roles
+        return "mlp.up_proj" not in roles or "mlp.gate_proj" in roles
 
     @property
     def head_norm_names(self) -> tuple[str, str]:

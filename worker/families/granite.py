@@ -1,5 +1,5 @@
 from worker.families.family import Experts, Family
-from worker.families.parts import ATTENTION, DENSE
+from worker.families.parts import ATTENTION, DENSE, WITH_BIASES
 from worker.formats.mamba import mamba_of
 from worker.formats.roles import Roles
 
@@ -19,7 +19,14 @@ _FEED_FORWARD: Roles = {
 }
 
 FAMILIES = [
-    Family("granite", DENSE),
+    Family(
+        "granite",
+        DENSE,
+        (
+            *WITH_BIASES,
+            *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+        ),
+    ),
     Family(
         "granitemoehybrid",
         {**ATTENTION, **_MAMBA, **_FEED_FORWARD},

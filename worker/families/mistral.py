@@ -3,7 +3,7 @@ from worker.families.parts import ATTENTION, DENSE, EXPERTS, GATED, IN_BLOCK_SPA
 
 FAMILIES = [
     Family("ministral", DENSE, (*GATED, *WINDOWS)),
-    Family("ministral3", DENSE),
+    Family("ministral3", DENSE, (*GATED, "sliding_window"), queries_grow=True),
     Family("mistral", DENSE, (*GATED, "sliding_window")),
     Family(
         "mixtral",

@@ -1,8 +1,30 @@
-from worker.families.family import Family
+from worker.families.family import BEFORE_BOTH, Family
 from worker.families.parts import GATED, PACKED_FEED_FORWARD, QUERY_KEY_VALUE
 
 FAMILIES = [
-    Family("phi", {**QUERY_KEY_VALUE, "self_attn.dense": "rowwise", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}),
+    Family(
+        "phi",
+        {**QUERY_KEY_VALUE, "self_attn.dense": "rowwise", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"},
+        (
+            *("layer_norm_eps", "tie_word_embeddings", "head_dim", "intermediate_size", "hidden_act"),
+            "qk_layernorm",
+        ),
+        norms=BEFORE_BOTH,
+        norm_kind="layer_with_bias",
+        parallel=True,
+        head_norms="each_head",
+        head_norm_switch="qk_layernorm",
+        activations={"gelu_new": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "silu": "silu"},
+        biased=True,
+        native_names=(
+            (".mlp.up_proj", ".mlp.fc1"),
+            (".mlp.down_proj", ".mlp.fc2"),
+            (".self_attn.o_proj", ".self_attn.dense"),
+            (".self_attn.q_norm", ".self_attn.q_layernorm"),
+            (".self_attn.k_norm", ".self_attn.k_layernorm"),
+            ("model.norm.", "model.final_layernorm."),
+        ),
+    ),
     Family(
         "phi3",
         {"self_attn.qkv_proj": "query_key_value", "self_attn.o_proj": "rowwise", **PACKED_FEED_FORWARD},

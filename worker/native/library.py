@@ -65,15 +65,22 @@ class Linear(ctypes.Structure):
 
 
 class Gate(ctypes.Structure):
-    _fields_ = [("activation", c_int32), ("slope", c_float), ("limit", c_float)]
+    _fields_ = [("activation", c_int32), ("slope", c_float), ("limit", c_float), ("alone", c_int32)]
 
 
 class Norm(ctypes.Structure):
-    _fields_ = [("weight", c_void_p), ("epsilon", c_float)]
+    _fields_ = [("weight", c_void_p), ("epsilon", c_float), ("centered", c_int32), ("bias", c_void_p)]
 
 
 class Rotary(ctypes.Structure):
-    _fields_ = [("frequencies", c_void_p), ("scale", c_float), ("dim", c_int64), ("neighbours", c_int32)]
+    _fields_ = [
+        ("frequencies", c_void_p),
+        ("scale", c_float),
+        ("dim", c_int64),
+        ("neighbours", c_int32),
+        ("growth", c_float),
+        ("period", c_float),
+    ]
 
 
 class Expert(ctypes.Structure):
@@ -119,6 +126,8 @@ class Layer(ctypes.Structure):
         ("query", Norm),
         ("key", Norm),
         ("head_norms", c_int32),
+        ("head_norm_step", c_int64),
+        ("parallel", c_int32),
         ("query_key_value", Linear),
         ("attention_out", Linear),
         ("gate_up", Linear),
@@ -150,6 +159,8 @@ class Model(ctypes.Structure):
         ("attention_scale", c_float),
         ("attention_cap", c_float),
         ("logit_cap", c_float),
+        ("residual_scale", c_float),
+        ("logit_scale", c_float),
         ("gate", Gate),
         ("last", Norm),
         ("head", Linear),

@@ -30,7 +30,18 @@ WHOLE = {
 }
 """Fields that are whole numbers, with the least value of each."""
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED}
-NUMBERS = ("rms_norm_eps", "norm_eps", "query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit")
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
+NUMBERS = (
+    *EPSILONS,
+    "query_pre_attn_scalar",
+    "swiglu_alpha",
+    "swiglu_limit",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "logit_scale",
+)
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 BY_LAYER = ("no_rope_layers", "mlp_only_layers")
 MAY_BE_NULL = {"head_dim", "sliding_window", *CAPS, *BY_LAYER}
@@ -52,13 +63,13 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     require(ranks == 1 or "width_norm" not in family.roles.values(), "its norms are over the heads of all ranks")
     require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
-    head_dim = fields["head_dim"] or hidden // heads
+    head_dim = fields.get("head_dim") or hidden // heads
     require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
     activation: Any = fields.get("hidden_activation", fields.get("hidden_act", "silu"))
     require(activation in family.activations, f"its activation is {activation}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(family, fields, layers)
-    all_biased = bool(fields.get("use_bias"))
+    all_biased = family.biased or bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
     return SimpleNamespace(
         model_type=kind,
@@ -70,12 +81,17 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
         activation=_ACTIVATIONS[family.activations[activation]],
-        rms_norm_eps=float(fields["norm_eps"] if "norm_eps" in fields else fields["rms_norm_eps"]),
+        rms_norm_eps=float(next(fields[name] for name in EPSILONS if name in fields)),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=fields.get("query_pre_attn_scalar", head_dim) ** -0.5,
+        scaling=fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
+        residual_scale=fields.get("residual_multiplier", 1.0),
+        logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
+        head_norms=family.head_norms if fields.get(family.head_norm_switch or "", True) else None,
+        head_bias=family.biased,
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
         logit_cap=fields.get("final_logit_softcapping") or 0.0,
         query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),

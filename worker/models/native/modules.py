@@ -35,7 +35,7 @@ class CausalModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = _Body(config, rotary_embeddings)
-        self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, False)
+        self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, config.head_bias)
 
     @property
     def family(self) -> Family:
@@ -70,8 +70,7 @@ class _Body(nn.Module):
     def __init__(self, config: SimpleNamespace, rotary_embeddings: dict[str, Rotary]) -> None:
         super().__init__()
         self.rotaries = rotary_embeddings
-        scaled = FAMILIES[config.model_type].scaled_embedding
-        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size, scaled)
+        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
         self.layers = nn.ModuleList(_Layer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = _norm(config, config.hidden_size)
 
@@ -106,10 +105,15 @@ class _Attention(nn.Module):
             self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
             self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
         self.o_proj = _linear(queries, hidden, config.output_bias)
-        if family.head_norms is not None:
-            widths = (queries, shared) if family.head_norms == "all_heads" else (width, width)
-            for name, normed in zip(family.head_norm_names, widths, strict=True):
-                setattr(self, name, _norm(config, normed))
+        if config.head_norms is not None:
+            shapes = {
+                "all_heads": ((queries,), (shared,)),
+                "each_own_head": ((config.num_attention_heads, width), (config.num_key_value_heads, width)),
+            }
+            for name, shape in zip(
+                family.head_norm_names, shapes.get(config.head_norms, ((width,), (width,))), strict=True
+            ):
+                setattr(self, name, _norm(config, *shape))
         if "self_attn.sinks" in roles:
             self.sinks = _parameter(config.num_attention_heads)
 
@@ -197,6 +201,16 @@ class _Weights(nn.Module):
             self.bias = _parameter(shape[0])
 
 
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / sqrt(variance(x) + ε) · weight + bias over the last dimension. The bias may be None."""
+
+    def __init__(self, shape: tuple[int, ...], eps: float, bias: bool) -> None:
+        super().__init__()
+        self.weight = _parameter(*shape)
+        self.register_parameter("bias", _parameter(*shape) if bias else None)
+        self.eps = eps
+
+
 class ScaledEmbedding(nn.Embedding):
     """ids (…) → rows (…, hidden), multiplied by `embed_scale`, which is transformers' name."""
 
@@ -206,8 +220,11 @@ class ScaledEmbedding(nn.Embedding):
         return super().forward(input) * self.embed_scale
 
 
-def _norm(config: SimpleNamespace, width: int) -> FusedRMSNorm:
-    return FusedRMSNorm(torch.empty(width, device=META), config.rms_norm_eps)
+def _norm(config: SimpleNamespace, *shape: int) -> nn.Module:
+    kind = FAMILIES[config.model_type].norm_kind
+    if kind == "rms":
+        return FusedRMSNorm(torch.empty(shape, device=META), config.rms_norm_eps)
+    return LayerNorm(shape, config.rms_norm_eps, bias=kind == "layer_with_bias")
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -224,10 +241,10 @@ def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     return linear
 
 
-def _embedding(rows: int, width: int, scaled: bool) -> nn.Embedding:
+def _embedding(rows: int, width: int, scale: float | None) -> nn.Embedding:
     """An embedding without its initialisation, as above."""
-    kind = ScaledEmbedding if scaled else nn.Embedding
+    kind = nn.Embedding if scale is None else ScaledEmbedding
     embedding = kind(rows, width, _weight=torch.empty(rows, width, device=META), _freeze=True)
     if isinstance(embedding, ScaledEmbedding):
-        embedding.embed_scale = torch.tensor(width**0.5)
+        embedding.embed_scale = torch.tensor(scale)
     return embedding

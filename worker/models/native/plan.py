@@ -16,7 +16,7 @@ from worker.layers.norms import FusedRMSNorm
 from worker.layers.parallel import RowParallelLinear, VocabParallelHead
 from worker.models.native.deltas import Deltas
 from worker.models.native.mixtures import Mixtures
-from worker.models.native.modules import CausalModel
+from worker.models.native.modules import CausalModel, LayerNorm
 from worker.models.native.rotary import Rotary
 from worker.models.native.unsupported import NotNative, require
 from worker.native import library
@@ -33,7 +33,13 @@ from worker.native.library import (
     Norm,
 )
 
-_HEAD_NORMS = {None: EACH_HEAD, "each_head": EACH_HEAD, "each_turned_head": EACH_TURNED_HEAD, "all_heads": ALL_HEADS}
+_HEAD_NORMS = {
+    None: EACH_HEAD,
+    "each_head": EACH_HEAD,
+    "each_own_head": EACH_HEAD,
+    "each_turned_head": EACH_TURNED_HEAD,
+    "all_heads": ALL_HEADS,
+}
 
 
 class Plan:
@@ -66,7 +72,6 @@ class Plan:
                 layers[-1].cache, layers[-1].rotary = place, rotaries.index(kind) if rotated else -1
         self._layers, self._mixtures, self._deltas = (Layer * len(layers))(*layers), mixtures, deltas
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
-        clamp: tuple[float, float] | None = getattr(config, "clamp", None)
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
@@ -84,7 +89,9 @@ class Plan:
             attention_scale=config.scaling,
             attention_cap=config.attention_cap,
             logit_cap=config.logit_cap,
-            gate=Gate(CLAMPED_SWIGLU, *clamp) if clamp is not None else Gate(config.activation),
+            residual_scale=config.residual_scale,
+            logit_scale=config.logit_scale,
+            gate=_gate(config, family),
             last=_norm(body.norm),
             head=self.head.struct,
         )
@@ -98,7 +105,9 @@ class Rotaries:
         self.frequencies = [one.inv_freq.float().contiguous() for one in by_kind.values()]
         self.structs = (library.Rotary * len(by_kind))(
             *(
-                library.Rotary(numbers.data_ptr(), one.attention_scaling, 2 * numbers.numel(), int(neighbours))
+                library.Rotary(
+                    numbers.data_ptr(), one.attention_scaling, 2 * numbers.numel(), int(neighbours), *one.growth
+                )
                 for one, numbers in zip(by_kind.values(), self.frequencies, strict=True)
             )
         )
@@ -123,13 +132,23 @@ def _layer(layer: Any, family: Family, mixture: int, biases: list[Tensor]) -> La
         down=_summed(feed_forward.down_proj, biases) if mixture < 0 else Linear(),
         mixture=mixture,
         delta=-1,
+        parallel=int(family.parallel),
     )
+
+
+def _gate(config: Any, family: Family) -> Gate:
+    clamp: tuple[float, float] | None = getattr(config, "clamp", None)
+    if clamp is not None:
+        return Gate(CLAMPED_SWIGLU, *clamp)
+    return Gate(config.activation, alone=int(not family.is_gated))
 
 
 def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, biases: list[Tensor]) -> None:
     sinks = getattr(attention, "sinks", None)
-    to.query, to.key = (_norm(getattr(attention, name, None)) for name in family.head_norm_names)
+    query, key = (getattr(attention, name, None) for name in family.head_norm_names)
+    to.query, to.key = _norm(query), _norm(key)
     to.head_norms = _HEAD_NORMS[family.head_norms]
+    to.head_norm_step = query.weight.shape[-1] if query is not None and family.head_norms == "each_own_head" else 0
     to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
     to.attention_out = _summed(attention.o_proj, biases)
     to.sinks = None if sinks is None else sinks.data_ptr()
@@ -139,6 +158,9 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
 def _norm(norm: nn.Module | None) -> Norm:
     if norm is None:
         return Norm(None, 0.0)
+    if isinstance(norm, LayerNorm):
+        bias = None if norm.bias is None else norm.bias.data_ptr()
+        return Norm(norm.weight.data_ptr(), norm.eps, centered=1, bias=bias)
     if not isinstance(norm, FusedRMSNorm) or norm.weight is None:
         raise NotNative(f"its {type(norm).__name__} is torch's")
     return Norm(norm.weight.data_ptr(), norm.eps)

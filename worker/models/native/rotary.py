@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ class Rotary:
 
     inv_freq: Tensor
     attention_scaling: float
+    growth: tuple[float, float] = (0.0, 1.0)
+    """(β, period): a query is multiplied by 1 + β · log(1 + ⌊position / period⌋)."""
 
 
 def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Iterable[str]) -> dict[str, Rotary]:
@@ -43,7 +45,11 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Itera
         own = config.get("original_max_position_embeddings")
         if own is not None:
             parameters["original_max_position_embeddings"] = own
-        return {"": _rotary(config, partial, parameters, head_dim)}
+        whole = _rotary(config, partial, parameters, head_dim)
+        if family.queries_grow and (beta := parameters.get("llama_4_scaling_beta")):
+            read = _Parameters(parameters, config["max_position_embeddings"])
+            whole = replace(whole, growth=(beta, read.number("original_max_position_embeddings")))
+        return {"": whole}
     found = dict[str, Rotary]()
     for kind, name in family.rope_by_kind.items():
         if kind in kinds:

@@ -33,14 +33,15 @@ enum Kind : int32_t {
 #endif
 constexpr bool included(Kind kind) { return FURROW_KINDS >> kind & 1; }
 
-// Of the gate of a feed-forward network.
+// Of a feed-forward network.
 enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED };
 
-// The product of gate and up: activation(gate) · up. CLAMPED_SWIGLU, of gpt_oss, is g / (1 + e^(-slope · g)) · (u + 1), with g at most
-// `limit` and u within ± limit. RELU_SQUARED has no gate: it is max(0, u)², of the only projection.
+// The product of gate and up: activation(gate) · up, or where there is but one projection, activation(up). CLAMPED_SWIGLU, of gpt_oss,
+// is g / (1 + e^(-slope · g)) · (u + 1), with g at most `limit` and u within ± limit. RELU_SQUARED is max(0, u)², of one projection.
 struct Gate {
   Activation activation;
   float slope, limit;  // of CLAMPED_SWIGLU
+  int32_t alone;       // 1: there is but one projection
 };
 
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
@@ -65,9 +66,12 @@ struct Linear {
   int32_t count;
 };
 
+// An RMS norm, or where `centered`, a layer norm: the mean is subtracted before.
 struct Norm {
   const float* weight;  // null: none
   float epsilon;
+  int32_t centered;
+  const float* bias;  // of a layer norm; null: none
 };
 
 // Rotary embeddings of one kind of layer: frequencies of pairs that lie half of the turned part apart.
@@ -76,6 +80,8 @@ struct Rotary {
   float scale;               // of sines and cosines
   int64_t dim;               // numbers of a head that are turned, from its first on
   int32_t neighbours;        // 1: the numbers of a pair lie next to each other instead
+  float growth;              // queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋); 0: they are not
+  float period;
 };
 
 // The numbers that a norm of queries or keys takes together: a head, a head that was turned already, or all heads.
@@ -122,6 +128,8 @@ struct Delta {
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
   HeadNorms head_norms;
+  int64_t head_norm_step;  // from the weights of a head's norm to those of the next head; 0: all heads share them
+  int32_t parallel;        // 1: the feed-forward network has the input of attention, and no norm of its own; the outputs of both are added
   Linear query_key_value, attention_out, gate_up, down;
   const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all
@@ -146,6 +154,8 @@ struct Model {
   int32_t output_gate;  // 1: behind the query of a head lies a gate of the head's output
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
+  float residual_scale;            // the output of a sublayer is multiplied by it before it is added
+  float logit_scale;
   Gate gate;
   Norm last;
   Linear head;

@@ -6,8 +6,31 @@
 
 namespace furrow {
 
-// x / √(mean(x²) + ε) · weight; `out` may be `x`.
+// (x - mean(x)) / √(variance(x) + ε) · weight + bias; `out` may be `x`.
+inline void normalize_centered(const Norm& norm, const float* x, int64_t count, float* out) {
+  Floats total = all(0.0f), squares = all(0.0f);
+  float rest = 0.0f;
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) total = total + load(x + at);
+  for (; at < count; ++at) rest += x[at];
+  const float mean = (sum(total) + rest) / static_cast<float>(count);
+  rest = 0.0f;
+  for (at = 0; at + LANES <= count; at += LANES) {
+    const Floats apart = load(x + at) - all(mean);
+    squares = fma(apart, apart, squares);
+  }
+  for (; at < count; ++at) rest += (x[at] - mean) * (x[at] - mean);
+  const float scale = 1.0f / std::sqrt((sum(squares) + rest) / static_cast<float>(count) + norm.epsilon);
+  for (at = 0; at + LANES <= count; at += LANES) {
+    const Floats bias = norm.bias ? load(norm.bias + at) : all(0.0f);
+    store(out + at, fma((load(x + at) - all(mean)) * all(scale), load(norm.weight + at), bias));
+  }
+  for (; at < count; ++at) out[at] = (x[at] - mean) * scale * norm.weight[at] + (norm.bias ? norm.bias[at] : 0.0f);
+}
+
+// x / √(mean(x²) + ε) · weight, or as above; `out` may be `x`.
 inline void normalize(const Norm& norm, const float* x, int64_t count, float* out) {
+  if (norm.centered) return normalize_centered(norm, x, count, out);
   Floats squares = all(0.0f);
   float rest = 0.0f;
   int64_t at = 0;
@@ -31,15 +54,15 @@ inline float slope(float x) {
   return KIND == SILU ? x : x * (0.0713548163f * x * x + 1.5957691216f);
 }
 
-// activation(gate) · up, from both side by side.
-template <Activation KIND>
+// activation(gate) · up, from both side by side; activation(up) where it is ALONE.
+template <Activation KIND, bool ALONE>
 inline void gate(const float* both, int64_t count, float* out) {
   int64_t at = 0;
   for (; at + LANES <= count; at += LANES) {
-    const Floats x = load(both + at);
-    store(out + at, x / (all(1.0f) + exponential(all(0.0f) - slope<KIND>(x))) * load(both + count + at));
+    const Floats x = load(both + at), active = x / (all(1.0f) + exponential(all(0.0f) - slope<KIND>(x)));
+    store(out + at, ALONE ? active : active * load(both + count + at));
   }
-  for (; at < count; ++at) out[at] = both[at] / (1.0f + std::exp(-slope<KIND>(both[at]))) * both[count + at];
+  for (; at < count; ++at) out[at] = both[at] / (1.0f + std::exp(-slope<KIND>(both[at]))) * (ALONE ? 1.0f : both[count + at]);
 }
 
 inline void clamped_swiglu(const Gate& by, const float* both, int64_t count, float* out) {
@@ -66,8 +89,9 @@ inline void square_positive(const float* x, int64_t count, float* out) {
 }
 
 inline void gate(const Gate& by, const float* both, int64_t count, float* out) {
-  if (by.activation == SILU) return gate<SILU>(both, count, out);
-  if (by.activation == GELU_TANH) return gate<GELU_TANH>(both, count, out);
+  if (by.activation == SILU) return by.alone ? gate<SILU, true>(both, count, out) : gate<SILU, false>(both, count, out);
+  if (by.activation == GELU_TANH)
+    return by.alone ? gate<GELU_TANH, true>(both, count, out) : gate<GELU_TANH, false>(both, count, out);
   if (by.activation == RELU_SQUARED) return square_positive(both, count, out);
   clamped_swiglu(by, both, count, out);
 }
@@ -87,6 +111,18 @@ void angles(const Rotary& rotary, const Position& position, float* out) {
     out[i] = std::cos(angle) * rotary.scale;
     out[half + i] = std::sin(angle) * rotary.scale;
   }
+}
+
+inline void multiply_all(float* values, int64_t count, float factor) {
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) store(values + at, load(values + at) * all(factor));
+  for (; at < count; ++at) values[at] *= factor;
+}
+
+// What a query at `position` is multiplied by.
+inline float grown(const Rotary& rotary, int64_t position) {
+  if (!rotary.growth) return 1.0f;
+  return 1.0f + rotary.growth * std::log(1.0f + std::floor(static_cast<float>(position) / rotary.period));
 }
 
 // Turns the pairs of a head's first `dim` numbers, which lie half of `dim` apart, by the position's angles.

@@ -21,9 +21,13 @@ class Scratch {
       held.floats = std::max(held.floats, held_floats(one));
     }
     int64_t inner = 0;
-    for (int64_t i = 0; i < model.depth; ++i)
+    bool parallel = false;
+    for (int64_t i = 0; i < model.depth; ++i) {
       if (model.layers[i].mixture < 0) inner = std::max(inner, model.layers[i].down.inputs);
+      parallel = parallel || model.layers[i].parallel;
+    }
     normed = take<float>(most * model.hidden);
+    sums = take<float>(parallel ? tokens * model.hidden : 0);
     projected = take<float>(tokens * width);
     rates = take<float>(tokens * rates_width);
     attended = take<float>(tokens * attended_width);
@@ -44,7 +48,7 @@ class Scratch {
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
   int64_t bytes() const { return used_; }
 
-  float *normed, *projected, *rates, *attended, *both, *gated, *turns;
+  float *normed, *sums, *projected, *rates, *attended, *both, *gated, *turns;
   Quantized quantized;
   MixtureRoom mixture{};
   Held held{};

@@ -47,10 +47,14 @@ class Step {
         recur(hand, layer.delta);
       else
         attend_all(hand, layer);
-      add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
-      if (failure_.load(std::memory_order_relaxed)) return;
-      normalize_all(hand, layer.before_feed_forward);
-      feed_forward(hand, layer);
+      if (layer.parallel) {
+        add_both(hand, layer);
+      } else {
+        add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
+        if (failure_.load(std::memory_order_relaxed)) return;
+        normalize_all(hand, layer.before_feed_forward);
+        feed_forward(hand, layer);
+      }
       if (failure_.load(std::memory_order_relaxed)) return;
       if (const int64_t depth = &layer - layers_.data(); depth < batch_.added_layers) add_marked(hand, depth);
     }
@@ -63,6 +67,10 @@ class Step {
       hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
         for (int64_t row = from; row < to; ++row)
           cap_all(batch_.logits + row * model_.head.outputs, model_.head.outputs, model_.logit_cap);
+      });
+    if (model_.logit_scale != 1.0f)
+      hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
+        multiply_all(batch_.logits + from * model_.head.outputs, (to - from) * model_.head.outputs, model_.logit_scale);
       });
   }
 
@@ -107,32 +115,47 @@ class Step {
     if (layer.mixture >= 0) {
       MixturePass(mixtures_[layer.mixture], model_.gate, scratch_.mixture, batch_.tokens, model_.hidden)
           .run(hand, scratch_.normed, scratch_.normed);
-      return add_sums(hand, layer.after_feed_forward);
+      return add_sums(hand, layer.after_feed_forward, scratch_.normed);
     }
+    multiply_gated(hand, layer);
+    add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
+  }
+
+  // The inner values of a feed-forward network without experts.
+  void multiply_gated(Hand& hand, const Layer& layer) {
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
     each_token(hand, [&](int64_t token) {
       gate(model_.gate, scratch_.both + token * layer.gate_up.outputs, inner, scratch_.gated + token * inner);
     });
-    add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
+  }
+
+  // Adds attention and feed-forward network, which both read `normed`, to the hidden rows.
+  void add_both(Hand& hand, const Layer& layer) {
+    const bool direct = !batch_.reduce && model_.residual_scale == 1.0f;
+    float* sums = direct ? batch_.hidden : scratch_.sums;
+    product(hand, layer.attention_out, scratch_.attended, batch_.tokens, sums, direct, scratch_.quantized);
+    multiply_gated(hand, layer);
+    product(hand, layer.down, scratch_.gated, batch_.tokens, sums, true, scratch_.quantized);
+    if (!direct) add_sums(hand, {}, sums);
   }
 
   // Adds a product, as `add_sums` does, to the hidden rows.
   void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm) {
-    if (!batch_.reduce && !norm.weight) return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
+    if (!batch_.reduce && !norm.weight && model_.residual_scale == 1.0f)
+      return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);
-    add_sums(hand, norm);
+    add_sums(hand, norm, scratch_.normed);
   }
 
-  // Adds the sum of the ranks' parts in `normed`, normed where `norm` is present, to the hidden rows.
-  void add_sums(Hand& hand, const Norm& norm) {
+  // Adds `sums`, which are the sum of the ranks' parts, normed where `norm` is present, to the hidden rows.
+  void add_sums(Hand& hand, const Norm& norm, float* sums) {
     if (batch_.reduce)
-      hand.each(1, 1, [&](int64_t, int64_t) {
-        failure_ = batch_.reduce(batch_.group, scratch_.normed, batch_.tokens * model_.hidden);
-      });
+      hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, sums, batch_.tokens * model_.hidden); });
     each_token(hand, [&](int64_t token) {
-      float* sum = scratch_.normed + token * model_.hidden;
+      float* sum = sums + token * model_.hidden;
       if (norm.weight) normalize(norm, sum, model_.hidden, sum);
+      if (model_.residual_scale != 1.0f) multiply_all(sum, model_.hidden, model_.residual_scale);
       for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
     });
   }
@@ -157,9 +180,11 @@ class Step {
       normalize(layer.query, row, model_.heads * dim, row);
       normalize(layer.key, first, model_.shared_heads * dim, first);
     }
+    const float growth = layer.rotary >= 0 ? grown(rotaries_[layer.rotary], batch_.positions[token]) : 1.0f;
     for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head) {
       const bool query = head < model_.heads;
-      turn_head(layer, query ? layer.query : layer.key, token, row);
+      turn_head(layer, query ? layer.query : layer.key, query ? head : head - model_.heads, token, row);
+      if (query && growth != 1.0f) multiply_all(row, dim, growth);
       if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
       row += query ? query_stride() : dim;
     }
@@ -167,9 +192,10 @@ class Step {
       std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
   }
 
-  // Norms a head of a query or key, and turns it.
-  void turn_head(const Layer& layer, const Norm& norm, int64_t token, float* head) const {
+  // Norms a head of a query or key, and turns it. `number`: of the head.
+  void turn_head(const Layer& layer, Norm norm, int64_t number, int64_t token, float* head) const {
     const int64_t dim = model_.head_dim;
+    norm.weight += number * layer.head_norm_step;
     if (norm.weight && layer.head_norms == EACH_HEAD) normalize(norm, head, dim, head);
     if (layer.rotary >= 0) {
       const Rotary& rotary = rotaries_[layer.rotary];

@@ -105,7 +105,7 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     return family != "exaone4" or changes.get("sliding_window", 0) is not None
 
 
-WITHOUT_LAYER_TYPES = {"mistral", "mixtral", "phi3"}
+WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "starcoder2"}
 """Types with one mask for all layers."""
 
 
@@ -118,7 +118,7 @@ def config_json(family: str, **changes: Any) -> dict[str, Any]:
 def test_omitted_fields_are_those_of_transformers(family: str) -> None:
     """A field that config.json omits has the value of transformers' class."""
     theirs = CONFIG_MAPPING[family]()
-    for name in FAMILIES[family].fields:
+    for name in set(FAMILIES[family].fields) - set(FAMILIES[family].own_defaults):
         value = FAMILIES[family].defaults[name]
         if name == "head_dim" and value is None:
             assert getattr(theirs, name, None) in (None, theirs.hidden_size // theirs.num_attention_heads)
@@ -145,11 +145,18 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert {ours.config.scaling} == {attention.scaling for attention in attentions}
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
-    norm = theirs.model.embedding_norm if family == "lfm2" else theirs.model.norm
+    norm = next(
+        getattr(theirs.model, name)
+        for name in ("norm", "embedding_norm", "final_layernorm")
+        if hasattr(theirs.model, name)
+    )
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
+    assert ours.config.residual_scale == getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
+    assert ours.config.logit_scale == getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
-    scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", None) for model in (ours, theirs)]
-    assert scales[0] is scales[1] is None or torch.equal(*scales)
+    scale = getattr(theirs.model, "embedding_multiplier", None)  # of granite, whose body multiplies
+    scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", scale) for model in (ours, theirs)]
+    assert scales[0] is scales[1] is None or float(scales[0]) == float(scales[1])
     plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
     layout = _cache_layout(ours.config, plan, torch.float32, torch.device("cpu"))
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
@@ -193,6 +200,8 @@ def window_of(model: Any, attention: Any) -> int | None:
 def rotates(attention: Any) -> bool:
     if hasattr(attention, "sliding_window_pattern"):  # exaone4
         return attention.sliding_window is None or attention.is_sliding
+    if attention.config.model_type == "cohere2":
+        return attention.sliding_window is not None
     return bool(getattr(attention, "use_rope", True))
 
 

@@ -47,7 +47,7 @@ class Forward {
     Values logits(count * VOCABULARY);
     std::vector<int64_t> positions(count), sampled(count);
     std::iota(positions.begin(), positions.end(), offset), std::iota(sampled.begin(), sampled.end(), 0);
-    const Rotary rotary{frequencies_.data(), 1.0f, dim_, 0};
+    const Rotary rotary{frequencies_.data(), 1.0f, dim_};
     Layer layer{};
     layer.before_attention = layer.before_feed_forward = {ones_.data(), EPSILON};
     layer.query = layer.key = {ones_.data(), EPSILON};
@@ -57,7 +57,7 @@ class Forward {
     Model model{};
     model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = heads_, model.shared_heads = shared_;
     model.head_dim = dim_, model.rotaries = &rotary, model.rotary_count = 1;
-    model.attention_scale = scale_, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
+    model.attention_scale = scale_, model.residual_scale = model.logit_scale = 1.0f, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
     const Span span{memory_.data(), shared_ * CAPACITY * dim_, 0, CAPACITY * dim_, 0, count, offset, nullptr};
     Batch batch{};
     batch.spans = &span, batch.span_count = 1, batch.positions = positions.data(), batch.hidden = hidden.data();
