@@ -204,6 +204,8 @@ class _Weights(nn.Module):
 class LayerNorm(nn.Module):
     """(x - mean(x)) / sqrt(variance(x) + ε) · weight + bias over the last dimension. The bias may be None."""
 
+    bias: Tensor | None
+
     def __init__(self, shape: tuple[int, ...], eps: float, bias: bool) -> None:
         super().__init__()
         self.weight = _parameter(*shape)

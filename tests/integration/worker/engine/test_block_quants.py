@@ -91,8 +91,8 @@ def cosine(one: Tensor, other: Tensor) -> float:
     ],
 )
 def test_logits_are_those_of_the_dequantized_weights(family: str, quant: str, wide: Checkpoint, tmp_path: Path) -> None:
-    """With separate and tied tables, norms after sublayers, short convolutions, biases; starcoder2's forward is
-    torch's. The control: the weights as they were are further away."""
+    """With separate and tied tables, norms after sublayers, layer norms, short convolutions, biases.
+    The control: the weights as they were are further away."""
     folder, asked = wide(family), prompts(4, 24)
     packed = logits_of(load(folder, collective=Solo(), quant=quant), asked)
     near = logits_of(load(dequantized(folder, quant, tmp_path), collective=Solo(), dtype="float32"), asked)

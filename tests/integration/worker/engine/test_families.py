@@ -117,7 +117,7 @@ def scaled_rotary(model: Any) -> bool:
 
 
 def norm_over(width: int, query: str = "q_norm", key: str = "k_norm") -> Callable[[Any], bool]:
-    """Norms of query and key: over a head of 16, or all four and two of them."""
+    """Norms of query and key with weights of a head of 16, or of all four and two heads."""
 
     def has(model: Any) -> bool:
         attention = next(layer.self_attn for layer in model.base_model.layers if hasattr(layer, "self_attn"))
@@ -208,7 +208,7 @@ def parts_of_record(family: Family) -> Iterator[Callable[[Any], bool]]:
             theirs = dict(family.native_names)
             names = [f".self_attn.{name}" for name in family.head_norm_names]
             names = [theirs.get(name, name).rpartition(".")[2] for name in names]
-            yield norm_over(64 if family.head_norms == "all_heads" else 16, *names)
+            yield norm_over(64 if family.head_norms in ("all_heads", "each_own_head") else 16, *names)
 
 
 PARTS: dict[str, list[Callable[[Any], bool]]] = {
