@@ -30,6 +30,7 @@ START_S = 30.0
 MOST_ANSWER_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
+_INHERITED = ("FURROW_PARENT", "TOKENIZERS_PARALLELISM", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TZ")
 
 
 class ConfinedFailure(Exception):
@@ -41,11 +42,20 @@ class TooSlow(ConfinedFailure):
 
 
 class Ended(ConfinedFailure):
-    """The child ended: it wanted more memory or stack than it has, or a library aborted."""
+    """The child ended: it wanted more memory or stack than it has, or a library aborted. `status`: its exit status,
+    negative for the signal that ended it; None where none was started."""
+
+    def __init__(self, why: str, status: int | None) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class TooLarge(ConfinedFailure):
     """The child was killed because its answer has too many bytes."""
+
+
+class Abandoned(Exception):
+    """The child was killed because nobody waits for its answer any more; raised in the thread of the work only."""
 
 
 class ConfinedProcess:
@@ -93,10 +103,6 @@ class ConfinedProcess:
                     self._abandoned = True
             raise
 
-    def run_here(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `run`, for a caller that has no event loop."""
-        return self._thread.submit(self._work, object(), lambda: work(*args, **kwargs)).result()
-
     def _work(self, caller: object, work: Callable[[], T]) -> T:
         with self._lock:
             self._served = caller
@@ -110,7 +116,7 @@ class ConfinedProcess:
                     self._kill()
 
     def ask(self, message: bytes, deadline_s: float | None = None) -> bytes:
-        """The child's answer. Only in the thread of `run`. Raises TooSlow, Ended, TooLarge."""
+        """The child's answer. Only in the thread of `run`. Raises TooSlow, Ended, TooLarge, Abandoned."""
         until = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
         try:
             if self._process is None:
@@ -118,9 +124,15 @@ class ConfinedProcess:
                 self._process = self._start()
                 until += time.monotonic() - began
             return self._exchange(self._process, message, until)
-        except (TimeoutError, OSError, EOFError) as error:
-            self._kill()
-            raise (TooSlow if isinstance(error, TimeoutError) else Ended)(repr(error)) from error
+        except (OSError, EOFError) as error:
+            status = self._kill()
+            with self._lock:
+                abandoned = self._abandoned
+            if abandoned:
+                raise Abandoned from error
+            if isinstance(error, TimeoutError):
+                raise TooSlow(repr(error)) from error
+            raise Ended(repr(error), status) from error
         except BaseException:
             self._kill()  # what it would still answer belongs to nobody
             raise
@@ -140,7 +152,7 @@ class ConfinedProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=child_environment(TOKENIZERS_PARALLELISM="false"),
+            env=_environment(),
         )
         try:
             assert process.stdin is not None and process.stdout is not None
@@ -169,10 +181,15 @@ class ConfinedProcess:
             raise TooLarge(f"an answer of {length} bytes")
         return _read(process, length, until)
 
-    def _kill(self) -> None:
+    def _kill(self) -> int | None:
         process, self._process = self._process, None
-        if process is not None:
-            _end(process)
+        return None if process is None else _end(process)
+
+
+def _environment() -> dict[str, str]:
+    """Of a child: hostile input is to find no password there."""
+    everything = child_environment(TOKENIZERS_PARALLELISM="false")
+    return {name: everything[name] for name in _INHERITED if name in everything}
 
 
 def _read(process: subprocess.Popen[bytes], length: int, until: float) -> bytes:
@@ -194,12 +211,14 @@ def _wait(pipe: IO[bytes], event: int, until: float) -> None:
         raise TimeoutError
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Returns its exit status, also where it had ended by itself."""
     process.kill()
-    process.wait()
+    status = process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         pipe.close()
+    return status
 
 
 def answer_messages(

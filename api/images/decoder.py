@@ -1,28 +1,27 @@
 """The process that decodes images: `python -m api.images.decoder MEMORY_BYTES SECONDS`.
 
-It reads jobs from standard input and answers each on standard output; both are a length (4 bytes, big-endian), JSON of
-that length, and then the bytes that the JSON announces. It ends with its input. Its address space is bounded, so a bomb
-is a MemoryError here. What Pillow raises is an answer, too. An image that takes more than SECONDS of processor time
-kills the process by SIGPROF.
+Each message is a Job, and is answered with the image or a refusal (`control.confinement`). The address space is
+bounded, so a bomb is a MemoryError here. What Pillow raises is a refusal, too. An image that takes more than SECONDS of
+processor time kills the process by SIGPROF.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
-import resource
 import signal
-import struct
 import sys
 import warnings
-from typing import IO, Any
 
+import msgspec
 from PIL import Image, ImageOps, PngImagePlugin
 
 from api.images.containers import MOST_METADATA, Refused, check_exif, essential
+from api.images.jobs import Answer, Decoded, Job, Refusal
 from api.images.limits import FORMATS, MOST_PIXELS, needs_more
+from control.confinement import answer_messages
+from control.messages import ImageInput
 
 _CHANNELS = 3
 _STRETCHED = 200
@@ -33,56 +32,58 @@ class TooLarge(Refused):
     """An image that is too large beside the others of its request."""
 
 
-def main(memory_bytes: int, seconds: float, jobs: IO[bytes], answers: IO[bytes]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def main(memory_bytes: int, seconds: float) -> None:
+    """Answer until the parent closes the pipe or ends."""
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, on every frame size
     PngImagePlugin.MAX_TEXT_MEMORY = PngImagePlugin.MAX_TEXT_CHUNK
     Image.init()
-    while len(head := jobs.read(4)) == 4:
-        job = json.loads(jobs.read(*struct.unpack(">I", head)))
-        data = jobs.read(job["bytes"])
+    decode, encode = msgspec.msgpack.Decoder(Job).decode, msgspec.msgpack.Encoder().encode
+
+    def answer(message: bytes) -> bytes:
+        job = decode(message)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            pixels, told = decoded(data, job)
-        except Refused as why:
-            pixels, told = b"", {"error": str(why), "too_large": isinstance(why, TooLarge)}
-        except MemoryError:
-            pixels, told = b"", {"error": "needs more memory than the decoder has; send a smaller one"}
-        except Exception as error:  # a decoder of Pillow met something damaged
-            pixels, told = b"", {"error": f"is damaged: {str(error)[:200] or type(error).__name__}"}
+        answer = _answer(job)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        del data
-        head = json.dumps(told | {"bytes": len(pixels)}).encode()
-        answers.write(struct.pack(">I", len(head)) + head)
-        answers.write(pixels)
-        answers.flush()
+        return encode(answer)
+
+    answer_messages(answer, "furrow-images", memory_bytes=memory_bytes)
 
 
-def decoded(data: bytes, job: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-    """The pixels of an image as the model takes them, rows of red, green and blue; and height, width and digest. The
-    pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16 bits are
-    scaled. Raises Refused, and what Pillow raises."""
+def _answer(job: Job) -> Answer:
     try:
-        image: Image.Image = Image.open(io.BytesIO(essential(data)), formats=FORMATS)
+        return decoded(job)
+    except Refused as why:
+        return Refusal(str(why), isinstance(why, TooLarge))
+    except MemoryError:
+        return Refusal("needs more memory than the decoder has; send a smaller one")
+    except Exception as error:  # a decoder of Pillow met something damaged
+        return Refusal(f"is damaged: {str(error)[:200] or type(error).__name__}")
+
+
+def decoded(job: Job) -> Decoded:
+    """The pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16
+    bits are scaled. Raises Refused, and what Pillow raises."""
+    wanted, room = job.wanted, job.room
+    try:
+        image: Image.Image = Image.open(io.BytesIO(essential(job.data)), formats=FORMATS)
     except Image.UnidentifiedImageError:
         raise Refused(f"is none that can be read; send {', '.join(FORMATS[:-1])} or {FORMATS[-1]}") from None
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise Refused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
-    _target(height, width, job)  # refuses before anything is decoded
+    _target(height, width, wanted, room)  # refuses before anything is decoded
     check_exif(len(image.info.get("exif", b"")))
     if len(image.info.get("xmp", b"")) > MOST_METADATA:
         del image.info["xmp"]
     image.load()
     image = _rgb(ImageOps.exif_transpose(image))
-    height, width = _target(image.height, image.width, job)
+    height, width = _target(image.height, image.width, wanted, room)
     if (image.height, image.width) != (height, width):
-        image = image.resize((width, height), job["resample"])
+        image = image.resize((width, height), wanted.resample)
     pixels = image.tobytes()
     digest = hashlib.sha256(f"{height} {width} ".encode() + pixels).hexdigest()
-    return pixels, {"height": height, "width": width, "digest": digest}
+    return Decoded(height, width, digest, pixels)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -95,21 +96,21 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _target(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
+def _target(height: int, width: int, wanted: ImageInput, room: int) -> tuple[int, int]:
     """Height and width as the model takes them: a square of `side`, or multiples of `unit`. Raises Refused and
     TooLarge."""
-    rows, columns = (job["side"], job["side"]) if job["side"] else _multiples(height, width, job)
-    if (size := rows * columns * _CHANNELS) > job["room"]:
-        raise TooLarge(needs_more(size, columns, rows, job["room"]))
+    rows, columns = (wanted.side, wanted.side) if wanted.side else _multiples(height, width, wanted)
+    if (size := rows * columns * _CHANNELS) > room:
+        raise TooLarge(needs_more(size, columns, rows, room))
     return rows, columns
 
 
-def _multiples(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
+def _multiples(height: int, width: int, wanted: ImageInput) -> tuple[int, int]:
     """Height and width as multiples of `unit`, within limits of pixels: transformers' smart_resize of Qwen2-VL. Raises
     Refused."""
     if max(height, width) > _STRETCHED * min(height, width):
         raise Refused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
-    unit, least, most = job["unit"], job["least_pixels"], job["most_pixels"]
+    unit, least, most = wanted.unit, wanted.least_pixels, wanted.most_pixels
     rows, columns = round(height / unit) * unit, round(width / unit) * unit
     if rows * columns > most:
         shrink = math.sqrt(height * width / most)
@@ -122,4 +123,4 @@ def _multiples(height: int, width: int, job: dict[str, Any]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.stdin.buffer, sys.stdout.buffer)
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -59,7 +59,7 @@ class ImageLoader:
         self._most_held, self._held = held_bytes, 0
 
     async def stop(self) -> None:
-        await self._decoder.stop()
+        self._decoder.stop()
 
     async def load(
         self, sources: list[ImageSource], wanted: ImageInput, most_tokens: int, known: Known

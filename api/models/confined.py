@@ -56,10 +56,6 @@ class ConfinedFiles:
         async with self._turns.turn(tenant):
             return await self.process.run(work, *args, **kwargs)
 
-    def run_here(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `run`, for a caller that has no event loop."""
-        return self.process.run_here(work, *args, **kwargs)
-
     @property
     def pid(self) -> int | None:
         """The process that runs now."""

@@ -16,8 +16,10 @@ from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 from api.images import containers, decoder
 from api.images.containers import Refused, essential
 from api.images.decoder import decoded
+from api.images.jobs import Job
+from control.messages import ImageInput
 
-JOB = {"room": 1 << 24, "unit": 1, "side": 0, "least_pixels": 1, "most_pixels": 1 << 24, "resample": 3}
+WANTED = ImageInput(kind="grid", token=9, placeholder="<i>", unit=1, least_pixels=1, most_pixels=1 << 24, resample=3)
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)).resize((80, 48))
 TURNED = Image.Exif()
 TURNED[ExifTags.Base.Orientation] = 6
@@ -110,14 +112,14 @@ def test_the_pixels_are_those_of_the_whole_file(data: bytes) -> None:
     expected = ImageOps.exif_transpose(direct).convert("RGBA")
     white = Image.new("RGBA", expected.size, (255, 255, 255, 255))
     whole = Image.alpha_composite(white, expected).convert("RGB")
-    pixels, told = decoded(data, JOB)
-    assert (told["width"], told["height"]) == whole.size
-    assert pixels == whole.tobytes()
+    picture = decoded(Job(data, WANTED, 1 << 24))
+    assert (picture.width, picture.height) == whole.size
+    assert picture.pixels == whole.tobytes()
 
 
 def decoding_s(data: bytes) -> float:
     began = time.process_time()
-    decoded(data, JOB)
+    decoded(Job(data, WANTED, 1 << 24))
     return time.process_time() - began
 
 
@@ -165,7 +167,7 @@ def test_what_is_refused_before_it_is_decoded(make: Callable[[], bytes], why: st
     data = make()
     began = time.process_time()
     with pytest.raises(Refused, match=why):
-        decoded(data, JOB)
+        decoded(Job(data, WANTED, 1 << 24))
     assert time.process_time() - began < 0.3
 
 
@@ -178,7 +180,7 @@ def test_what_is_refused_before_it_is_decoded(make: Callable[[], bytes], why: st
 )
 def test_xmp_of_too_many_bytes_is_not_read(data: bytes) -> None:
     """Some programs write megabytes of history there; the image is taken as its pixels are."""
-    assert decoded(data, JOB)[0] == PICTURE.tobytes()
+    assert decoded(Job(data, WANTED, 1 << 24)).pixels == PICTURE.tobytes()
 
 
 def test_scans_cost_time_where_they_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from api.images.containers import Refused
 from api.images.decoder import decoded
 from api.images.decoding import Decoder, NotDecoded
+from api.images.jobs import Job
 from api.images.limits import MOST_BYTES, MOST_IMAGES
 from api.images.loading import ImageLoader, Known, LoadedImage, placed, with_marks
 from api.images.sources import data_of
@@ -45,7 +46,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 async def decoder() -> AsyncIterator[Decoder]:
     decoder = Decoder()
     yield decoder
-    await decoder.stop()
+    decoder.stop()
 
 
 def stored(kind: str, seed: int = 1) -> bytes:
@@ -124,7 +125,7 @@ async def test_a_bomb_meets_the_bound_of_memory() -> None:
         await decoder.decode(stored("PNG"), WANTED, ROOM)
         assert decoder.pid == first
     finally:
-        await decoder.stop()
+        decoder.stop()
 
 
 async def test_a_late_image_is_given_up() -> None:
@@ -143,7 +144,7 @@ async def test_an_image_that_takes_too_much_processor_time_is_given_up() -> None
             await decoder.decode(png(6_500, 6_000, bytes((6_500 * 3 + 1) * 6_000)), WANTED, ROOM)
         assert (await decoder.decode(stored("PNG"), WANTED, ROOM)).height
     finally:
-        await decoder.stop()
+        decoder.stop()
 
 
 async def test_turns_at_the_decoder_go_by_time(decoder: Decoder) -> None:
@@ -277,12 +278,11 @@ FRAMES = [Image.new("RGB", (8, 8), (0, 0, colour)) for colour in (200, 255)]
 )
 def test_colours_of_each_kind(data: bytes, colour: tuple[int, int, int] | None) -> None:
     """The first frame in 8 bits of red, green and blue; other formats are refused whatever the client calls them."""
-    job = {"room": ROOM, "unit": 8, "side": 0, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
     if colour is None:
         with pytest.raises(Refused, match="none that can be read"):
-            decoded(data, job)
+            decoded(Job(data, WANTED, ROOM))
         return
-    pixels = np.frombuffer(decoded(data, job)[0], np.uint8).reshape(-1, 3)
+    pixels = np.frombuffer(decoded(Job(data, WANTED, ROOM)).pixels, np.uint8).reshape(-1, 3)
     assert np.abs(pixels.astype(int) - colour).max() <= 1
 
 
@@ -298,11 +298,10 @@ def test_transparency_and_orientation_are_those_of_transformers() -> None:
     image = Image.new("RGBA", (16, 8), (10, 20, 30, 0))
     data = io.BytesIO()
     image.save(data, "PNG")
-    job = {"room": ROOM, "unit": 8, "side": 0, "least_pixels": 64, "most_pixels": 1536, "resample": 3}
-    assert set(decoded(data.getvalue(), job)[0]) == {255}
+    assert set(decoded(Job(data.getvalue(), WANTED, ROOM)).pixels) == {255}
     turned = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
     image.convert("RGB").save(turned, "JPEG", exif=exif)
-    told = decoded(turned.getvalue(), job)[1]
-    assert (told["height"], told["width"]) == (16, 8)
+    picture = decoded(Job(turned.getvalue(), WANTED, ROOM))
+    assert (picture.height, picture.width) == (16, 8)

@@ -72,9 +72,9 @@ def test_both_ways_give_the_same() -> None:
     for name in ("filters", "refuses", "syntax"):
         source = ORDINARY[name]
         plain, confined = PlainTemplate(source), ConfinedFiles("m", Files(source))
-        found = confined.run_here(outcome, confined.render, context)
+        found = asyncio.run(confined.run("tenant", outcome, confined.render, context))
         assert found == outcome(plain.render, context), name
-        assert confined.run_here(getattr, confined, "variables") == plain.variables, name
+        assert asyncio.run(confined.run("tenant", getattr, confined, "variables")) == plain.variables, name
 
 
 def outcome(render: Callable[[dict[str, Any]], str], context: dict[str, Any]) -> str:
@@ -124,6 +124,40 @@ def test_streams_go_on_while_a_template_runs_for_ever(monkeypatch: pytest.Monkey
         return longest
 
     assert asyncio.run(scene()) < 0.5, "a tenth on a quiet machine; the control is the deadline itself"
+
+
+def test_a_client_that_leaves_is_no_breach_of_the_file() -> None:
+    """The process of its template is killed, nobody hears of it, and the next one is served."""
+    told: list[tuple[str, str]] = []
+    source = "{% if messages[0].content == 'harmless' %}" + CENTERED + "{% else %}" + HOSTILE["loops"] + "{% endif %}"
+
+    def report(file: str, deed: str) -> None:
+        told.append((file, deed))
+
+    def work(content: str, model: ServedModel) -> str:
+        return render(model.template, [{"role": "user", "content": content}], {}, {})
+
+    served = model(source, report=report)
+
+    async def scene() -> str:
+        assert served.confined is not None
+        leaving = asyncio.create_task(served.run(0, "tenant", work, "endless"))
+        while served.confined.pid is None:
+            await asyncio.sleep(0.005)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        return await served.run(0, "tenant", work, "harmless")
+
+    assert asyncio.run(scene()).strip() == "harmless"
+    assert told == []
+
+
+def test_the_process_has_no_password_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FURROW_REDIS_URL", "redis://:password@localhost")
+    served = model(CENTERED)
+    rendered(served)
+    assert served.confined is not None
+    assert "FURROW_REDIS_URL" not in psutil.Process(served.confined.pid).environ()
 
 
 GROWING = [("a", "a" * 64)] * 6
