@@ -1,0 +1,165 @@
+"""`python -m ops.bench.house`: how many files somebody reads who follows a decode step, a GGUF load or a chat request.
+
+Counts the first-party files of which a function runs in the main thread: of the leader during a second in the middle of
+a long answer, and while `worker.models.loading.load` runs; of the API process from a chat, which follows others, to the
+end of its answer. Imports do not count; tasks of the API process that run beside the chat do. The farm is private, and
+its processes record their calls, so they are slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from control.messages import ModelSpec
+from ops.bench import program
+from ops.bench.common.ask import ask
+from ops.bench.common.client import Base
+from ops.bench.common.farm import private_farm, say
+from ops.common.waiting import until
+from ops.demo import MODEL_DIR
+
+_RECORDER = '''"""Written by a count of Furrow's files: records which files have functions that run."""
+import json, os, sys, threading, time
+
+FOLDER, ROOT = os.environ["FURROW_HOUSE"], os.environ["FURROW_HOUSE_ROOT"]
+label, loads, files = None, 0, {}
+
+
+def record(frame, event, argument):
+    global loads
+    code = frame.f_code
+    if not (label or loads) and code.co_name != "load":
+        return
+    path = code.co_filename
+    if not path.startswith(ROOT) or "/.venv/" in path or code.co_name == "<module>":
+        return
+    if code.co_name == "load" and path.endswith("worker/models/loading.py"):
+        loads += {"call": 1, "return": -1}.get(event, 0)
+    if event == "call":
+        for name in (label, "load" if loads else None):
+            if name:
+                files.setdefault(name, set()).add(path[len(ROOT) :])
+
+
+def watch():
+    global label
+    last = None
+    while True:
+        time.sleep(0.02)
+        try:
+            now = open(os.path.join(FOLDER, "label")).read()
+        except OSError:
+            now = ""
+        label = now or None
+        if now != last:
+            last = now
+            what = " ".join(sys.argv[:2]) + " " + open("/proc/self/comm").read().strip()
+            recorded = {name: sorted(some) for name, some in files.items()}
+            path = os.path.join(FOLDER, f"{os.getpid()}.json")
+            with open(path + "~", "w") as out:
+                json.dump({"what": what, "label": now, "files": recorded}, out)
+            os.replace(path + "~", path)
+
+
+def begin():
+    threading.Thread(target=watch, daemon=True).start()
+    sys.setprofile(record)
+
+
+begin()
+os.register_at_fork(after_in_child=begin)
+'''
+
+
+def recording(folder: Path) -> dict[str, str]:
+    """The environment of processes that record into `folder`."""
+    (folder / "sitecustomize.py").write_text(_RECORDER)
+    root = str(Path(__file__).parents[2]) + os.sep
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "FURROW_HOUSE": str(folder), "FURROW_HOUSE_ROOT": root, "FURROW_STANDBY": "0"}
+
+
+class Recordings:
+    """What the processes of a farm recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._label = folder / "label"
+
+    def label(self, name: str) -> None:
+        """Record under this name from now on, in every process that runs; nothing where it is empty."""
+        self._label.write_text(name)
+        until(lambda: self._labels() == {name}, "the processes record")
+
+    def _labels(self) -> set[str]:
+        return {
+            self._read(path)["label"] for path in self._folder.glob("*.json") if Path(f"/proc/{path.stem}").exists()
+        }
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        return json.loads(path.read_text())
+
+    def of(self, process: str, name: str) -> list[str]:
+        """Files that a process whose name has `process` recorded under a name; of several, the longest list."""
+        lists: list[list[str]] = [[]]
+        for path in self._folder.glob("*.json"):
+            recorded = self._read(path)
+            if process in recorded["what"]:
+                lists.append(recorded["files"].get(name, []))
+        return max(lists, key=len)
+
+
+async def _steps(url: str, model: str, recordings: Recordings) -> None:
+    """Record in the middle of a long answer, then during a short chat after others."""
+    base = Base.of(url)
+    long = asyncio.create_task(ask(base, "reader", model, "Count.", 1500, True, ignore_eos=True))
+    await asyncio.sleep(2.0)
+    await asyncio.to_thread(recordings.label, "step")
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(recordings.label, "")
+    await long
+    for name in ("", "", "chat"):
+        await asyncio.to_thread(recordings.label, name)
+        await ask(base, "reader", model, "Hello.", 8, True)
+    await asyncio.to_thread(recordings.label, "")
+
+
+def count(checkpoint: Path) -> dict[str, list[str]]:
+    """The files of a decode step, a load and a chat with this model. Raises ModelUnavailable."""
+    with tempfile.TemporaryDirectory(prefix="furrow-house-") as name:
+        folder = Path(name)
+        spec = ModelSpec(name="model", source=str(checkpoint))
+        with private_farm(spec, (1,), environment=recording(folder)) as (url, _, names):
+            recordings = Recordings(folder)
+            asyncio.run(_steps(url, names[0], recordings))
+            return {
+                "decode step": recordings.of("rank", "step"),
+                "load": recordings.of("rank", "load"),
+                "chat request": recordings.of("api", "chat"),
+            }
+
+
+@click.command()
+@click.option(
+    "--model", type=click.Path(path_type=Path, exists=True), default=MODEL_DIR, help="Checkpoint or GGUF file."
+)
+@click.option("--files", is_flag=True, help="Name the files.")
+def main(model: Path, files: bool) -> None:
+    """Count the files of a decode step, a load and a chat request."""
+    say(f"serving {model}")
+    for what, paths in count(model).items():
+        click.echo(f"{what}: {len(paths)} files")
+        if files:
+            click.echo("".join(f"  {path}\n" for path in paths), nl=False)
+
+
+if __name__ == "__main__":
+    program.run(main)
