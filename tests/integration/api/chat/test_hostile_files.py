@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,17 +42,16 @@ def test_a_hostile_template_holds_nobody_up(
     pid = api.process.pid
     with ThreadPoolExecutor(len(CHOSEN)) as pool:
         waiting = [pool.submit(chat, http, name) for name in CHOSEN]
-        longest = 0.0
+        answered = 0
         while not all(one.done() for one in waiting):
-            began = time.monotonic()
             assert http.get("/health").status_code == 200
-            longest = max(longest, time.monotonic() - began)
+            answered += 1
     for one in waiting:
         answer = one.result()
         assert answer.status_code == 422, answer.text
         error = answer.json()["error"]
         assert error["code"] == "model_file_breach" and "chat template of the model 'tiny'" in error["message"]
-    assert longest < 1.5, "a template alone would hold the process for minutes"
+    assert answered >= 10, "the first template alone would hold the process for minutes"
     answer = chat(http, "hello")
     assert answer.status_code == 200 and api.process.poll() is None and api.process.pid == pid
     [breach] = breaches_of(redis_client, ["tiny"])["tiny"]

@@ -114,16 +114,16 @@ def test_streams_go_on_while_a_template_runs_for_ever(monkeypatch: pytest.Monkey
     def work(model: ServedModel) -> str:
         return render(model.template, MESSAGES, {}, {})
 
-    async def scene() -> float:
+    async def scene() -> int:
         waits = asyncio.gather(*(served.run(0, name, work) for name in "ab"), return_exceptions=True)
-        longest, last = 0.0, time.monotonic()
+        turns = 0
         while not waits.done():
             await asyncio.sleep(0.005)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            turns += 1
         assert all(isinstance(one, ModelFileBreach) for one in waits.result())
-        return longest
+        return turns
 
-    assert asyncio.run(scene()) < 0.5, "a tenth on a quiet machine; the control is the deadline itself"
+    assert asyncio.run(scene()) >= 20, "some 400 on a quiet machine; a template on the event loop leaves none"
 
 
 def test_a_client_that_leaves_is_no_breach_of_the_file() -> None:
