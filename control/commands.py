@@ -88,7 +88,8 @@ class BatchChange(msgspec.Struct, omit_defaults=True):
     until they are in `left`, because others may begin with it: `prefixes` says which ones do, before any leaves. The
     row of such a sequence has the prefix's count as its offset. A donor in `left` hands its KV over, cut to the last
     prefix that is taken of it. The copies of the states of `dropped_snapshots` are forgotten once the prefixes have
-    begun, and before the step.
+    begun, and before the step. `requests` are the ids of the requests of the sequences that begin, by sid: for the
+    ranks' log lines alone.
     """
 
     rows: list[StepRow] = []
@@ -97,6 +98,7 @@ class BatchChange(msgspec.Struct, omit_defaults=True):
     kept: list[int] = []
     prefixes: list[Prefix] = []
     dropped_snapshots: list[int] = []
+    requests: dict[int, str] = {}
 
 
 class GenerateStep(Command, tag="generate_step", frozen=True, kw_only=True):

@@ -65,7 +65,8 @@ def requeue(lease: Lease, rid: str) -> Call[bool]:
 
 
 def bury(lease: Lease, rid: str, cause: str) -> Call[bool]:
-    """End a request as a dead letter: only one that crashed its group alone. Raises Lost or Fenced."""
+    """End a request as a dead letter: one that crashed its group alone, or that its leader can't read. Raises Lost or
+    Fenced."""
     keys, model = lease.keys, lease.model_keys
     named = (keys.lock, keys.epoch, model.request(rid), model.dead)
     return Call("bury", named, (lease.token, model.base, rid, cause), _done)

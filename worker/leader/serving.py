@@ -177,7 +177,6 @@ class Serving:
             with self._group.step(plan.change, repeat, plan.images) as step:
                 yield step
         except GroupError as error:
-            # Ranks know sequences and log the command's seq: this line says whose they were.
             rids = {sid: sequence.rid for sid, sequence in plan.sequences.items()}
             log.error("the step failed", seq=self._group.seq, requests=rids, action="poison")
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error

@@ -122,7 +122,13 @@ class Rank:
             raise
         except Exception as error:
             # Unknown, so device or collective state can't be trusted: tell the leader, poison, and leave.
-            log.exception("command failed", seq=command.seq, op=type(command).__name__, action="poison")
+            log.exception(
+                "command failed",
+                seq=command.seq,
+                op=type(command).__name__,
+                requests=self._rank_worker.requests,
+                action="poison",
+            )
             message = f"{type(error).__name__}: {error}"
             refusal = self._rank_worker.refusal(command, RankError(self._rank_worker.rank, "forward_failed", message))
             commands.reply(self._client, self._model, self._replica, refusal)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +19,8 @@ from worker.sampling.sampler import NOT_FINITE, NoTokenLeft, Sampler, SamplingRo
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
+
+NOT_SAMPLED = "its token could not be sampled; the server's log has the cause"
 
 
 @dataclass(slots=True)
@@ -65,13 +67,40 @@ class StepSampler:
         if self.on_device is None:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
-        allowed, forced = self._masks.fill(rows), forced_tokens(rows, self._decode)
-        forced = {row: token for row, token in forced.items() if row not in allowed or _allows(allowed[row], token)}
-        wanted = Wanted(allowed, self._bad_words.forbidden(rows), forced)
-        pending = PendingTokens(self._sampler, rows, forward.logits, wanted)
+        wanted, failed = self._wanted_apart(rows)
+        pending = PendingTokens(self._sampler, rows, forward.logits, wanted, failed)
         if self.on_device:
             pending.launch()
         return pending
+
+    def _wanted_apart(self, rows: list[Sequence]) -> tuple[Wanted, set[int]]:
+        """The constraints of the rows, and the indices of the rows whose constraints raise an exception."""
+        try:
+            return self._wanted(rows), set()
+        except Exception as error:
+            log.warning("constraints failed in a step", error=repr(error), action="sample")
+        whole = Wanted({}, {}, {})
+        failed: set[int] = set()
+        for index, row in enumerate(rows):
+            try:
+                alone = self._wanted([row])
+            except Exception:
+                log.exception("could not constrain a row", rid=row.rid, choice=row.choice, action="sample")
+                failed.add(index)
+                continue
+            if 0 in alone.allowed:
+                whole.allowed[index] = alone.allowed[0]
+            if 0 in alone.forbidden:
+                whole.forbidden[index] = alone.forbidden[0]
+            if 0 in alone.forced:
+                whole.forced[index] = alone.forced[0]
+        return whole, failed
+
+    def _wanted(self, rows: list[Sequence]) -> Wanted:
+        allowed = self._masks.fill(rows)
+        forced = forced_tokens(rows, self._decode)
+        fitting = {row: token for row, token in forced.items() if row not in allowed or _allows(allowed[row], token)}
+        return Wanted(allowed, self._bad_words.forbidden(rows), fitting)
 
 
 def _allows(bits: torch.Tensor, token: int) -> bool:
@@ -81,10 +110,21 @@ def _allows(bits: torch.Tensor, token: int) -> bool:
 class PendingTokens:
     """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
 
-    def __init__(self, sampler: Sampler, rows: list[Sequence], logits: torch.Tensor, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        rows: list[Sequence],
+        logits: torch.Tensor,
+        wanted: Wanted,
+        failed: Set[int] = frozenset(),
+    ) -> None:
+        """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
         self._sampler, self._rows, self._logits, self._wanted = sampler, rows, logits, wanted
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
+        for index in failed - self._unfit:
+            self._unfit.add(index)
+            self._fail(index, NOT_SAMPLED)
         self._arriving: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         self.on_device: torch.Tensor | None = None
@@ -161,7 +201,7 @@ class PendingTokens:
                 return [NO_TOKEN]
             if len(indices) == 1:
                 log.exception("could not sample a row", rid=self._rows[indices[0]].rid, action="sample")
-                self._fail(indices[0], "its token could not be sampled; the server's log has the cause")
+                self._fail(indices[0], NOT_SAMPLED)
                 return [NO_TOKEN]
         # A fault in one row's parameters must not reach its neighbours: sample each alone.
         return [token for index in indices for token in self._tokens([index])]

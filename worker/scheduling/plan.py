@@ -67,6 +67,8 @@ class StepPlan:
     def begin(self, sequence: Sequence) -> None:
         """The sequence begins under its sid."""
         sid = sequence.sid
+        if sequence.rid:
+            self.change.requests[sid] = sequence.rid
         self.images += [StepImage(sid, i.start, i.count, i.height, i.width, i.digest) for i in sequence.images]
 
     def needed_images(self) -> list[StepImage]:

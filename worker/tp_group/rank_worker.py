@@ -81,6 +81,8 @@ class RankWorker:
         """`_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read."""
         self._parts_done, self._loading = 0, False
         self._engine: Engine | None = None
+        self._requests: dict[int, str] = {}
+        """The request of each running sequence, by sid."""
         self._collective: Collective | None = Solo() if world_size == 1 else None
         self._store: Store | None = None
         """The store of this epoch, in which ranks report that they have loaded."""
@@ -108,6 +110,7 @@ class RankWorker:
                 seq=command.seq,
                 kind=error.kind,
                 error=error.message,
+                requests=self.requests,
                 exc_info=cause,
                 action="refuse_command",
             )
@@ -132,6 +135,7 @@ class RankWorker:
 
     def leave(self) -> None:
         """Leave the epoch: leave the group, forget every sequence, keep the weights."""
+        self._requests.clear()
         if self._engine is not None:
             self._engine.leave()
         if self.world_size > 1:
@@ -162,7 +166,13 @@ class RankWorker:
         """The images of the running sequences; None where the model that is loaded takes text only."""
         return self._engine.images if self._engine is not None and self._engine.images.taken else None
 
+    @property
+    def requests(self) -> list[str]:
+        """The ids of the running requests, for log lines."""
+        return sorted(set(self._requests.values()))
+
     def clear(self) -> None:
+        self._requests.clear()
         if self._engine is not None:
             self._engine.clear()
 
@@ -171,6 +181,10 @@ class RankWorker:
         if self._engine is None or self._model_id != command.model_id:
             raise RankError(self.rank, "model_not_loaded", f"no shard of {command.model_id!r} is loaded here")
         self._parts_done += 1
+        change = command.change
+        for sid in (*change.left, *change.kept):
+            self._requests.pop(sid, None)
+        self._requests.update(change.requests)
         return self._engine.step(command)
 
     # --- one handler per op -----------------------------------------------------------------------------------------

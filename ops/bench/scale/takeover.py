@@ -14,6 +14,7 @@ from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
 from worker.leader.requests.reading import Reading
 from worker.leader.requests.redis_exchange import RedisExchange
+from worker.leader.requests.running import RunningRequest
 
 
 @dataclass
@@ -42,6 +43,7 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
         while reading:
             reading.wait(0.1)
             for request in reading.take():
+                assert isinstance(request, RunningRequest), request
                 found.entries += request.accepted
                 found.ready.append(time.monotonic() - began)
             found.lapses += run(client, holder(lease.model, lease.replica)) != lease.token

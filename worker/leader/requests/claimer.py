@@ -9,7 +9,7 @@ from control.keys import CLASSES
 from control.redis.connection import Call
 from control.replicas.lease import Lease
 from control.requests import Adopted, Claimed, Claims
-from worker.leader.requests.reading import Reading
+from worker.leader.requests.reading import Reading, Unreadable
 from worker.leader.requests.redis_exchange import RedisExchange
 from worker.leader.requests.request_manager import RequestManager
 from worker.scheduling.scheduler import Scheduler
@@ -62,7 +62,10 @@ class Claimer:
 
     def arrive(self) -> None:
         for request in self.reading.take():
-            self._manager.add(request)
+            if isinstance(request, Unreadable):
+                self._exchange.held(requests.bury(self._lease, request.rid, request.cause))
+            else:
+                self._manager.add(request)
 
     def _has(self, claimed: Claimed) -> bool:
         """True if this very claim is known: a call's first copy brought it, whose answer was lost. A request that left

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextvars import copy_context
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
 
 import structlog
+from redis import RedisError
 
-from control.errors import RedisUnavailable
+from control.errors import FurrowError, RedisUnavailable
 from control.messages import GenerationRequest, LogEntry
 from control.redis.connection import Call
 from control.replicas.lease import Lease
@@ -26,7 +28,16 @@ AT_ONCE = 4 * PAGE_ENTRIES
 BATCH = 32
 """Requests whose parameters and short logs are read in one round trip."""
 
-Read = tuple[Claimed, RunningRequest | None]
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A claimed request whose parameters or log can't be decoded, and why."""
+
+    rid: str
+    cause: str
+
+
+Read = tuple[Claimed, RunningRequest | Unreadable | None]
 
 
 class Reading:
@@ -74,9 +85,20 @@ class Reading:
                 self._wanted.put(claimed)
                 self._start()
         for start in range(0, len(at_once), BATCH):
-            self._ready += self._exchange.hold(lambda some=at_once[start : start + BATCH]: self._read_short(some))
+            self._ready += self._read_batch(at_once[start : start + BATCH])
 
-    def take(self) -> list[RunningRequest]:
+    def _read_batch(self, batch: list[Claimed]) -> list[Read]:
+        """Requests with short logs. A request that can't be decoded spares the others."""
+        try:
+            return self._exchange.hold(lambda: self._read_short(batch))
+        except (FurrowError, RedisError):
+            raise
+        except Exception as error:
+            if len(batch) == 1:
+                return [(batch[0], _unreadable(batch[0], error))]
+            return [outcome for claimed in batch for outcome in self._read_batch([claimed])]
+
+    def take(self) -> list[RunningRequest | Unreadable]:
         """The requests that have become ready since the last call, in order. One that is gone is forgotten here."""
         read, self._ready = self._ready, []
         while True:
@@ -87,7 +109,7 @@ class Reading:
             if isinstance(outcome, Exception):
                 raise outcome
             read.append(outcome)
-        found: list[RunningRequest] = []
+        found: list[RunningRequest | Unreadable] = []
         for claimed, request in read:
             if self._claimed.get(claimed.rid) is not claimed:  # let go of meanwhile
                 continue
@@ -129,8 +151,10 @@ class Reading:
         while (claimed := self._wanted.get()) is not None and not self._closed.is_set():
             try:
                 self._read.put((claimed, self._read_long(claimed)))
-            except Exception as error:  # raised where the request is asked for
+            except (FurrowError, RedisError) as error:  # raised where the request is asked for
                 self._read.put(error)
+            except Exception as error:
+                self._read.put((claimed, _unreadable(claimed, error)))
 
     def _read_long(self, claimed: Claimed) -> RunningRequest | None:
         began = time.monotonic()
@@ -167,3 +191,9 @@ class Reading:
                 request.replay(pages.get(claimed.rid, []))
             read.append((claimed, request))
         return read
+
+
+def _unreadable(claimed: Claimed, error: Exception) -> Unreadable:
+    """Call it while `error` is handled: the log gets its traceback."""
+    log.exception("a request can't be read", rid=claimed.rid, action="read_request")
+    return Unreadable(claimed.rid, f"The server can't read the stored request: {type(error).__name__}: {error}")

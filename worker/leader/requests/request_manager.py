@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
+import structlog
+
 from control.errors import RequestError, RequestTooLarge
 from control.messages import FinishReason, PromptToken, RequestState
 from control.replicas.lease import Lease
@@ -21,6 +23,10 @@ from worker.sampling.step_sampler import StepTokens
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler, StepPlan
 from worker.scheduling.sequence import Sequence
+
+log = structlog.get_logger()
+
+HOST_FAULT = "the server could not process this request; the server's log has the cause"
 
 
 class RequestManager:
@@ -95,10 +101,16 @@ class RequestManager:
                 self._scheduler.add(sequence)
                 self._finisher.adopt(sequence)
         except (RequestTooLarge, RequestError) as error:
-            self._drop(request)
-            request.end("error", str(error))
-            self._emit_end(request)
-            del self._running[request.rid]
+            self._refuse(request, str(error))
+        except Exception:
+            log.exception("could not start a request", rid=request.rid, action="fail_request")
+            self._refuse(request, HOST_FAULT)
+
+    def _refuse(self, request: RunningRequest, cause: str) -> None:
+        self._drop(request)
+        request.end("error", cause)
+        self._emit_end(request)
+        del self._running[request.rid]
 
     def _check_images(self, request: RunningRequest) -> None:
         """Raise RequestError for images that this model can't take, or that are not where the prompt has
@@ -158,12 +170,24 @@ class RequestManager:
         for sid, why in failed.items():
             self._end_choice(sequences[sid], "error", why)
         for sid, scored in scores.tokens.items():
-            self._scored(sequences[sid], scored)
+            try:
+                self._scored(sequences[sid], scored)
+            except Exception:
+                self._fail(sequences[sid])
         for sid, chosen in sampled.items():
-            if chosen:
-                self._sampled(sequences[sid], chosen, tokens, rows[sid].start)
-            else:
-                self._end_choice(sequences[sid], "error", tokens.failures[rows[sid].start])
+            try:
+                if chosen:
+                    self._sampled(sequences[sid], chosen, tokens, rows[sid].start)
+                else:
+                    self._end_choice(sequences[sid], "error", tokens.failures[rows[sid].start])
+            except Exception:
+                self._fail(sequences[sid])
+
+    def _fail(self, sequence: Sequence) -> None:
+        """End a choice whose data raised an exception: neither its neighbours nor the epoch end with it."""
+        log.exception("a choice failed", rid=sequence.rid, choice=sequence.choice, action="fail_request")
+        if self._running[sequence.rid].sequences[sequence.choice] is sequence:
+            self._end_choice(sequence, "error", HOST_FAULT)
 
     def _sampled(self, sequence: Sequence, chosen: list[int], tokens: StepTokens, index: int) -> None:
         """Note tokens that were sampled one after the other, in the rows from `index` on. Its choice may end with any

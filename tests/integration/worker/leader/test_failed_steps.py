@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from structlog.testing import capture_logs
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
 from worker.engine.step import Step
+from worker.leader.requests.running import RunningRequest
 from worker.sampling import step_sampler as sampling_module
+from worker.scheduling.finish import Finisher
+from worker.scheduling.scheduler import Scheduler
 
 
 def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +81,58 @@ def test_a_forward_that_keeps_failing_rests_between_epochs_and_then_goes_on(
     )
     # The first of these epochs had completed steps for the other request, so its end costs no rest.
     assert rests[0] == 0 < rests[1] < rests[2] < rests[3]
+
+
+HOST_FAULTS: list[tuple[Any, str, Callable[..., str]]] = [
+    (RunningRequest, "append", lambda request, *_: request.rid),
+    (Finisher, "adopt", lambda _, sequence: sequence.rid),
+    (Scheduler, "add", lambda _, sequence: sequence.rid),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "rid_of"), HOST_FAULTS, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_an_exception_of_the_host_ends_its_request_and_no_other(
+    scene: LeaderScene, monkeypatch: pytest.MonkeyPatch, owner: Any, method: str, rid_of: Callable[..., str]
+) -> None:
+    """That request gets an error, its neighbour all of its tokens, and
+    the epoch goes on."""
+    scene.ask("whole", max_tokens=60)
+    expected = scene.answer("whole")
+    before = scene.epoch()
+    real = getattr(owner, method)
+    faults = [1]
+
+    def broken(self: Any, *arguments: Any, **fields: Any) -> Any:
+        if faults and rid_of(self, *arguments) == "broken":
+            faults.clear()
+            raise KeyError("a fault of the program")
+        return real(self, *arguments, **fields)
+
+    monkeypatch.setattr(owner, method, broken)
+    with capture_logs() as lines:
+        scene.ask("broken", max_tokens=60)
+        scene.ask("sound", max_tokens=60)
+        assert scene.answer("sound") == expected
+        scene.answer("broken")
+    assert scene.log("broken")[-1].finish == "error" and "server's log" in (scene.log("broken")[-1].cause or "")
+    assert scene.epoch() == before
+    [line] = [line for line in lines if line.get("action") == "fail_request"]
+    assert line["rid"] == "broken" and line["exc_info"]
+
+
+def test_a_request_that_can_not_be_read_is_a_dead_letter(scene: LeaderScene) -> None:
+    """Its stored parameters are damaged: the claim that brought it serves the others, and the operator finds it."""
+    until(scene.epoch, 40.0)
+    scene.leader.draining = True  # so that it is damaged before it is claimed
+    before = scene.epoch()
+    scene.ask("damaged", max_tokens=5)
+    scene.redis.client.hset(scene.keys.request("damaged"), "params", '{"prompt": "no tokens"}')
+    scene.ask("sound", max_tokens=5)
+    scene.leader.draining = False
+    assert len(scene.answer("sound")) == 5
+    scene.answer("damaged")
+    assert scene.state("damaged") == "dead" and "ValidationError" in (scene.log("damaged")[-1].cause or "")
+    assert scene.redis.client.xlen(scene.keys.dead) == 1
+    assert scene.epoch() == before

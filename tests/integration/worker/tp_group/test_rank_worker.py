@@ -101,6 +101,25 @@ def test_load_step_clear_unload(folder: Path) -> None:
     assert kind(rank.answer(command)) == "model_not_loaded"
 
 
+def test_a_refusal_is_logged_with_the_requests_that_run(folder: Path) -> None:
+    """A command names the requests of the sequences that begin; one that has ended or left is not named any more."""
+    rank = RankWorker(0, 1, "cpu")
+    rank.answer(load(folder))
+    begin = BatchChange(
+        rows=[StepRow(sid, [1, 2, 3], 0, True) for sid in (1, 2, 3)], requests={1: "first", 2: "second", 3: "third"}
+    )
+    change = BatchChange(left=[1], kept=[3], rows=[StepRow(9, [1], 5, True)])
+    with rank.step(GenerateStep(epoch=1, seq=3, model_id="m", change=begin)) as step:
+        step.forward()
+        step.agree([5, 5, 5])
+    with capture_logs() as lines:
+        assert kind(rank.answer(GenerateStep(epoch=1, seq=4, model_id="m", change=change))) == "forward_failed"
+    [line] = [line for line in lines if line.get("action") == "refuse_command" and line["log_level"] == "error"]
+    assert line["requests"] == ["second"]
+    rank.leave()
+    assert rank.requests == []
+
+
 def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folder: Path) -> None:
     """One load per epoch; after a recovery the same command is answered at once."""
     rank = RankWorker(0, 1, "cpu")
