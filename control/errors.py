@@ -225,6 +225,18 @@ class RedisDenied(RedisUnavailable):
         )
 
 
+class KeyDamaged(RedisUnavailable):
+    """A key of the farm has another type than Furrow writes, or a value that it can't read. Callers wait, as nothing
+    else can be done without it."""
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(
+            f"The key {key} of the farm's Redis {what}: another program has written it. `furrow doctor` prints the "
+            "command that mends it"
+        )
+        self.key = key
+
+
 class ModelFilesError(FurrowError):
     """A model's files are missing or unreadable; the message names the file and the repository or folder."""
 

@@ -30,6 +30,14 @@ def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
     know(client, spec.name)
 
 
+def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
+    """Whether Redis has the specification of a model, and its name where all are read."""
+    return (
+        read("EXISTS", ModelKeys(model).spec, parse=bool),
+        read("SISMEMBER", keys.MODELS, model, parse=bool),
+    )
+
+
 def know(client: SyncRedis, name: str) -> None:
     """Enter the model's name where all are read; harmless for one that is there."""
     run_every(client, [write("SADD", known, name, parse=int) for known in (keys.MODELS, keys.METERED)])

@@ -2,22 +2,24 @@
 
 A `Call` is data: the words to send and the parser of the reply. Every script may be sent twice, so a call without a
 reply is sent again; redis-py's own retries are off. A server that stays unreachable, that can't write (loading, out of
-memory, a failed save, a replica), or that denies a right, is RedisUnavailable: the caller keeps its data and tries
-later.
+memory, a failed save, a replica), that denies a right, or that has a key which another program has written over, is
+RedisUnavailable: the caller keeps its data and tries later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
 from redis import exceptions as redis_errors
 from redis.client import NEVER_DECODE
 
-from control.errors import ArgumentsRefused, FurrowError, RedisDenied, RedisFull, RedisUnavailable
+from control.errors import ArgumentsRefused, FurrowError, KeyDamaged, RedisDenied, RedisFull, RedisUnavailable
 from control.redis.clients import AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
@@ -26,12 +28,14 @@ from control.redis.dead_connections import adrop_idle, drop_idle
 from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.redis.routing.shards import Command
 from control.redis.routing.wire import Wire, exchange
-from control.redis.transient import lacks_right, out_of_memory, transient
+from control.redis.transient import lacks_right, out_of_memory, transient, wrong_type
 from control.scripts import SCRIPTS
 from control.scripts.arguments import refused
 
 T = TypeVar("T")
 
+_DAMAGED = re.compile(r'key "(.*)" (is not .* but .*)', re.DOTALL)
+"""A refusal of a script (`scripts/_check.lua`) for the sake of a key."""
 RETRY_AFTER_S = (0.02, 0.1, 0.4)
 """Waits before the second, third and fourth sending. Longer outages are the caller's to sit out."""
 GIVE_UP_S = 1.5
@@ -278,12 +282,19 @@ def _outcome(call: Call[Any], reply: Any) -> Any:
         if transient(reply):
             return RedisUnavailable(f"Redis can't serve {call.script or call.args[0]} just now: {reply}")
         if call.script and (why := refused(str(reply))) is not None:
-            return ArgumentsRefused(call.script, why)
+            damaged = _DAMAGED.fullmatch(why)
+            return KeyDamaged(*damaged.groups()) if damaged else ArgumentsRefused(call.script, why)
+        if not call.script and wrong_type(reply):
+            return KeyDamaged(str(call.args[1]), f"is of a type that {call.args[0]} can't read")
         return reply
     try:
         return call.parse(reply)
     except FurrowError as error:
         return error
+    except msgspec.DecodeError as error:
+        if call.script:
+            raise
+        return KeyDamaged(str(call.args[1]), f"has a value that can't be read ({error})")
 
 
 def _value(outcome: Any) -> Any:

@@ -41,6 +41,11 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, redis_errors.OutOfMemoryError) or _FULL.search(str(error)) is not None
 
 
+def wrong_type(error: Exception) -> bool:
+    """True if a key has another type than the command is for."""
+    return "WRONGTYPE " in str(error)
+
+
 def lacks_right(error: Exception) -> bool:
     """True if the server's user lacks a right to the command, a key or a channel."""
     return isinstance(error, redis_errors.NoPermissionError) or _DENIED.search(str(error)) is not None

@@ -19,6 +19,8 @@ if refused then
   redis.call('SET', KEYS[1], ARGV[1])
 end
 redis.call('PEXPIRE', KEYS[1], LOCK_MS)
+-- Ranks and views know the epoch by this key alone: one that was evicted or deleted comes back.
+redis.call('SET', KEYS[2], epoch, 'NX')
 redis.call('PEXPIRE', base .. 'server', COMMAND_MS)
 redis.call('PEXPIRE', base .. 'reply:' .. epoch, COMMAND_MS)
 for rank = 1, tonumber(ARGV[3]) - 1 do

@@ -88,6 +88,14 @@ def test_renewing_keeps_the_lock_and_the_streams_alive(farm: Farm) -> None:
     assert farm.client.pttl(stream) > 50_000
 
 
+def test_an_epoch_that_redis_has_lost_comes_back(farm: Farm) -> None:
+    """Evicted or deleted beside a lock that is held: without it ranks and views take the leader for one of no epoch."""
+    lease = farm.lead(world_size=2)
+    farm.client.delete(lease.keys.epoch)
+    farm.run(renew(lease, 2))
+    assert farm.client.get(lease.keys.epoch) == str(lease.epoch)
+
+
 def test_a_lock_that_ran_out_is_taken_again(farm: Farm) -> None:
     """Where nobody led meanwhile, the same epoch goes on: a renewal says so once, and what the epoch wrote counts."""
     if farm.url is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from control.messages import Assignment
 from control.placement import farm
+from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run_every
 from control.replicas.health import Look, look_at
@@ -19,10 +20,12 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The host's assignments, withdrawn ones included, and a look at each replica that was asked for."""
+    """The host's assignments, withdrawn ones included, a look at each replica that was asked for, and those of their
+    models whose specification or name Redis has lost."""
 
     assignments: dict[Place, Assignment]
     looks: dict[Place, Look]
+    lost_specs: frozenset[str] = frozenset()
 
 
 def read_host(
@@ -31,9 +34,15 @@ def read_host(
     """The answers to `first`, which are sent before in the same round trip, and the view. `worlds` maps the replicas to
     look at to their numbers of ranks. Raises RedisUnavailable."""
     calls = {place: look_at(*place, ranks) for place, ranks in worlds.items()}
-    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values())]))
+    models = sorted({model for model, _ in worlds})
+    there = [catalog.is_there(model) for model in models]
+    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*there)]))
     answers, given = [*islice(rest, len(first))], next(rest)
+    looks = {place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()}
     return answers, HostView(
         assignments={(one.spec.name, one.replica): one for one in given},
-        looks={place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()},
+        looks=looks,
+        lost_specs=frozenset(
+            model for model, parts in zip(models, there, strict=True) if not all(list(islice(rest, len(parts))))
+        ),
     )

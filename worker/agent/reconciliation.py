@@ -62,6 +62,8 @@ class Reconciler:
                 self._start(place, assignment, view)
             elif assignment.spec.revision == replica.assignment.spec.revision:
                 replica.assignment = assignment  # ranks of a host that was lost may have been added
+                if place[0] in view.lost_specs:
+                    catalog.restore_spec(self._client, assignment.spec)  # nothing else runs what nobody wants
             elif not replica.stopping:
                 farm.assign(self._client, self._host_id, replica.assignment)  # an older one runs: it is to be replaced
 

@@ -6,7 +6,10 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
+
+import msgspec
 
 from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
@@ -24,6 +27,9 @@ SHARED_TOTAL, SHARED_FREE = 2**28, 2**25
 """Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks."""
 
 ACCEPTS_WITHIN_S = 1.0
+ANSWERS_WITHIN_S = 4.0
+"""/ready waits for a Redis that does not answer."""
+LONGEST_ANSWER = 2**20
 HERE = "this command"
 
 
@@ -94,7 +100,14 @@ def check_silent_apis(silent: Sequence[ApiRecord], checks: Checks) -> None:
     where it was stopped by a signal or its event loop hangs."""
     for record in silent:
         name = f"the API process {record.url} (pid {record.pid} on {record.host})"
-        if _accepts(record):
+        reason = _not_ready(record)
+        if reason:
+            remedy = (
+                f"Mend the way from {record.host} to Redis (network, firewall, name, the URL of the process): it goes "
+                "on by itself then. Let the load balancer ask /ready."
+            )
+            checks.error("api process", f"{name} runs, but does not reach Redis: {reason}", remedy)
+        elif reason is not None:
             remedy = (
                 f"On {record.host}: `kill -CONT {record.pid}` where `ps -o stat= -p {record.pid}` shows T; else end it "
                 f"with `kill -9 {record.pid}` and start it again. Let the load balancer ask /health."
@@ -106,19 +119,34 @@ def check_silent_apis(silent: Sequence[ApiRecord], checks: Checks) -> None:
             checks.warning("api process", f"{name} does not beat and was not stopped: it has died or hangs", remedy)
 
 
-def _accepts(record: ApiRecord) -> bool:
-    """True if its port takes a connection. An address of loopback is tried on its own host only."""
+def _not_ready(record: ApiRecord) -> str | None:
+    """Why it says that it is not ready; empty where its port takes a connection and nothing answers there, None where
+    it takes none. An address of loopback is tried on its own host only."""
     place = urlsplit(record.url)
     host = place.hostname or ""
     if host in ("0.0.0.0", "::", ""):
         host = "127.0.0.1" if record.host == os.uname().nodename else record.host
     elif is_loopback(host) and record.host != os.uname().nodename:
-        return False
+        return None
     try:
         with socket.create_connection((host, place.port or 80), timeout=ACCEPTS_WITHIN_S):
-            return True
+            pass
     except OSError:
-        return False
+        return None
+    connection = HTTPConnection(host, place.port or 80, timeout=ANSWERS_WITHIN_S)
+    try:
+        connection.request("GET", "/ready")
+        return msgspec.json.decode(connection.getresponse().read(LONGEST_ANSWER), type=_Ready).reason or ""
+    except (OSError, HTTPException, msgspec.DecodeError):
+        return ""
+    finally:
+        connection.close()
+
+
+class _Ready(msgspec.Struct):
+    """What /ready answers, as far as it matters here."""
+
+    reason: str | None = None
 
 
 def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
@@ -165,10 +193,16 @@ def _check_away(card: HostCard, checks: Checks) -> None:
         if card.drained:
             checks.ok("alive", "its agent is away, as it is drained; it has no replicas")
             return
-        remedy = f"Start `furrow worker` there, or tell with `furrow drain {card.id}` that it shall stay away."
+        remedy = (
+            "Start `furrow worker` there; where it runs, its log says why it does not reach Redis. "
+            f"`furrow drain {card.id}` tells that it shall stay away."
+        )
         checks.warning("alive", "its agent is away, and it has no replicas", remedy)
         return
-    remedy = "Start `furrow worker` there. If the host is lost, nothing is to be done: others take its replicas over."
+    remedy = (
+        "Start `furrow worker` there; where it runs, its log says why it does not reach Redis. If the host is lost, "
+        "nothing is to be done: others take its replicas over."
+    )
     message = f"its agent is away, so nothing replaces a rank that dies there: {_some(card.replicas)}"
     checks.warning("alive", message, remedy)
 

@@ -67,6 +67,23 @@ def check_role(info: Info, checks: Checks) -> None:
         checks.error("role", "the server is a replica and takes no writes, so nothing is served", remedy)
 
 
+REFUSED_WRITES = {
+    "NOREPLICAS": "Start the replicas that it lacks, or run `redis-cli CONFIG SET min-replicas-to-write 0`, "
+    f"{KEEP}. Requests go on at once.",
+    "MISCONF": "Free the disk and the memory of the server, then run `redis-cli BGSAVE`; its log has the reason.",
+}
+"""First word of a server that refuses writes, and the remedy."""
+
+
+def check_replicas(info: Info, checks: Checks) -> None:
+    """A server that is to have replicas before it writes, and has none: INFO shows a count only on such a server."""
+    if int(info.get("min_slaves_good_slaves", 1)) == 0:
+        message = (
+            "the server refuses writes, as no replica of it is there (min-replicas-to-write), so nothing is served"
+        )
+        checks.error("writes", message, REFUSED_WRITES["NOREPLICAS"])
+
+
 def check_eviction(info: Info, checks: Checks) -> None:
     policy, limit = str(info.get("maxmemory_policy", "noeviction")), int(info.get("maxmemory", 0))
     remedy = f"Run `redis-cli CONFIG SET maxmemory-policy noeviction`, {KEEP}."

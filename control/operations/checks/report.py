@@ -17,6 +17,7 @@ from control.operations.checks.redis_server import (
     check_eviction,
     check_memory,
     check_persistence,
+    check_replicas,
     check_role,
 )
 from control.placement import farm
@@ -105,7 +106,7 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
             info = server.info()
             cards.append(_card(address(server), info))
             checks = Checks("redis", address(server))
-            for check in (check_role, check_eviction, check_persistence, check_memory, check_clients):
+            for check in (check_role, check_replicas, check_eviction, check_persistence, check_memory, check_clients):
                 check(info, checks)
             found += checks.found
     except ABSENT as error:

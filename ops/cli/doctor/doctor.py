@@ -10,12 +10,14 @@ import click
 import msgspec
 from redis.exceptions import ResponseError
 
-from control.errors import FurrowError
+from control.errors import FurrowError, KeyDamaged
 from control.operations.checks.findings import LEVELS, Checks, Finding, Report, Subject, report_of
 from control.operations.checks.hosts import check_hosts
+from control.operations.checks.key_types import check_key_types, remedy_for_key
 from control.operations.options import redis_option
 from control.placement import farm
 from control.placement.host_facts import facts_of_all
+from control.redis.address import address
 from control.redis.clients import SyncRedis
 from control.redis.round_trip import RoundTrip
 from control.settings import NAMING, redis_url_from_environment
@@ -72,7 +74,14 @@ def _check_farm(redis_url: str) -> list[Finding]:
         found = outcome.findings
         if outcome.trip is not None:
             try:
+                types = Checks("redis", address(client))
+                if not check_key_types(client, types):
+                    return [*found, *types.found]  # hosts and models can't be read
                 found = [*found, *_check_hosts_and_models(client, outcome.trip)]
+            except KeyDamaged as error:
+                damaged = Checks("redis", address(client))
+                damaged.error("key", str(error), remedy_for_key(client, error.key))
+                found = [*found, *damaged.found]
             except (FurrowError, ResponseError) as error:
                 found = [*found, *_failed("redis", error, "Mend what is found above, and run the command again.")]
         return found

@@ -59,7 +59,7 @@ def check_redis(named: str) -> RedisOutcome:
         user, _ = credentials_of(client)
         remedy = f"Run `redis-cli ACL SETUSER {user} +ping +info +time +eval +evalsha '~furrow:*' '&furrow:*'`."
         checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)
-    except (FurrowError, *ABSENT) as error:
+    except (FurrowError, redis_errors.ResponseError, *ABSENT) as error:
         checks.error("connection", *_described(error, _greeting(client)))
     outcome.findings = checks.found
     return outcome
@@ -113,6 +113,20 @@ def _described(error: Exception, greeting: str) -> tuple[str, str]:
         return f"no TLS connection: {said}", "See the certificate above; a server without TLS has a URL of redis://."
     if isinstance(error, redis_errors.BusyLoadingError):
         return "the server loads its data", "Wait until it is done: `redis-cli INFO persistence`."
+    if said.startswith("BUSY "):
+        return (
+            f"a script of another program keeps the server from all else: {said}",
+            "Run `redis-cli SCRIPT KILL`. Where that is refused, as the script has written, run `redis-cli SHUTDOWN "
+            "NOSAVE` and start the server again, with its append-only file. Give Furrow a server of its own.",
+        )
+    if "Timeout reading" in said:
+        return (
+            f"the server accepts connections and does not answer: {said}",
+            "On its machine, `ps -o pid,stat -C valkey-server,redis-server` shows T for a stopped process (`kill -CONT "
+            "PID`) and D for one that waits for its disk. A `CLIENT PAUSE` ends by itself.",
+        )
+    if isinstance(error, redis_errors.ResponseError):
+        return f"the server refuses the first commands: {said}", "Its log and its documentation have the reason."
     if "max number of clients" in f"{said} {greeting}":
         return (
             "the server refuses connections: as many clients as its maxclients allows are connected",

@@ -12,6 +12,7 @@ from redis import exceptions as redis_errors
 from control.errors import RedisDenied, RedisUnavailable
 from control.keys import PREFIX
 from control.operations.checks.findings import Checks
+from control.operations.checks.redis_server import REFUSED_WRITES
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import read, run
 from control.redis.transient import lacks_right
@@ -86,8 +87,12 @@ _KEYS = ("text", "other", "hash", "set", "zset", "stream")
 
 
 def check_rights(client: SyncRedis, checks: Checks) -> bool:
-    """True if Furrow can work with the user's rights. Raises RedisUnavailable."""
+    """True if Furrow can work with the user's rights, on a server that takes writes. Raises RedisUnavailable."""
     key = f"{PREFIX}{{doctor}}:{uuid.uuid4().hex}"
+    if said := _refused_write(client, f"{key}:text"):
+        remedy = next(remedy for word, remedy in REFUSED_WRITES.items() if word in said)
+        checks.error("writes", f"the server refuses writes: {said}", remedy)
+        return False
     denied = _denied(client, key)
     denied |= _subscribing(client, f"{key}:events")
     for command, words in (("EVALSHA", ("0" * 40, 0)), ("INFO", ())):
@@ -110,6 +115,17 @@ def check_rights(client: SyncRedis, checks: Checks) -> bool:
     level = "warning" if commands == ["info"] and len(told) == 1 else "error"
     checks.judge(level, "rights", f"the user '{user}' may not use {' and '.join(told)}", remedy)
     return level == "warning"
+
+
+def _refused_write(client: SyncRedis, key: str) -> str:
+    """What the server says to a plain write where it refuses all of them, else nothing: the scripts of Redis 6.2 may
+    write even so."""
+    try:
+        client.set(key, "1", px=5000)
+        client.delete(key)
+    except redis_errors.ResponseError as error:
+        return str(error) if any(word in str(error) for word in REFUSED_WRITES) else ""
+    return ""
 
 
 def _denied(client: SyncRedis, key: str) -> dict[str, str]:

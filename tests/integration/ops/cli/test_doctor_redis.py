@@ -8,13 +8,17 @@ import shlex
 import socketserver
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from redis.exceptions import ResponseError
 
-from control.errors import RedisDenied
+from control import keys
+from control.errors import ArgumentsRefused, KeyDamaged, RedisDenied
+from control.keys import ModelKeys, ReplicaKeys
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import (
     check_clients,
@@ -25,15 +29,18 @@ from control.operations.checks.redis_server import (
     check_round_trip,
     check_version,
 )
+from control.operations.checks.report import read_redis
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect, run, write
+from control.redis.connection import connect, read, run, write
 from control.redis.round_trip import RoundTrip
 from control.redis.streams import read_streams
+from control.replicas.lease import acquire
 from control.scripts import SCRIPTS
 from ops.cli.doctor.doctor import doctor, examine
 from ops.cli.doctor.rights import PROBES
 from tests.integration.ops.cli.tls_front import certificate, tls_front
 from tests.servers import NEW, OLD, Server, serving
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 SECRET = "geheim-7"
@@ -100,6 +107,91 @@ def test_a_server_that_keeps_nothing(server: Server, client: SyncRedis) -> None:
     assert finding.level == "warning"
     follow(client, finding)
     assert found(server.url, "persistence").level == "ok"
+
+
+def test_a_script_that_does_not_end(server: Server, client: SyncRedis) -> None:
+    """Another program's: PING is refused, and the remedy ends the script."""
+    threshold = "lua-time-limit"  # both servers know the old name
+    client.config_set(threshold, 10)
+    with connect(server.url) as other, ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(other.eval, "while true do end", 0)
+        finding = until(lambda: next((one for one in examine(server.url, None) if "script" in one.message), None))
+        assert (finding.check, finding.level) == ("connection", "error")
+        client.execute_command(*re.findall(r"`redis-cli (.*?)`", finding.remedy)[0].split())
+        assert isinstance(ended.exception(), ResponseError)
+    client.config_set(threshold, 5000)
+    assert found(server.url, "rights").level == "ok"
+
+
+def test_a_server_that_wants_replicas(server: Server, client: SyncRedis) -> None:
+    """It refuses every write, so that no host and no API process seems to be there: one finding, and its remedy."""
+    client.config_set("min-replicas-to-write", 1)
+    assert [one.check for one in read_redis(client)[1]] == ["writes"]
+    [finding] = [one for one in examine(server.url, None) if one.level == "error"]
+    assert finding.check == "writes" and "NOREPLICAS" in finding.message
+    follow(client, finding)
+    assert found(server.url, "rights").level == "ok"
+    assert read_redis(client)[1] == []
+
+
+def test_a_server_that_does_not_answer() -> None:
+    """It takes connections, so that to start it would be no remedy."""
+    with serving(NEW) as server, connect(server.url) as client:
+        client.execute_command("CLIENT", "PAUSE", 600_000)
+        finding = found(server.url, "connection")
+        server.kill()  # it would not stop in order
+    assert "does not answer" in finding.message and "kill -CONT" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        (keys.MODELS, "set"),
+        (ModelKeys("m").bell, "stream"),
+        (ModelKeys("m").load, "hash"),
+        (ModelKeys("m").queue("normal", "t"), "stream"),
+        (ReplicaKeys("m", "r0").lock, "string"),
+        (keys.assignments("h"), "hash"),
+    ],
+)
+def test_a_key_that_another_program_has_written(server: Server, client: SyncRedis, key: str, kind: str) -> None:
+    """Its name, and the command that deletes it; nothing else can be judged then."""
+    client.sadd(keys.MODELS, "m")
+    client.sadd(keys.HOSTS, "h")
+    client.hset(ModelKeys("m").replicas, "r0", '{"revision": 1, "tp": 1}')
+    client.zadd(ModelKeys("m").served("normal"), {"t": 1})
+    client.delete(key)
+    client.zadd(key, {"rubbish": 1})
+    [finding] = [one for one in examine(server.url, None) if one.check == "key"]
+    assert finding.level == "error" and f"{key} is a zset and not a {kind}" in finding.message
+    client.execute_command(*shlex.split(re.findall(r"`redis-cli (.*?)`", finding.remedy)[0]))
+    assert not [one for one in examine(server.url, None) if one.check == "key"]
+
+
+def test_a_value_that_another_program_has_written(server: Server, client: SyncRedis) -> None:
+    """Of the right type, and no JSON that Furrow reads."""
+    client.sadd(keys.MODELS, "m")
+    client.hset(ModelKeys("m").spec, mapping={"name": "m", "source": "/x", "tp": "rubbish"})
+    [finding] = [one for one in examine(server.url, None) if one.check == "key"]
+    assert ModelKeys("m").spec in finding.message
+    client.execute_command(*shlex.split(re.findall(r"`redis-cli (.*?)`", finding.remedy)[0]))
+    assert not client.exists(ModelKeys("m").spec)
+
+
+def test_callers_wait_for_a_key_that_another_program_has_written(server: Server, client: SyncRedis) -> None:
+    """As for a Redis that is away: a read, a stream, and a script before it writes. A wrong argument is none."""
+    of = ModelKeys("m")
+    client.set(of.bell, "rubbish")
+    client.set(of.load, "rubbish")
+    for attempt in (
+        lambda: run(client, read("HGETALL", of.load, parse=dict)),
+        lambda: read_streams(client, {of.bell: "0"}, 1),
+        lambda: run(client, acquire("m", "r0", "owner", 1)),
+    ):
+        with pytest.raises(KeyDamaged, match=r"furrow:\{m\}:(load|bell) .*furrow doctor"):
+            attempt()
+    with pytest.raises(ArgumentsRefused):
+        run(client, acquire("n", "r0", "", 1))
 
 
 def test_a_full_server(server: Server, client: SyncRedis) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from control import keys, requests
 from control.errors import FurrowError
+from control.keys import ModelKeys
 from control.messages import Assignment, GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
 from control.placement import farm
@@ -256,6 +257,20 @@ def test_a_redis_that_lost_everything_is_told_again_what_runs(scene: AgentScene)
     until(lambda: farm.assignments(scene.redis.client, HOST), 40.0)
     assert catalog.get_spec(scene.redis.client, MODEL) == spec
     assert len(scene.pids(0)) == len(scene.pids(1)) == 1
+
+
+@pytest.mark.parametrize("gone", [ModelKeys(MODEL).spec, keys.MODELS])
+def test_a_redis_that_lost_the_specification_alone_is_told_again(scene: AgentScene, gone: str) -> None:
+    """As by eviction or by hand: the assignment is there, and the model is loaded nowhere else. An unload stays one."""
+    spec = scene.want()
+    until(lambda: scene.pids(0) and scene.pids(1), 40.0)
+    scene.redis.client.delete(gone)
+    until(lambda: catalog.list_specs(scene.redis.client) == [spec], 40.0)
+    assert len(scene.pids(0)) == len(scene.pids(1)) == 1
+    desired.unload(scene.redis.client, MODEL)
+    until(lambda: not scene.redis.client.exists(ModelKeys(MODEL).spec), 40.0)
+    until(lambda: not scene.agent.places(), 40.0)
+    assert catalog.list_specs(scene.redis.client) == []
 
 
 def test_a_stopped_agent_leaves_no_process(scene: AgentScene) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from control.operations.checks.findings import Finding, report_of
 from control.operations.checks.hosts import check_hosts
-from control.placement.farm import HostCard
+from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.process import VERSION
 from worker.agent.facts import collection
@@ -127,3 +130,26 @@ def test_the_clock_of_redis_is_the_wrong_one() -> None:
     found = check_hosts([CARD], {"alpha": ahead}, {"a": VERSION}, 60_100)
     [wrong] = [one for one in found if one.level != "ok"]
     assert wrong.check == "clock" and "Redis' machine" in wrong.message and "-60.0 s" in wrong.message
+
+
+@pytest.mark.parametrize(("reason", "words"), [("Redis at HOST can't be reached", "HOST can't be"), (None, "hangs")])
+def test_an_api_process_that_is_cut_off_from_redis(reason: str | None, words: str) -> None:
+    """It says so itself, so that nobody kills it; one that only takes connections hangs."""
+
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode({"ready": False, "reason": reason, "models": []}))
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        record = ApiRecord(url=f"http://127.0.0.1:{server.server_port}", host=os.uname().nodename, pid=7, at_ms=1)
+        found = check_hosts([CARD], {"alpha": FACTS}, {"api-1": VERSION}, 0, [record])
+        server.shutdown()
+    [finding] = [one for one in found if one.check == "api process"]
+    assert finding.level == "error" and words in finding.message
+    assert ("kill -9" in finding.remedy) == (reason is None)
