@@ -116,6 +116,7 @@ def test_a_script_that_does_not_end(server: Server, client: SyncRedis) -> None:
     with connect(server.url) as other, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(other.eval, "while true do end", 0)
         finding = until(lambda: next((one for one in examine(server.url, None) if "script" in one.message), None))
+        assert finding is not None
         assert (finding.check, finding.level) == ("connection", "error")
         client.execute_command(*re.findall(r"`redis-cli (.*?)`", finding.remedy)[0].split())
         assert isinstance(ended.exception(), ResponseError)
