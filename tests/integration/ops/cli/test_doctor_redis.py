@@ -8,13 +8,11 @@ import shlex
 import socketserver
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from redis.exceptions import ResponseError
 
 from control import keys
 from control.errors import ArgumentsRefused, KeyDamaged, RedisDenied
@@ -40,7 +38,6 @@ from ops.cli.doctor.doctor import doctor, examine
 from ops.cli.doctor.rights import PROBES
 from tests.integration.ops.cli.tls_front import certificate, tls_front
 from tests.servers import NEW, OLD, Server, serving
-from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
 SECRET = "geheim-7"
@@ -109,19 +106,28 @@ def test_a_server_that_keeps_nothing(server: Server, client: SyncRedis) -> None:
     assert found(server.url, "persistence").level == "ok"
 
 
-def test_a_script_that_does_not_end(server: Server, client: SyncRedis) -> None:
-    """Another program's: PING is refused, and the remedy ends the script."""
-    threshold = "lua-time-limit"  # both servers know the old name
-    client.config_set(threshold, 10)
-    with connect(server.url) as other, ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(other.eval, "while true do end", 0)
-        finding = until(lambda: next((one for one in examine(server.url, None) if "script" in one.message), None))
-        assert finding is not None
-        assert (finding.check, finding.level) == ("connection", "error")
-        client.execute_command(*re.findall(r"`redis-cli (.*?)`", finding.remedy)[0].split())
-        assert isinstance(ended.exception(), ResponseError)
-    client.config_set(threshold, 5000)
-    assert found(server.url, "rights").level == "ok"
+@pytest.mark.parametrize(
+    ("answer", "words", "command"),
+    [
+        (b"-BUSY Redis is busy running a script. You can only call SCRIPT KILL.\r\n", "a script", "SCRIPT KILL"),
+        (b"", "does not answer", "kill -CONT"),
+        (b"-ERR this is another server\r\n", "refuses the first commands", "log"),
+    ],
+)
+def test_a_server_that_does_not_serve(answer: bytes, words: str, command: str) -> None:
+    """A script of another program that does not end, a server that is stopped, and a refusal."""
+
+    class Busy(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(1024):
+                self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Busy) as busy:
+        busy.daemon_threads = True
+        threading.Thread(target=busy.serve_forever, args=(0.01,)).start()
+        finding = found(f"redis://127.0.0.1:{busy.server_address[1]}/0", "connection")
+        busy.shutdown()
+    assert finding.level == "error" and words in finding.message and command in finding.remedy
 
 
 def test_a_server_that_wants_replicas(server: Server, client: SyncRedis) -> None:
@@ -133,15 +139,6 @@ def test_a_server_that_wants_replicas(server: Server, client: SyncRedis) -> None
     follow(client, finding)
     assert found(server.url, "rights").level == "ok"
     assert read_redis(client)[1] == []
-
-
-def test_a_server_that_does_not_answer() -> None:
-    """It takes connections, so that to start it would be no remedy."""
-    with serving(NEW) as server, connect(server.url) as client:
-        client.execute_command("CLIENT", "PAUSE", 600_000)
-        finding = found(server.url, "connection")
-        server.kill()  # it would not stop in order
-    assert "does not answer" in finding.message and "kill -CONT" in finding.remedy
 
 
 @pytest.mark.parametrize(
