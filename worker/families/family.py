@@ -72,6 +72,10 @@ class Experts:
     up, and inputs last."""
     router: str = "gate"
     """The name of the router beside the experts."""
+    sigmoid_scores: bool = False
+    """True if the score of an expert is the sigmoid of the router's output, and not its share of all."""
+    correction: Literal["router", "mixture"] | None = None
+    """The module of `e_score_correction_bias`, which is added to scores for the choice alone; None: there is none."""
 
 
 @dataclass(frozen=True)

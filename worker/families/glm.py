@@ -27,6 +27,15 @@ FAMILIES = [
     Family(
         "glm4_moe",
         {**DENSE, **EXPERTS, **shared("shared_experts")},
-        experts=Experts(QWEN_EXPERTS, count="n_routed_experts"),
+        (
+            *WITH_BIAS,
+            *("use_qk_norm", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
+            *("n_group", "topk_group", "first_k_dense_replace", "routed_scaling_factor", "norm_topk_prob"),
+        ),
+        aliases={"n_routed_experts": "num_local_experts"},
+        head_norms="each_head",
+        head_norm_switch="use_qk_norm",
+        output_bias=False,
+        experts=Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router"),
     ),
 ]

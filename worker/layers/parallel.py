@@ -129,7 +129,7 @@ def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
         match role:
             case "experts":
                 setattr(parent, leaf, ReducedExperts(module, link))
-            case "width_norm":
+            case "width_norm" if hasattr(module, "variance_epsilon"):  # transformers'; C++ sums squares itself
                 setattr(parent, leaf, WidthNorm(module, link))
             case "query_key_value" if hasattr(parent, "config"):
                 # The modelling code cuts the product by the numbers of heads.

@@ -17,7 +17,7 @@ from worker.native.host import SOURCE
 
 log = structlog.get_logger()
 
-SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED = range(4)
+SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU = range(5)
 EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
 WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
@@ -65,7 +65,13 @@ class Linear(ctypes.Structure):
 
 
 class Gate(ctypes.Structure):
-    _fields_ = [("activation", c_int32), ("slope", c_float), ("limit", c_float), ("alone", c_int32)]
+    _fields_ = [
+        ("activation", c_int32),
+        ("slope", c_float),
+        ("limit", c_float),
+        ("alone", c_int32),
+        *((name, c_float) for name in ("positive", "negative", "linear", "least")),
+    ]
 
 
 class Norm(ctypes.Structure):
@@ -93,8 +99,14 @@ class Mixture(ctypes.Structure):
         ("experts", c_void_p),
         ("count", c_int64),
         ("chosen", c_int64),
+        ("sigmoid", c_int32),
+        ("correction", c_void_p),
+        ("groups", c_int64),
+        ("chosen_groups", c_int64),
         ("normalized", c_int32),
+        ("scale", c_float),
         ("shared", c_int32),
+        ("shared_gate", c_int32),
     ]
 
 
@@ -132,6 +144,7 @@ class Layer(ctypes.Structure):
         ("attention_out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("gate", Gate),
         ("sinks", c_void_p),
         ("window", c_int64),
         ("rotary", c_int64),
@@ -161,7 +174,6 @@ class Model(ctypes.Structure):
         ("logit_cap", c_float),
         ("residual_scale", c_float),
         ("logit_scale", c_float),
-        ("gate", Gate),
         ("last", Norm),
         ("head", Linear),
     ]
@@ -193,6 +205,7 @@ class Batch(ctypes.Structure):
         ("sampled_count", c_int64),
         ("logits", c_void_p),
         ("reduce", c_void_p),
+        ("ranks", c_int64),
         ("group", c_void_p),
         ("axes", c_void_p),
         ("axis_of", c_void_p),

@@ -12,7 +12,7 @@ from worker.families.registry import FAMILIES
 from worker.formats.recurrence import FULL, DeltaRule
 from worker.formats.short_convolution import ShortConvolution
 from worker.models.native.unsupported import NotNative, require
-from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS
+from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
 
 WHOLE = {
@@ -27,9 +27,15 @@ WHOLE = {
     "moe_intermediate_size": 1,
     "shared_expert_intermediate_size": 1,
     "decoder_sparse_step": 1,
+    "n_routed_experts": 1,
+    "n_shared_experts": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "rotary_dim": 1,
 }
 """Fields that are whole numbers, with the least value of each."""
-_ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED}
+_ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
 NUMBERS = (
     *EPSILONS,
@@ -41,10 +47,11 @@ NUMBERS = (
     "attention_multiplier",
     "logits_scaling",
     "logit_scale",
+    "routed_scaling_factor",
 )
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 BY_LAYER = ("no_rope_layers", "mlp_only_layers")
-MAY_BE_NULL = {"head_dim", "sliding_window", *CAPS, *BY_LAYER}
+MAY_BE_NULL = {"head_dim", "rotary_dim", "sliding_window", *CAPS, *BY_LAYER}
 
 
 def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
@@ -60,7 +67,6 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     _check(fields)
     for name in family.torch_numbers:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
-    require(ranks == 1 or "width_norm" not in family.roles.values(), "its norms are over the heads of all ranks")
     require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = fields.get("head_dim") or hidden // heads
@@ -187,13 +193,29 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     if experts is None:
         return {}
     dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
+    first = fields.get("first_k_dense_replace", 0)
+    count, chosen = fields[experts.count], fields[experts.chosen]
+    groups, chosen_groups = fields.get("n_group", 1), fields.get("topk_group", 1)
+    require(
+        groups == 1 or count // groups * chosen_groups >= chosen,
+        f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",
+    )
+    inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
+    shared = fields.get("shared_expert_intermediate_size")
+    if "n_shared_experts" in fields:
+        shared = inner * fields["n_shared_experts"]
+        require(shared > 0, "it has no shared expert")
     return {
-        "num_experts": fields[experts.count],
-        "num_experts_per_tok": fields[experts.chosen],
-        "moe_intermediate_size": fields.get("moe_intermediate_size", fields.get("intermediate_size")),
-        "shared_expert_intermediate_size": fields.get("shared_expert_intermediate_size"),
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": inner,
+        "shared_expert_intermediate_size": shared,
+        "sigmoid_scores": experts.sigmoid_scores,
+        "expert_groups": groups,
+        "chosen_groups": chosen_groups,
+        "expert_scale": fields.get("routed_scaling_factor", 1.0),
         # Types without the field have weights of the chosen experts that always add up to 1.
         "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
-        "expert_layers": [layer for layer in range(layers) if layer not in dense and (layer + 1) % period == 0],
+        "expert_layers": [layer for layer in range(first, layers) if layer not in dense and (layer + 1) % period == 0],
         "clamp": (fields["swiglu_alpha"], fields["swiglu_limit"]) if "swiglu_limit" in fields else None,
     }

@@ -64,6 +64,7 @@ class NativeForward:
             positions=batch.positions.data_ptr(),
             tokens=batch.tokens.numel(),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
+            ranks=self._link.collective.world_size,
         )
         if batch.cache.states:
             self._guesses.begin(asked, spans, batch.rows, batch.cache.states)

@@ -14,6 +14,9 @@ from worker.models.experts import PackedExperts
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import Expert, Linear, Mixture, Threads
 
+CORRECTION = "e_score_correction_bias"
+"""The buffer, of a mixture or of its router, with what is added to scores for the choice of experts."""
+
 
 class Mixtures:
     """The mixtures of a model's layers, in order. `structs` is for C++; keeps alive what they point to."""
@@ -39,13 +42,16 @@ class Mixtures:
         # gpt_oss has another name for it, and a bias.
         gate = block.router if hasattr(block, "router") else block.gate
         router = [gate.weight]
-        shared = getattr(block, "shared_expert", None)
+        shared = getattr(block, "shared_expert", getattr(block, "shared_experts", None))
         if shared is not None:
             pairs.append(_shared(shared, sharded=experts is not block.experts))
-            router.append(block.shared_expert_gate.weight)
+        shared_gate = getattr(block, "shared_expert_gate", None)
+        if shared_gate is not None:
+            router.append(shared_gate.weight)
+        correction = getattr(gate, CORRECTION, getattr(block, CORRECTION, None))
         structs = (Expert * len(pairs))(*pairs)
         routing = NativeLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
-        self._kept += [structs, routing]
+        self._kept += [structs, routing, correction]
         self.structs = (Mixture * (len(self.structs) + 1))(
             *self.structs,
             Mixture(
@@ -53,8 +59,14 @@ class Mixtures:
                 experts=ctypes.addressof(structs),
                 count=len(experts.gate_up),
                 chosen=config.num_experts_per_tok,
+                sigmoid=int(config.sigmoid_scores),
+                correction=None if correction is None else correction.data_ptr(),
+                groups=config.expert_groups,
+                chosen_groups=config.chosen_groups,
                 normalized=int(config.norm_topk_prob),
+                scale=config.expert_scale,
                 shared=int(shared is not None),
+                shared_gate=int(shared_gate is not None),
             ),
         )
         return len(self.structs) - 1

@@ -16,7 +16,9 @@ from worker.families.registry import FAMILIES
 from worker.formats.recurrence import LINEAR
 from worker.formats.roles import Roles
 from worker.layers.norms import FusedRMSNorm
+from worker.models.native.mixtures import CORRECTION
 from worker.models.native.rotary import Rotary, rotaries
+from worker.native.library import XIELU
 
 META = torch.device("meta")
 
@@ -131,6 +133,18 @@ class _FeedForward(nn.Module):
                 self.gate_proj = _linear(hidden, inner, bias)
             self.up_proj = _linear(hidden, inner, bias)
         self.down_proj = _linear(inner, hidden, bias)
+        if config.activation == XIELU:
+            self.act_fn = _Xielu()
+
+
+class _Xielu(nn.Module):
+    """The learned numbers of an activation, and those that files have as constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = _parameter(1), _parameter(1)
+        self.register_buffer("beta", torch.tensor(0.0))
+        self.register_buffer("eps", torch.tensor(0.0))
 
 
 class _Mixture(nn.Module):
@@ -140,11 +154,17 @@ class _Mixture(nn.Module):
         assert experts is not None
         router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
         setattr(self, experts.router, router)
+        if experts.correction is not None:
+            owner = router if experts.correction == "router" else self
+            owner.register_buffer(CORRECTION, torch.zeros(config.num_experts))
         self.experts: nn.Module = _Experts(config)
         if "mlp.shared_expert.up_proj" in roles:
             inner = config.shared_expert_intermediate_size
             self.shared_expert = _FeedForward(config, roles, inner, "mlp.shared_expert")
             self.shared_expert_gate = _linear(config.hidden_size, 1, False)
+        if "mlp.shared_experts.up_proj" in roles:
+            inner = config.shared_expert_intermediate_size
+            self.shared_experts = _FeedForward(config, roles, inner, "mlp.shared_experts")
 
 
 class _Experts(nn.Module):

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from worker.families.family import Family
 from worker.families.registry import FAMILIES
@@ -26,6 +27,7 @@ from worker.native.library import (
     EACH_HEAD,
     EACH_TURNED_HEAD,
     WHOLE_VECTORS,
+    XIELU,
     Gate,
     Layer,
     Linear,
@@ -60,7 +62,7 @@ class Plan:
         mixtures, deltas = Mixtures(self.threads), Deltas(layout.state)
         layers, self._biases = list[Layer](), list[Tensor]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
-            layers.append(_layer(one, family, mixtures.add(one.mlp, config), self._biases))
+            layers.append(_layer(one, config, family, mixtures.add(one.mlp, config), self._biases))
             if kind == LINEAR:
                 module: Any = one.conv if hasattr(one, "conv") else one.linear_attn
                 deltas.add(layers[-1], module)
@@ -91,7 +93,6 @@ class Plan:
             logit_cap=config.logit_cap,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
-            gate=_gate(config, family),
             last=_norm(body.norm),
             head=self.head.struct,
         )
@@ -117,7 +118,7 @@ class Rotaries:
         return self._kinds.index(kind) if len(self._kinds) > 1 or kind in self._kinds else 0
 
 
-def _layer(layer: Any, family: Family, mixture: int, biases: list[Tensor]) -> Layer:
+def _layer(layer: Any, config: Any, family: Family, mixture: int, biases: list[Tensor]) -> Layer:
     """A layer but for its attention, or what it has instead. `biases` keeps alive those that only the struct points
     to."""
     feed_forward = layer.mlp
@@ -130,17 +131,27 @@ def _layer(layer: Any, family: Family, mixture: int, biases: list[Tensor]) -> La
         after_feed_forward=after_feed_forward,
         gate_up=_joined(feed_forward, "gate_proj_up_proj", "gate_up_proj", "up_proj") if mixture < 0 else Linear(),
         down=_summed(feed_forward.down_proj, biases) if mixture < 0 else Linear(),
+        gate=_gate(feed_forward, config, family),
         mixture=mixture,
         delta=-1,
         parallel=int(family.parallel),
     )
 
 
-def _gate(config: Any, family: Family) -> Gate:
+def _gate(feed_forward: Any, config: Any, family: Family) -> Gate:
+    if hasattr(feed_forward, "act_fn"):
+        return _xielu(feed_forward.act_fn)
     clamp: tuple[float, float] | None = getattr(config, "clamp", None)
     if clamp is not None:
         return Gate(CLAMPED_SWIGLU, *clamp)
     return Gate(config.activation, alone=int(not family.is_gated))
+
+
+def _xielu(learned: Any) -> Gate:
+    """As transformers' `XIELUActivation` has it."""
+    positive, negative = (float(functional.softplus(one.double())) for one in (learned.alpha_p, learned.alpha_n))
+    linear, least = float(learned.beta), float(learned.eps)
+    return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least)
 
 
 def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, biases: list[Tensor]) -> None:

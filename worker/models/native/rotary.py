@@ -38,6 +38,9 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Itera
     default = dict(family.defaults["rope_parameters"])
     if not family.rope_by_kind:
         theta, partial = default.pop("rope_theta"), default.get("partial_rotary_factor")
+        if "rotary_dim" in family.fields:
+            width = config.get("rotary_dim")
+            partial = 1.0 if width is None else width / head_dim
         given = scaling or given or ({} if default["rope_type"] == "default" else default)
         nested = [name for name, value in given.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
@@ -46,9 +49,10 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Itera
         if own is not None:
             parameters["original_max_position_embeddings"] = own
         whole = _rotary(config, partial, parameters, head_dim)
-        if family.queries_grow and (beta := parameters.get("llama_4_scaling_beta")):
+        if family.queries_grow:
             read = _Parameters(parameters, config["max_position_embeddings"])
-            whole = replace(whole, growth=(beta, read.number("original_max_position_embeddings")))
+            period = read.number("original_max_position_embeddings", config["max_position_embeddings"])
+            whole = replace(whole, growth=(read.number("llama_4_scaling_beta", 0.0), period))
         return {"": whole}
     found = dict[str, Rotary]()
     for kind, name in family.rope_by_kind.items():

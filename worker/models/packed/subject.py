@@ -15,7 +15,7 @@ from worker.native.library import Threads
 from worker.repository.files import ModelFiles
 from worker.repository.fingerprint import fingerprint
 
-ROOMS = ("formats", "layers", "models", "native", "repository")
+ROOMS = ("families", "formats", "layers", "models", "native", "repository")
 """Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
 QUANTIZATION = Path(quantization.__file__)
 """The formats that `--quant` stands for."""

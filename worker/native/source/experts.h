@@ -29,26 +29,72 @@ struct MixtureRoom {
 inline int64_t all_experts(const Mixture& mixture) { return mixture.count + mixture.shared; }
 inline int64_t choices(const Mixture& mixture) { return mixture.chosen + mixture.shared; }
 
-// The experts that a row goes to, the likeliest first and of equally likely ones the lower number, and their weights. Overwrites the
-// scores. A row with NaN goes anywhere, with NaN as weight.
-inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float* weights) {
+constexpr float TAKEN = -1.0f;         // the score of an expert that can't be chosen any more
+constexpr float LEAST_SUM = 1e-20f;  // added to the sum by which weights are divided: sigmoids may all be 0
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// The outputs of the router become scores.
+inline void score_experts(const Mixture& mixture, float* scores) {
+  if (mixture.sigmoid) {
+    for (int64_t i = 0; i < mixture.count; ++i) scores[i] = sigmoid(scores[i]);
+    return;
+  }
   const float most = *std::max_element(scores, scores + mixture.count);
-  float total = 0.0f, kept = 0.0f;
+  float total = 0.0f;
   for (int64_t i = 0; i < mixture.count; ++i) total += scores[i] = std::exp(scores[i] - most);
   for (int64_t i = 0; i < mixture.count; ++i) scores[i] /= total;
+}
+
+// What an expert is chosen by.
+inline float merit(const Mixture& mixture, const float* scores, int64_t expert) {
+  return mixture.correction ? scores[expert] + mixture.correction[expert] : scores[expert];
+}
+
+// The sum of the merits of a group's two best experts.
+inline float group_merit(const Mixture& mixture, const float* scores, int64_t first, int64_t count) {
+  float best = -INFINITY, second = -INFINITY;
+  for (int64_t i = first; i < first + count; ++i) {
+    const float one = merit(mixture, scores, i);
+    second = std::max(second, std::min(best, one)), best = std::max(best, one);
+  }
+  return best + second;
+}
+
+// Takes the experts of all groups but the chosen ones; of equal groups those with the lower numbers stay.
+inline void take_groups(const Mixture& mixture, float* scores) {
+  const int64_t size = mixture.count / mixture.groups;
+  for (int64_t left = mixture.groups; left > mixture.chosen_groups; --left) {
+    int64_t worst = -1;
+    float least = 0.0f;
+    for (int64_t group = 0; group < mixture.groups; ++group) {
+      if (scores[group * size] == TAKEN) continue;
+      const float one = group_merit(mixture, scores, group * size, size);
+      if (worst < 0 || !(one > least)) worst = group, least = one;
+    }
+    std::fill(scores + worst * size, scores + (worst + 1) * size, TAKEN);
+  }
+}
+
+// The experts that a row goes to, the best first and of equal ones the lower number, and their weights. Overwrites the
+// scores. A row with NaN goes anywhere, with NaN as weight.
+inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float* weights) {
+  float kept = 0.0f;
+  score_experts(mixture, scores);
+  if (mixture.groups > mixture.chosen_groups) take_groups(mixture, scores);
   for (int64_t choice = 0; choice < mixture.chosen; ++choice) {
     int64_t best = -1;
     for (int64_t i = 0; i < mixture.count; ++i)
-      if (!(scores[i] < 0.0f) && (best < 0 || scores[i] > scores[best])) best = i;
+      if (!(scores[i] < 0.0f) && (best < 0 || merit(mixture, scores, i) > merit(mixture, scores, best))) best = i;
     chosen[choice] = static_cast<int32_t>(best), weights[choice] = scores[best];
     kept += scores[best];
-    scores[best] = -1.0f;  // taken
+    scores[best] = TAKEN;
   }
-  if (mixture.normalized)
-    for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] /= kept;
+  const float divisor = mixture.normalized ? kept + LEAST_SUM : 1.0f;
+  for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] = weights[choice] / divisor * mixture.scale;
   if (mixture.shared) {
     chosen[mixture.chosen] = static_cast<int32_t>(mixture.count);
-    weights[mixture.chosen] = 1.0f / (1.0f + std::exp(-scores[mixture.count]));
+    weights[mixture.chosen] = mixture.shared_gate ? sigmoid(scores[mixture.count]) : 1.0f;
   }
 }
 

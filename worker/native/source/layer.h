@@ -34,14 +34,16 @@ enum Kind : int32_t {
 constexpr bool included(Kind kind) { return FURROW_KINDS >> kind & 1; }
 
 // Of a feed-forward network.
-enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED };
+enum Activation : int32_t { SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU };
 
 // The product of gate and up: activation(gate) · up, or where there is but one projection, activation(up). CLAMPED_SWIGLU, of gpt_oss,
-// is g / (1 + e^(-slope · g)) · (u + 1), with g at most `limit` and u within ± limit. RELU_SQUARED is max(0, u)², of one projection.
+// is g / (1 + e^(-slope · g)) · (u + 1), with g at most `limit` and u within ± limit. RELU_SQUARED is max(0, u)², of one projection. XIELU (https://arxiv.org/abs/2411.13010), too, is
+// positive · u² + linear · u above 0, and negative · (e^min(u, least) - 1 - u) + linear · u below.
 struct Gate {
   Activation activation;
   float slope, limit;  // of CLAMPED_SWIGLU
   int32_t alone;       // 1: there is but one projection
+  float positive, negative, linear, least;  // of XIELU
 };
 
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
@@ -94,11 +96,16 @@ struct Expert {
 
 // Several feed-forward networks, of which each token goes through some.
 struct Mixture {
-  Linear router;          // outputs: `count`, and behind them, where `shared`, the gate of the shared expert
+  Linear router;          // outputs: `count`, and behind them, where `shared_gate`, the gate of the shared expert
   const Expert* experts;  // `count`, and behind them, where `shared`, that one
   int64_t count, chosen;  // experts, and how many of them a token goes to
-  int32_t normalized;     // 1: the weights of the chosen ones add up to 1; 0: they are shares of all
-  int32_t shared;         // 1: one more expert that every token goes to, weighted by the sigmoid of its gate
+  int32_t sigmoid;        // 1: an expert's score is the sigmoid of its output; 0: its share of all
+  const float* correction;       // by expert, added to its score for the choice alone; null: none
+  int64_t groups, chosen_groups;  // experts lie in groups of one size; only those of the chosen groups, by their two best experts, are chosen
+  int32_t normalized;     // 1: the weights of the chosen ones are divided by their sum; 0: they are the scores
+  float scale;            // of the weights of the chosen ones
+  int32_t shared;         // 1: one more expert that every token goes to
+  int32_t shared_gate;    // 1: the shared expert is weighted by the sigmoid of its gate; 0: by 1
 };
 
 // The part of a token's row that belongs to key head `head`: `step` numbers from head to head.
@@ -131,6 +138,7 @@ struct Layer {
   int64_t head_norm_step;  // from the weights of a head's norm to those of the next head; 0: all heads share them
   int32_t parallel;        // 1: the feed-forward network has the input of attention, and no norm of its own; the outputs of both are added
   Linear query_key_value, attention_out, gate_up, down;
+  Gate gate;
   const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
@@ -156,7 +164,6 @@ struct Model {
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
   float residual_scale;            // the output of a sublayer is multiplied by it before it is added
   float logit_scale;
-  Gate gate;
   Norm last;
   Linear head;
 };
@@ -184,6 +191,7 @@ struct Batch {
   int64_t sampled_count;
   float* logits;             // (sampled, vocabulary)
   Reduce reduce;             // null: this rank has all of every layer
+  int64_t ranks;
   void* group;
   const int64_t* axes;       // (3, tokens): positions in time, height and width; null: `positions` is all of them
   const int32_t* axis_of;    // by frequency, where there are `axes`

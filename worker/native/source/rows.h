@@ -28,18 +28,28 @@ inline void normalize_centered(const Norm& norm, const float* x, int64_t count, 
   for (; at < count; ++at) out[at] = (x[at] - mean) * scale * norm.weight[at] + (norm.bias ? norm.bias[at] : 0.0f);
 }
 
-// x / √(mean(x²) + ε) · weight, or as above; `out` may be `x`.
-inline void normalize(const Norm& norm, const float* x, int64_t count, float* out) {
-  if (norm.centered) return normalize_centered(norm, x, count, out);
+inline float sum_of_squares(const float* x, int64_t count) {
   Floats squares = all(0.0f);
   float rest = 0.0f;
   int64_t at = 0;
   for (; at + LANES <= count; at += LANES) squares = fma(load(x + at), load(x + at), squares);
   for (; at < count; ++at) rest += x[at] * x[at];
-  const float scale = 1.0f / std::sqrt((sum(squares) + rest) / static_cast<float>(count) + norm.epsilon);
-  for (at = 0; at + LANES <= count; at += LANES)
+  return sum(squares) + rest;
+}
+
+// x / √(mean_square + ε) · weight; `out` may be `x`.
+inline void normalize_by(const Norm& norm, float mean_square, const float* x, int64_t count, float* out) {
+  const float scale = 1.0f / std::sqrt(mean_square + norm.epsilon);
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES)
     store(out + at, load(x + at) * all(scale) * load(norm.weight + at));
   for (; at < count; ++at) out[at] = x[at] * scale * norm.weight[at];
+}
+
+// x / √(mean(x²) + ε) · weight, or as above; `out` may be `x`.
+inline void normalize(const Norm& norm, const float* x, int64_t count, float* out) {
+  if (norm.centered) return normalize_centered(norm, x, count, out);
+  normalize_by(norm, sum_of_squares(x, count) / static_cast<float>(count), x, count, out);
 }
 
 // activation(x) as x / (1 + e^-slope). GELU_TANH: 0.5 · (1 + tanh(u)) is 1 / (1 + e^-2u), where u = √(2/π) · (x + 0.044715 x³).
@@ -88,11 +98,26 @@ inline void square_positive(const float* x, int64_t count, float* out) {
   for (; at < count; ++at) out[at] = x[at] < 0.0f ? 0.0f : x[at] * x[at];
 }
 
+inline void xielu(const Gate& by, const float* x, int64_t count, float* out) {
+  const Floats zero = all(0.0f);
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) {  // NaN stays NaN
+    const Floats u = load(x + at), above = larger(zero, u), power = exponential(smaller(all(by.least), u));
+    const Floats below = zero_where_below(zero, zero - u, (power - all(1.0f) - u) * all(by.negative));
+    store(out + at, fma(all(by.positive) * above, above, fma(all(by.linear), u, below)));
+  }
+  for (; at < count; ++at) {
+    const float u = x[at], bent = u > 0.0f ? by.positive * u * u : (std::expm1(std::min(u, by.least)) - u) * by.negative;
+    out[at] = bent + by.linear * u;
+  }
+}
+
 inline void gate(const Gate& by, const float* both, int64_t count, float* out) {
   if (by.activation == SILU) return by.alone ? gate<SILU, true>(both, count, out) : gate<SILU, false>(both, count, out);
   if (by.activation == GELU_TANH)
     return by.alone ? gate<GELU_TANH, true>(both, count, out) : gate<GELU_TANH, false>(both, count, out);
   if (by.activation == RELU_SQUARED) return square_positive(both, count, out);
+  if (by.activation == XIELU) return xielu(by, both, count, out);
   clamped_swiglu(by, both, count, out);
 }
 

@@ -28,6 +28,7 @@ class Scratch {
     }
     normed = take<float>(most * model.hidden);
     sums = take<float>(parallel ? tokens * model.hidden : 0);
+    squares = take<float>(batch.reduce ? 2 * tokens : 0);
     projected = take<float>(tokens * width);
     rates = take<float>(tokens * rates_width);
     attended = take<float>(tokens * attended_width);
@@ -48,7 +49,7 @@ class Scratch {
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
   int64_t bytes() const { return used_; }
 
-  float *normed, *sums, *projected, *rates, *attended, *both, *gated, *turns;
+  float *normed, *sums, *squares, *projected, *rates, *attended, *both, *gated, *turns;
   Quantized quantized;
   MixtureRoom mixture{};
   Held held{};

@@ -47,6 +47,7 @@ class Step {
         recur(hand, layer.delta);
       else
         attend_all(hand, layer);
+      if (failure_.load(std::memory_order_relaxed)) return;
       if (layer.parallel) {
         add_both(hand, layer);
       } else {
@@ -113,7 +114,7 @@ class Step {
 
   void feed_forward(Hand& hand, const Layer& layer) {
     if (layer.mixture >= 0) {
-      MixturePass(mixtures_[layer.mixture], model_.gate, scratch_.mixture, batch_.tokens, model_.hidden)
+      MixturePass(mixtures_[layer.mixture], layer.gate, scratch_.mixture, batch_.tokens, model_.hidden)
           .run(hand, scratch_.normed, scratch_.normed);
       return add_sums(hand, layer.after_feed_forward, scratch_.normed);
     }
@@ -126,7 +127,7 @@ class Step {
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
     each_token(hand, [&](int64_t token) {
-      gate(model_.gate, scratch_.both + token * layer.gate_up.outputs, inner, scratch_.gated + token * inner);
+      gate(layer.gate, scratch_.both + token * layer.gate_up.outputs, inner, scratch_.gated + token * inner);
     });
   }
 
@@ -175,7 +176,7 @@ class Step {
     const int64_t token = span.first + number, dim = model_.head_dim;
     float* row = scratch_.projected + token * width();
     float* keys = span.keys + layer.cache * span.layer_stride + (span.offset + number) * dim;
-    if (layer.query.weight && layer.head_norms == ALL_HEADS) {
+    if (layer.query.weight && layer.head_norms == ALL_HEADS && !batch_.reduce) {
       float* first = row + model_.heads * dim;
       normalize(layer.query, row, model_.heads * dim, row);
       normalize(layer.key, first, model_.shared_heads * dim, first);
@@ -192,6 +193,24 @@ class Step {
       std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
   }
 
+  // Norms queries and keys over the heads of all ranks. Heads that several ranks have count several times, as do their widths.
+  void normalize_over_ranks(Hand& hand, const Layer& layer) {
+    const int64_t queries = model_.heads * model_.head_dim, keys = model_.shared_heads * model_.head_dim;
+    each_token(hand, [&](int64_t token) {
+      const float* row = scratch_.projected + token * width();
+      scratch_.squares[2 * token] = sum_of_squares(row, queries);
+      scratch_.squares[2 * token + 1] = sum_of_squares(row + queries, keys);
+    });
+    hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, scratch_.squares, 2 * batch_.tokens); });
+    each_token(hand, [&](int64_t token) {
+      const float* squares = scratch_.squares + 2 * token;
+      const float ranks = static_cast<float>(batch_.ranks);
+      float* row = scratch_.projected + token * width();
+      normalize_by(layer.query, squares[0] / (static_cast<float>(queries) * ranks), row, queries, row);
+      normalize_by(layer.key, squares[1] / (static_cast<float>(keys) * ranks), row + queries, keys, row + queries);
+    });
+  }
+
   // Norms a head of a query or key, and turns it. `number`: of the head.
   void turn_head(const Layer& layer, Norm norm, int64_t number, int64_t token, float* head) const {
     const int64_t dim = model_.head_dim;
@@ -206,6 +225,7 @@ class Step {
 
   void attend_all(Hand& hand, const Layer& layer) {
     multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
+    if (layer.query.weight && layer.head_norms == ALL_HEADS && batch_.reduce) normalize_over_ranks(hand, layer);
     each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, span, token); });
     const int64_t shared = model_.shared_heads;
     hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {

@@ -79,7 +79,11 @@ def test_it_says_what_torch_says(
 
 @pytest.mark.parametrize("quant", list(NEAR))
 @pytest.mark.parametrize(
-    "family", ["gemma3_text", "glm4", "lfm2", "mistral", "olmo3", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next"]
+    "family",
+    [
+        *("apertus", "cohere2", "gemma3_text", "glm4", "glm4_moe", "lfm2", "ministral3", "mistral", "olmo3", "qwen3"),
+        *("qwen3_5_text", "qwen3_moe", "qwen3_next"),
+    ],
 )
 def test_a_sequence_has_the_same_bits_in_any_company(
     family: str, quant: str | None, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
@@ -172,11 +176,15 @@ def test_other_families_are_left_to_torch(family: str, checkpoint: Checkpoint) -
     [
         ("qwen3", None),
         ("qwen3", "int8"),
+        ("apertus", "int8"),
         ("cohere", None),
         ("gemma3_text", None),
+        ("glm4_moe", None),
         ("granite", None),
         ("lfm2", None),
+        ("minimax_m2", None),
         ("mixtral", None),
+        ("olmo2", None),
         ("phi", "int8"),
         ("qwen3_moe", "int8"),
         ("qwen3_5_text", "f16"),

@@ -63,6 +63,11 @@ PARTIAL: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 3e4}},
     {"rope_scaling": YARN},
 ]
+ROTARY_DIMS: list[dict[str, Any]] = [
+    {"rotary_dim": 12},
+    {"rotary_dim": 4, "partial_rotary_factor": 0.5},
+    {"rotary_dim": 4, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default", "partial_rotary_factor": 0.75}},
+]
 BY_KIND: list[dict[str, Any]] = [
     {"rope_theta": 7e5, "rope_local_base_freq": 3e4},
     {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
@@ -78,6 +83,7 @@ def variants() -> list[Any]:
     found += [("qwen3_next", changes) for changes in PARTIAL] + [("mixtral", ROPES[2]), ("phi3", PARTIAL[1])]
     found += [(family, changes) for family in ("gemma3_text", "olmo3") for changes in BY_KIND]
     found += [("lfm2", changes) for changes in FEED_FORWARDS]
+    found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
         row = FAMILIES[family]
@@ -167,6 +173,9 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
             router = getattr(layer.mlp, "gate", None) or layer.mlp.router
             assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
             assert ours.config.num_experts_per_tok == router.top_k
+            assert ours.config.expert_scale == getattr(router, "routed_scaling_factor", 1.0)
+            assert ours.config.expert_groups == getattr(router, "num_group", 1)
+            assert ours.config.chosen_groups == getattr(router, "topk_group", 1)
             assert ours.config.clamp in (
                 None,
                 (getattr(layer.mlp.experts, "alpha", 0), config.__dict__.get("swiglu_limit")),
@@ -214,6 +223,11 @@ def rotates(attention: Any) -> bool:
         ({"rope_scaling": {"rope_type": "axial"}}, "of type axial"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, r"differ by layer \(full_attention\)"),
         ({"use_bidirectional_attention": True}, "its attention sees later tokens"),
+        (
+            {"model_type": "glm4_moe", "n_routed_experts": 4, "n_group": 4, "topk_group": 1, "num_experts_per_tok": 2},
+            "1 of its 4 groups of 4 experts have not the 2",
+        ),
+        ({"model_type": "glm4_moe", "n_shared_experts": 0}, "it has no shared expert"),
         ({"model_type": "qwen3_5_text", "linear_key_head_dim": 24}, r"its recurrent heads are \(24, 128\) wide"),
     ],
 )
@@ -221,11 +235,6 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
     given = config_json("llama", **changes)
     with pytest.raises(NotNative, match=message):
         native_meta_model(native_config(given), given)
-
-
-def test_norms_over_the_heads_of_several_ranks_are_left_to_transformers() -> None:
-    with pytest.raises(NotNative, match="its norms are over the heads of all ranks"):
-        native_config(config_json("olmo2"), 2)
 
 
 @pytest.mark.parametrize(
