@@ -226,8 +226,7 @@ class RedisDenied(RedisUnavailable):
 
 
 class KeyDamaged(RedisUnavailable):
-    """A key of the farm has another type than Furrow writes, or a value that it can't read. Callers wait, as nothing
-    else can be done without it."""
+    """A key of the farm has another type than Furrow writes. Callers wait, as nothing else can be done without it."""
 
     def __init__(self, key: str, what: str) -> None:
         super().__init__(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import msgspec
 from redis import exceptions as redis_errors
 from redis.client import NEVER_DECODE
 
@@ -291,10 +290,6 @@ def _outcome(call: Call[Any], reply: Any) -> Any:
         return call.parse(reply)
     except FurrowError as error:
         return error
-    except msgspec.DecodeError as error:
-        if call.script:
-            raise
-        return KeyDamaged(str(call.args[1]), f"has a value that can't be read ({error})")
 
 
 def _value(outcome: Any) -> Any:

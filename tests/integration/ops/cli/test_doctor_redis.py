@@ -166,16 +166,6 @@ def test_a_key_that_another_program_has_written(server: Server, client: SyncRedi
     assert not [one for one in examine(server.url, None) if one.check == "key"]
 
 
-def test_a_value_that_another_program_has_written(server: Server, client: SyncRedis) -> None:
-    """Of the right type, and no JSON that Furrow reads."""
-    client.sadd(keys.MODELS, "m")
-    client.hset(ModelKeys("m").spec, mapping={"name": "m", "source": "/x", "tp": "rubbish"})
-    [finding] = [one for one in examine(server.url, None) if one.check == "key"]
-    assert ModelKeys("m").spec in finding.message
-    client.execute_command(*shlex.split(re.findall(r"`redis-cli (.*?)`", finding.remedy)[0]))
-    assert not client.exists(ModelKeys("m").spec)
-
-
 def test_callers_wait_for_a_key_that_another_program_has_written(server: Server, client: SyncRedis) -> None:
     """As for a Redis that is away: a read, a stream, and a script before it writes. A wrong argument is none."""
     of = ModelKeys("m")
