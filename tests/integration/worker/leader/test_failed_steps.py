@@ -125,14 +125,16 @@ def test_an_exception_of_the_host_ends_its_request_and_no_other(
 def test_a_request_that_can_not_be_read_is_a_dead_letter(scene: LeaderScene) -> None:
     """Its stored parameters are damaged: the claim that brought it serves the others, and the operator finds it."""
     until(scene.epoch, 40.0)
-    scene.leader.draining = True  # so that it is damaged before it is claimed
-    before = scene.epoch()
+    scene.stop()  # so that it is damaged before it is claimed
     scene.ask("damaged", max_tokens=5)
     scene.redis.client.hset(scene.keys.request("damaged"), "params", '{"prompt": "no tokens"}')
     scene.ask("sound", max_tokens=5)
-    scene.leader.draining = False
+    scene.start()
     assert len(scene.answer("sound")) == 5
+    before = scene.epoch()
     scene.answer("damaged")
     assert scene.state("damaged") == "dead" and "ValidationError" in (scene.log("damaged")[-1].cause or "")
     assert scene.redis.client.xlen(scene.keys.dead) == 1
+    scene.ask("later", max_tokens=5)
+    assert len(scene.answer("later")) == 5
     assert scene.epoch() == before
