@@ -41,6 +41,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         if (spec := specs.get(overview.model)) is not None:
             check_files(spec, cards, facts, checks, {one.detail for one in overview.replicas})
         check_breaches(breaches[overview.model], checks)
+        check_weights(overview, checks)
         check_backends(overview, checks)
         check_faults(overview, faults, checks)
         check_letters(overview.model, count, checks)
@@ -89,6 +90,24 @@ def memory_remedy(model: str) -> str:
         f"Load `{model}` again with --quant int8 or fewer --kv-tokens (`furrow models load`), unload another model of "
         "its host (`furrow hosts` lists them), or give the host or container more memory"
     )
+
+
+def check_weights(overview: health.Overview, checks: Checks) -> None:
+    """The replicas of one revision loaded the same weights."""
+    replicas = {
+        one.replica: one.backend for one in overview.replicas if one.backend and one.revision == overview.revision
+    }
+    if len({backend.weights for backend in replicas.values()}) > 1:
+        weights = ", ".join(f"{name}: {backend.weights}" for name, backend in replicas.items())
+        message = (
+            "replicas serve different weights, so their answers differ: the model's files were changed while it was "
+            f"served, or differ from host to host ({weights})"
+        )
+        remedy = (
+            f"Make the files the same on every host, then run `furrow models reload {overview.model}`. Put new weights "
+            "into a folder of their own."
+        )
+        checks.error("weights", message, remedy)
 
 
 def check_backends(overview: health.Overview, checks: Checks) -> None:
