@@ -18,7 +18,7 @@ from control.redis.connection import connect, run
 from control.requests import Claimed
 from ops.bench.fanout import scripted_leader
 from tests.byte_model import EOS, byte_assets
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 
 POLL_S = 0.005
 

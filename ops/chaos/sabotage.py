@@ -47,7 +47,7 @@ rewrite_scripts(
     ),
     "no-replay": Sabotage(
         "a new epoch continues each request from its prompt alone, as if nothing had been produced",
-        "worker.leader.requests.running",
+        "worker.leader.request",
         """
 replay = module.RunningRequest.replay
 

@@ -40,7 +40,7 @@ from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import is_ready
 from ops.local.supervisor import Part, Supervisor
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 from worker.repository import files
 from worker.repository.assets import read_assets
 

@@ -15,7 +15,7 @@ from control.replicas.health import write_poison
 from control.replicas.lease import Lease
 from control.requests import Emission, Inheritance, takeover
 from tests.contract.conftest import MODEL, Farm, last, rids, token
-from worker.leader.requests.crash_record import CrashRecord
+from worker.leader.crash_isolation import CrashRecord
 
 
 def note(farm: Farm, lease: Lease, docket: str, suspects: list[str], cleared: list[str]) -> None:

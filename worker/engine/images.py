@@ -27,9 +27,6 @@ KEPT_TOKENS = 32_768
 
 LOST = "An image of the request is gone: Redis has lost it. Send the request again."
 
-Pixels = Callable[[StepImage], bytes | None]
-"""The pixels of an image, rows of red, green and blue; None where they are gone."""
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -75,14 +72,16 @@ class SequenceImages:
 
 
 class EngineImages:
-    """The images of an engine. `pixels` is set on rank 0."""
+    """The images of an engine."""
 
     def __init__(self, tower: VisionTower | None) -> None:
         """`tower`: None for a model that takes text only."""
         self._given = tower
         self._sequences: dict[int, SequenceImages] = {}
         self._encoded: OrderedDict[str, Features] = OrderedDict()
-        self.pixels: Pixels = lambda image: None
+        self.pixels: dict[str, bytes] = {}
+        """On rank 0, by digest: the pixels of the images that the next step encodes, rows of red, green and blue. An
+        image without pixels is gone."""
         self.failures: dict[int, str] = {}
         """Sequences whose pixels were gone in the last forward, and why what it computed for them is worth nothing."""
 
@@ -227,7 +226,7 @@ class EngineImages:
     def _shared(self, image: StepImage, collective: Collective) -> Tensor | None:
         """The pixels (height, width, 3) uint8 on every rank."""
         size = image.height * image.width * 3
-        data = self.pixels(image) if collective.rank == 0 else None
+        data = self.pixels.get(image.digest) if collective.rank == 0 else None
         if data is not None and len(data) != size:
             data = None
         there = collective.broadcast(torch.tensor([int(data is not None)], dtype=torch.int64))

@@ -132,10 +132,11 @@ class Heartbeat:
         stuck = self._stuck
         if stuck and self._over is None:
             self._poison_for_hang()
-        used, kept = self._progress.kv()
-        served = self._progress.served()
-        read_bytes, weight_bytes = self._progress.weights()
-        forward_ms, waited_ms = self._recent.add(time.monotonic(), *self._progress.waits())
+        gauges = self._progress.gauges
+        used, kept = self._progress.kv
+        served = self._progress.served
+        read_bytes, weight_bytes = gauges.weights_read
+        forward_ms, waited_ms = self._recent.add(time.monotonic(), *gauges.waits)
         beat = health.Beat(
             epoch=self._epoch,
             seq=self._progress.seq,
@@ -153,7 +154,7 @@ class Heartbeat:
             first_tokens_ms=served.first_tokens_ms,
             read_bytes=read_bytes,
             weight_bytes=weight_bytes,
-            progress=self._progress.count(),
+            progress=gauges.progress,
             stalled_ms=int(1000 * self._progress.stalled_s),
             forward_ms=forward_ms,
             waited_ms=waited_ms,

@@ -6,7 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
+
+from worker.metrics import series
+from worker.metrics.counters import Counters
 
 Phase = Literal["starting", "forming", "loading", "ready"]
 
@@ -56,6 +59,34 @@ class Deadlines:
         return max(STEP_FLOOR_S, STEP_FACTOR * self._p99_s) + PER_TOKEN_S * prompt_tokens
 
 
+class Gauges(Protocol):
+    """What a rank's worker shows of itself, for any thread."""
+
+    @property
+    def progress(self) -> int:
+        """A number that changes as the main thread makes progress in a command."""
+        ...
+
+    @property
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes of the checkpoint that were read, and all of them."""
+        ...
+
+    @property
+    def waits(self) -> tuple[float, float]:
+        """Seconds of this epoch's forwards, and those of them in which this rank waited for others."""
+        ...
+
+
+@dataclass(slots=True)
+class NoGauges:
+    """Of a rank that does nothing."""
+
+    progress: int = 0
+    weights_read: tuple[int, int] = (0, 0)
+    waits: tuple[float, float] = (0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Command:
     began: float
@@ -66,23 +97,15 @@ class _Command:
 class Progress:
     """Written by the main thread, read by the heartbeat; each field is assigned atomically, so no lock is needed."""
 
-    def __init__(
-        self, ended: Callable[[float, float, float], None] = lambda seconds, forward_s, waited_s: None
-    ) -> None:
-        """`ended` is told of each command its seconds, and what `waits` grew by."""
-        self._ended, self._waits_told = ended, (0.0, 0.0)
+    def __init__(self, gauges: Gauges | None = None, counters: Counters | None = None) -> None:
+        """`counters` get the seconds of each command, and what the waits grew by."""
+        self.gauges: Gauges = gauges or NoGauges()
+        self._counters = counters or Counters()
+        self._waits_before = (0.0, 0.0)
         self.phase: Phase = "starting"
         self.seq = 0
-        self.kv: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the tokens of KV memory in use and kept; only a leader knows them."""
-        self.served: Callable[[], Served] = Served
-        """Returns the counts of requests; only a leader has any."""
-        self.weights: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the bytes of the checkpoint that were read, and all of them."""
-        self.count: Callable[[], int] = lambda: 0
-        """Returns a number that changes as the main thread makes progress in a command."""
-        self.waits: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        """Returns the seconds of this epoch's forwards, and those of them in which this rank waited for others."""
+        self.kv: tuple[int, int] = (0, 0)
+        """Tokens of KV memory in use and kept; only a leader knows them."""
         self._pending: _Command | None = None
         self._seen = 0
         self.moved_at = 0.0
@@ -97,9 +120,10 @@ class Progress:
 
     def look(self) -> None:
         """Note whether the main thread has got on since the last look. For the heartbeat alone."""
-        count = self.count()
+        count = self.gauges.progress
         if count != self._seen:
-            self._seen, self.moved_at = count, time.monotonic()
+            self._seen = count
+            self.moved_at = time.monotonic()
             self.moved()
 
     def moved(self) -> None:
@@ -121,10 +145,21 @@ class Progress:
         self._pending = None
         self.seq = seq
         seconds = time.monotonic() - started
-        before, self._waits_told = self._waits_told, self.waits()
-        forward_s, waited_s = (now - then for now, then in zip(self._waits_told, before, strict=True))
-        self._ended(seconds, max(0.0, forward_s), max(0.0, waited_s))
+        forward_before, waited_before = self._waits_before
+        forward_s, waited_s = self._waits_before = self.gauges.waits
+        self._counters.command(seconds, max(0.0, forward_s - forward_before), max(0.0, waited_s - waited_before))
         return seconds
+
+    @property
+    def served(self) -> Served:
+        """The counts of requests; only a leader has any."""
+        *firsts, seconds = self._counters.read(series.TO_FIRST_TOKEN)
+        return Served(
+            running=int(self._counters.read(series.RUNNING)[0]),
+            tokens=int(self._counters.read(series.GENERATION_TOKENS)[0]),
+            first_tokens=int(sum(firsts)),
+            first_tokens_ms=int(1000 * seconds),
+        )
 
     def idle(self) -> None:
         self._pending = None

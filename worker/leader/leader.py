@@ -23,12 +23,11 @@ from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.leader.backoff import Backoff
-from worker.leader.chunk_size import ChunkSize
+from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.requests.redis_exchange import LOOP, RedisExchange
-from worker.leader.requests.request_manager import RequestManager
-from worker.leader.serving import PEER_FAILED, STEP_FAILED, Serving
+from worker.leader.exchange import LOOP, Exchange, RedisCalls
+from worker.leader.running_requests import RunningRequests
+from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext
 from worker.metrics.counters import Counters
 from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling.description import pooling_of
@@ -59,6 +58,9 @@ NOT_DETERMINISTIC = (
 )
 
 
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+"""Of the pauses between epochs that end in their first step."""
 WHOLE_TOKENS = 256
 """Tokens of a step for each thread, where threads compute sequences apart: with fewer their products are slower."""
 
@@ -70,6 +72,25 @@ class LeaderLimits:
     token_budget: int = 512
     """Limit of prompt tokens in one step beside its decode rows."""
     max_sequences: int = 256
+
+
+class Backoff:
+    """The pause before the next epoch when epochs keep ending in their first step: a fault that repeats must not spin.
+
+    It doubles from epoch to epoch; one that completed a step, or ended for another reason, starts it over.
+    """
+
+    def __init__(self) -> None:
+        self._fruitless = 0
+
+    def after(self, *, steps: int, failed: bool) -> float:
+        """Seconds to wait after an epoch that completed `steps` steps and ended in a step that `failed`."""
+        if steps or not failed:
+            self._fruitless = 0
+            return 0.0
+        pause = min(FIRST_PAUSE_S * 2**self._fruitless, LONGEST_PAUSE_S)
+        self._fruitless += 1
+        return pause
 
 
 class Leader:
@@ -167,8 +188,9 @@ class Leader:
         return None
 
     def _serve(self, lease: Lease) -> None:
-        progress = Progress(self._counters.command)
-        worker, client = self._rank_worker, self._heartbeat_client
+        worker = self._rank_worker
+        client = self._heartbeat_client
+        progress = Progress(worker, self._counters)
         with worker.heartbeat(client, lease.model, lease.replica, lease.epoch, progress, lease) as heartbeat:
             ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
             try:
@@ -197,27 +219,31 @@ class Leader:
             whole_prompts=whole,
             whole_images=images is not None and images.whole,
         )
-        progress.kv = scheduler.kv_tokens
-        exchange = RedisExchange(self._client, self._blocking, lease, heartbeat.check, self._rank_worker.world_size)
+        calls = RedisCalls(self._client, self._blocking, lease, heartbeat.check, self._rank_worker.world_size)
+        exchange = Exchange(lease, calls, DeadReplicas(self._client, lease))
         finisher = Finisher(self._decode)
         fingerprint = None if self._backend is None else self._backend.fingerprint
-        manager = RequestManager(
-            lease, exchange, scheduler, finisher, self._grammars, images, fingerprint, self._counters
-        )
-        progress.served = manager.counters.served
-        dead_replicas = DeadReplicas(self._client, lease)
-        counting = BackgroundCall[bool]("recount")
-        serving = Serving(
-            *(lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, self._chunk_size),
+        isolation = CrashIsolation(lease, calls.held)
+        running = RunningRequests(scheduler, finisher, self._grammars, isolation, images, fingerprint, self._counters)
+        context = ServingContext(
+            lease=lease,
+            group=group,
+            running=running,
+            exchange=exchange,
+            progress=progress,
+            check=heartbeat.check,
             sampler=StepSampler(decode=self._decode) if self._pooling is None else VectorSampler(),
+            chunk_size=self._chunk_size,
             images=images,
         )
+        serving = Serving(context)
+        counting = BackgroundCall[bool]("recount")
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
                 counting.send(lambda: requests.recount(self._client, lease.model))
                 serving.run(lambda: self._is_over(serving))
-                serving.claimer.give_back()  # to the queue, where the next epoch or another replica finds it
+                serving.give_back()  # to the queue, where the next epoch or another replica finds it
                 group.shutdown()
                 self.stopping = True
         except EpochOver as over:
@@ -226,12 +252,12 @@ class Leader:
             raise
         finally:
             counting.close()
-            serving.claimer.reading.close()
-            self._steps, self._trying = serving.emitter.exchanges, serving.trying
+            self._steps = exchange.answers
+            self._trying = serving.trying
 
     def _is_over(self, serving: Serving) -> bool:
         """At once when told to stop; when draining, once what runs is finished."""
-        serving.claimer.draining = self.draining
+        serving.draining = self.draining
         return self.stopping or (self.draining and not serving.busy)
 
     def _leave(self, lease: Lease) -> None:

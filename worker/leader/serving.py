@@ -1,31 +1,35 @@
-"""The step loop of one epoch: claim → plan → forward → sample → apply → emit."""
+"""The step loop of one epoch: claim → schedule → execute → sample → update → emit.
+
+`RunningRequests` owns what runs, `Exchange` the way to Redis. Neither knows the other: what one of them returns is
+handed to the other here.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
 
 import structlog
 
-from control import requests
 from control.errors import GroupError, Poisoned, collective_failure
-from control.messages import Sampling
+from control.messages import RequestState, Sampling
+from control.redis.connection import Call
 from control.replicas.lease import Lease
+from control.requests import Claimed, Claims
 from worker.engine.images import EngineImages
-from worker.engine.step import Step
+from worker.engine.step import Forward, Step
 from worker.health.progress import Progress
-from worker.leader.chunk_size import ChunkSize
-from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.requests.claimer import Claimer
-from worker.leader.requests.emitter import Emitter
-from worker.leader.requests.image_reader import ImageReader
-from worker.leader.requests.prompt_scores import score_targets
-from worker.leader.requests.redis_exchange import RedisExchange
-from worker.leader.requests.request_manager import RequestManager
-from worker.sampling.step_sampler import StepSampler
+from worker.leader.exchange import EmissionAnswer, Exchange
+from worker.leader.request import RunningRequest, score_targets
+from worker.leader.running_requests import Capacity, RunningRequests
+from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.sampling.vectors import VectorSampler
-from worker.scheduling.scheduler import Scheduler, StepPlan
+from worker.scheduling.scheduler import StepPlan
 from worker.scheduling.sequence import Sequence
 from worker.tp_group.group import Group
 
@@ -44,6 +48,12 @@ LONG_PROMPTS = 64
 """A step with so many waiting prompt tokens is not a short one."""
 REPEAT_WITHIN_S = 0.02
 """For the forwards of one command together, so that what arrives or is cancelled meanwhile is soon heard of."""
+PREFILL_S = 1.0
+MIXED_S = 0.03
+LEAST_TOKENS = 64
+"""Smallest chunk beside decoding rows, and the first chunk before a rate is known."""
+SLOW_TOKENS = 16
+"""The shortest chunk of a step of prompts alone, on a machine that computes fewer in PREFILL_S."""
 
 
 def met_in_collective(error: GroupError) -> bool:
@@ -51,69 +61,123 @@ def met_in_collective(error: GroupError) -> bool:
     return collective_failure(error.leader) is not None
 
 
+def _recent() -> deque[float]:
+    return deque(maxlen=7)
+
+
+@dataclass(slots=True)
+class ChunkSize:
+    """The number of prompt tokens in one step. Learns from the steps of one process, over all its epochs.
+
+    Long chunks are computed at the best rate, but streams, cancels and claims wait for their end. So the size follows
+    the measured rate: a step of prompts alone takes PREFILL_S, one with decode rows MIXED_S. Chunks beside decode rows
+    have at least LEAST_TOKENS, from which on the rate is nearly the best.
+    """
+
+    _mixed_s: deque[float] = field(default_factory=_recent)
+    """Seconds per prompt token of steps with at least LEAST_TOKENS of them."""
+    _prefill_s: deque[float] = field(default_factory=_recent)
+    """The same of steps without a row that decodes, from SLOW_TOKENS on."""
+
+    def observe(self, seconds: float, prompt_tokens: int, decode_rows: int = 0) -> None:
+        """Record a finished step. Where it fed few prompt tokens, its time says nothing about them."""
+        if prompt_tokens >= LEAST_TOKENS:
+            self._mixed_s.append(seconds / prompt_tokens)
+        if prompt_tokens >= SLOW_TOKENS and not decode_rows:
+            self._prefill_s.append(seconds / prompt_tokens)
+
+    @property
+    def mixed(self) -> int:
+        """The most prompt tokens of a step that others decode in."""
+        if not self._mixed_s:
+            return min(LEAST_TOKENS, self.prefill)
+        return max(min(LEAST_TOKENS, self.prefill), int(MIXED_S / median(self._mixed_s)))
+
+    @property
+    def prefill(self) -> int:
+        """The most prompt tokens of a step that nobody decodes in."""
+        if not self._prefill_s:
+            return LEAST_TOKENS
+        return max(SLOW_TOKENS, int(PREFILL_S / median(self._prefill_s)))
+
+
 class RepeatTime:
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
-        self._began = self._last = time.monotonic()
+        self._began = time.monotonic()
+        self._last = self._began
 
     def allows_another(self) -> bool:
         """True if a forward that takes as long as the one that has just ended would end in time."""
         now = time.monotonic()
-        took, self._last = now - self._last, now
-        return now + took - self._began <= self._within_s
+        seconds = now - self._last
+        self._last = now
+        return now + seconds - self._began <= self._within_s
+
+
+@dataclass(frozen=True)
+class ServingContext:
+    """What the step loop of one epoch works with."""
+
+    lease: Lease
+    group: Group
+    running: RunningRequests
+    exchange: Exchange
+    progress: Progress
+    check: Callable[[], None]
+    """Raises EpochOver when the epoch is over."""
+    sampler: StepSampler | VectorSampler = field(default_factory=StepSampler)
+    chunk_size: ChunkSize = field(default_factory=ChunkSize)
+    """It knows the rate of earlier epochs."""
+    images: EngineImages | None = None
+    """Those of the leader's own rank; None where the model takes text only."""
 
 
 class Serving:
     """The step loop of a formed group. `run` returns when stopped, and raises EpochOver when the epoch ends."""
 
-    def __init__(
-        self,
-        lease: Lease,
-        group: Group,
-        scheduler: Scheduler,
-        manager: RequestManager,
-        exchange: RedisExchange,
-        progress: Progress,
-        check: Callable[[], None],
-        dead_replicas: DeadReplicas,
-        chunk_size: ChunkSize | None = None,
-        sampler: StepSampler | VectorSampler | None = None,
-        images: EngineImages | None = None,
-    ) -> None:
-        """`chunk_size` knows the rate of earlier epochs; `images` are the leader's own rank's."""
-        self._lease, self._group, self._scheduler, self._manager = lease, group, scheduler, manager
-        self._exchange, self._progress, self._check, self._dead_replicas = exchange, progress, check, dead_replicas
-        self._sampler, self._chunk_size = sampler or StepSampler(), chunk_size or ChunkSize()
-        self._images = ImageReader(lease.model, exchange, scheduler, manager, images)
-        self.claimer = Claimer(lease, exchange, scheduler, manager)
-        self.emitter = Emitter(exchange, manager, self.claimer)
-        self.overlap_below_s, self.repeat_within_s = OVERLAP_BELOW_S, REPEAT_WITHIN_S
+    def __init__(self, context: ServingContext) -> None:
+        self._lease = context.lease
+        self._group = context.group
+        self._running = context.running
+        self._exchange = context.exchange
+        self._progress = context.progress
+        self._check = context.check
+        self._sampler = context.sampler
+        self._chunk_size = context.chunk_size
+        self._images = context.images
+        self._scheduler = context.running.scheduler
+        self._isolation = context.running.isolation
+        self.draining = False
+        """True if nothing is claimed or taken over, because the replica is to stop."""
+        self.overlap_below_s = OVERLAP_BELOW_S
+        self.repeat_within_s = REPEAT_WITHIN_S
 
     @property
     def busy(self) -> bool:
-        return bool(self._manager.running or self.claimer.reading)
+        return bool(self._running or self._exchange.reading)
 
     @property
     def trying(self) -> bool:
         """True if the last step was a trial of requests that may have crashed the group."""
-        return self._manager.isolation.trying
+        return self._isolation.trying
 
     def adopt(self) -> None:
         """Adopt the requests of the replica's earlier epochs; once, before the first `run`. The last epoch may have
         crashed, so the group first runs a step without a request, and later crashes count for the requests in them."""
-        adopted = self.claimer.adopt()
+        adopted = self._exchange.adopt()
         if adopted:
-            adopted = self._manager.isolation.open(adopted)
+            adopted = self._isolation.open(adopted)
             self._prove()
-            self._manager.isolation.watch(adopted)
-            self.claimer.read(adopted)
+            self._isolation.watch(adopted)
+            self._read(adopted)
 
     def run(self, stopping: Callable[[], bool]) -> None:
         last_contact = time.monotonic()
         while not stopping():
             self._check()
             self._resume()
-            if not (self._manager.isolation.active or self.claimer.draining):
+            if not (self._isolation.active or self.draining):
                 self._take_over()
             if self._scheduler.has_work:
                 self._step()
@@ -125,53 +189,62 @@ class Serving:
                     self._group.ping()
                     self._progress.idle()
                     last_contact = time.monotonic()
-        self.emitter.deliver()
+        self._deliver()
+
+    def give_back(self) -> None:
+        """Put every request back into its queue; another epoch continues it from its log. Raises RedisUnavailable."""
+        for rid in [*self._running.by_rid, *self._exchange.reading.rids]:
+            self._exchange.requeue(rid)
+            self._forget(rid)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        self._scheduler.prefill_budget, self._scheduler.mixed_budget = self._chunk_size.prefill, self._chunk_size.mixed
-        first = plan = self._scheduler.plan()
-        self._manager.before(plan)
-        encodes = self._images.fetch(plan)
-        repeat, lasts = self._repeats, RepeatTime(self.repeat_within_s)
-        with self._running(plan, repeat) as step:
-            self.emitter.begin()  # the command is on its way: Redis gets the last step's tokens while this one runs
+        """One command. The tokens of the step before are emitted while it runs, and new requests are claimed with
+        them."""
+        plan = first = self._schedule()
+        encodes = self._hand_over_pixels(plan)
+        repeat = self._repeats
+        lasts = RepeatTime(self.repeat_within_s)
+        with self._execute(plan, repeat) as step:
+            self.emit()  # the command is on its way: Redis gets the last step's tokens while this one runs
             more = True
             while more:
                 forward = step.forward(score_targets(plan))
-                pending = self._sampler.begin(plan.to_sample, forward)
-                step.run_ahead(pending.on_device)
-                tokens = pending.wait()
-                self._manager.apply(plan, tokens, forward.scores)
+                tokens = self._sample(plan, forward, step)
+                self._running.update(plan, tokens, forward.scores)
                 more = step.agree(tokens.ids, more=repeat and self._continues_decode(lasts))
                 if more:
-                    plan = self._scheduler.plan()
+                    plan = self._running.schedule()
+        self._running.unsent = True
         if not encodes:  # its time would say nothing of the rate of prompts
             self._chunk_size.observe(self._group.last_seconds, first.prompt_tokens, len(first.continuing))
-        self.emitter.finish()
+        answer = self._exchange.finish()
+        if answer is not None:
+            self._settle(answer)
         if not self._overlaps:
-            self.emitter.deliver()
+            self._deliver()
 
-    @property
-    def _repeats(self) -> bool:
-        """True if a command may have several forwards. A leader alone sends no commands: its next one is free."""
-        isolation = self._manager.isolation
-        return not (self._group.alone or isolation.watching or isolation.active)
+    def _schedule(self) -> StepPlan:
+        """The plan of a command's first forward. The requests to blame for a crash are written down before it runs."""
+        self._scheduler.prefill_budget = self._chunk_size.prefill
+        self._scheduler.mixed_budget = self._chunk_size.mixed
+        plan = self._running.schedule()
+        if self._isolation.watching:
+            self._isolation.before(self._running.rids_of(plan))
+        return plan
 
-    def _continues_decode(self, lasts: RepeatTime) -> bool:
-        """True if the same sequences decode once more: none ends, fails, waits or begins, and there is time for it."""
-        return lasts.allows_another() and not self._manager.urgent and self._scheduler.steady
-
-    @property
-    def _overlaps(self) -> bool:
-        """True if Redis gets the last step's tokens while the next one runs. During a crash isolation each step must be
-        settled before the next one, which may crash."""
-        quick = self._group.last_seconds < self.overlap_below_s and self._scheduler.backlog < LONG_PROMPTS
-        return quick and self._scheduler.has_work and not self._manager.isolation.watching
+    def _hand_over_pixels(self, plan: StepPlan) -> bool:
+        """Read the images that the step encodes, before its command is sent: no rank then waits for Redis. The pixels
+        are kept for one step only. True if there are any."""
+        if self._images is None:
+            return False
+        images = [one for one in plan.needed_images() if not self._images.has(one.image.digest)]
+        self._images.pixels = self._exchange.read_pixels(images)
+        return bool(images)
 
     @contextmanager
-    def _running(self, plan: StepPlan, repeat: bool) -> Generator[Step]:
+    def _execute(self, plan: StepPlan, repeat: bool) -> Generator[Step]:
         """Every rank runs the plan; the context is the leader's part. Raises Poisoned where the step fails."""
         try:
             with self._group.step(plan.change, repeat, plan.images) as step:
@@ -181,50 +254,168 @@ class Serving:
             log.error("the step failed", seq=self._group.seq, requests=rids, action="poison")
             raise Poisoned(PEER_FAILED if met_in_collective(error) else STEP_FAILED, str(error), 0) from error
 
+    def _sample(self, plan: StepPlan, forward: Forward, step: Step) -> StepTokens:
+        """The tokens of a forward. Where they are on the device, the next decode step is launched before they are
+        here."""
+        pending = self._sampler.begin(plan.to_sample, forward)
+        step.run_ahead(pending.on_device)
+        return pending.wait()
+
+    @property
+    def _repeats(self) -> bool:
+        """True if a command may have several forwards. A leader alone sends no commands: its next one is free."""
+        return not (self._group.alone or self._isolation.watching or self._isolation.active)
+
+    def _continues_decode(self, lasts: RepeatTime) -> bool:
+        """True if the same sequences decode once more: none ends, fails, waits or begins, and there is time for it."""
+        return lasts.allows_another() and not self._running.urgent and self._scheduler.steady
+
+    @property
+    def _overlaps(self) -> bool:
+        """True if Redis gets the last step's tokens while the next one runs. During a crash isolation each step must be
+        settled before the next one, which may crash."""
+        quick = self._group.last_seconds < self.overlap_below_s and self._scheduler.backlog < LONG_PROMPTS
+        return quick and self._scheduler.has_work and not self._isolation.watching
+
     def _prove(self) -> None:
         """Run a step of one token that belongs to no request: a group that can't even do this blames none."""
         sampling = Sampling(max_tokens=1, temperature=0.0, seed="0")
         sid = self._scheduler.add(Sequence(rid="", choice=0, prompt=[0], sampling=sampling))
         plan = self._scheduler.plan()
-        with self._running(plan, repeat=False) as step:
+        with self._execute(plan, repeat=False) as step:
             tokens = self._sampler.begin(plan.to_sample, step.forward()).wait()
             step.agree(tokens.ids)
         self._scheduler.applied(plan, {sid: tokens.ids[0]})
         self._scheduler.drop(sid)
 
-    # --- between steps ----------------------------------------------------------------------------------------------
+    # --- emissions --------------------------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        """Begin to emit what the last steps brought, with a claim if requests wait; nothing where it can wait for
+        more."""
+        if self._running.unsent and (self._running.urgent or self._exchange.gathered):
+            self._exchange.start(self._running.emissions(), self._waiting_claim())
+
+    def _deliver(self) -> None:
+        """Emit what Redis lacks, and wait for the answer, until it lacks nothing."""
+        while self._running.unsent:
+            answer = self._exchange.deliver(self._running.emissions(), self._waiting_claim())
+            self._settle(answer)
+
+    def _settle(self, answer: EmissionAnswer) -> None:
+        """Apply Redis's answer to an emission: what it took, whose requests ended, and what was claimed."""
+        result = answer.result
+        for rid in result.taken:
+            self._forget(rid)
+        self._running.accept(answer.emissions, result)
+        self._note_load()
+        for rid in self._isolation.emitted(self._running.by_rid, self._exchange.reading.rids):
+            self._running.hold(rid)
+        for rid in result.cancelled:
+            self._end(rid, "cancelled", "cancelled by the client")
+        for rid in result.expired:
+            self._end(rid, "expired", "the request's deadline passed")
+        if answer.claims is not None:
+            self._read(answer.claims.requests)
+        elif self._exchange.others_wait:
+            self._claim_now()
+        self._reconcile()
+        self._running.note_unsent()
+
+    def _end(self, rid: str, state: Literal["cancelled", "expired"], cause: str) -> None:
+        self._emit_ends(self._running.end(rid, state, cause), state)
+
+    def _emit_ends(self, ended: list[RunningRequest], state: RequestState = "finished") -> None:
+        """Emit the ends of requests that don't run any more, and count them."""
+        for request in ended:
+            for emission, accepted_ms in self._exchange.emit_end(request, state):
+                self._running.counters.accepted([(request, emission)], accepted_ms)
+
+    def _note_load(self) -> None:
+        self._running.note_load()
+        self._progress.kv = self._scheduler.kv_tokens()
+
+    # --- claims -----------------------------------------------------------------------------------------------------
+
+    def _capacity(self) -> Capacity:
+        """Nothing is claimed while adopted logs are read."""
+        return self._running.capacity(closed=self._isolation.active or self.draining or bool(self._exchange.reading))
+
+    def _waiting_claim(self) -> Call[Claims] | None:
+        """The claim that goes with an emission, if requests wait."""
+        return self._exchange.claim(self._capacity()) if self._exchange.others_wait else None
+
+    def _claim_now(self) -> Claims:
+        claims = self._exchange.claim_now(self._capacity())
+        self._read(claims.requests)
+        return claims
+
+    def _read(self, claims: Iterable[Claimed]) -> None:
+        """Read the requests' parameters and logs, and let them run as they arrive."""
+        self._exchange.read([claimed for claimed in claims if not self._has(claimed)])
+        self._arrive()
+
+    def _has(self, claimed: Claimed) -> bool:
+        """True if this very claim is known: a call's first copy brought it, whose answer was lost. A request that left
+        and was claimed again begins anew from its log."""
+        if self._running.has(claimed) or self._exchange.reading.has(claimed):
+            return True
+        self._forget(claimed.rid)
+        return False
+
+    def _arrive(self) -> None:
+        for request in self._exchange.arrived():
+            ended = self._running.add(request)
+            self._emit_ends(ended)
 
     def _resume(self) -> None:
         """Let those run that have been read, or have waited."""
-        self.claimer.arrive()
-        self._manager.resume(self.claimer.reading.rids)
+        self._arrive()
+        ended = self._running.resume(self._exchange.reading.rids)
+        self._emit_ends(ended)
+
+    def _forget(self, rid: str) -> None:
+        """The request is not this replica's any more."""
+        self._exchange.reading.drop(rid)
+        self._running.forget(rid)
+
+    def _reconcile(self) -> None:
+        """After an outage of Redis, adopt what it holds to be this replica's, and forget the rest. A server that took
+        over may have lost a request's end, and no other process would finish that request."""
+        if self._exchange.was_away():
+            claims = self._exchange.adopt()
+            held = {claimed.rid for claimed in claims}
+            for rid in (self._running.by_rid.keys() | self._exchange.reading.rids) - held:
+                self._forget(rid)
+            self._read(claims)
 
     def _take_over(self) -> None:
         """Take up what replicas that are gone left behind, room or not: clients wait for it."""
-        manager = self._manager
-        for name in self._exchange.hold(self._dead_replicas.gone):
-            how = self._exchange.held(requests.inherit(self._lease, name))
-            taken = self.claimer.take_over(name)
-            if taken:
-                log.warning("took over requests", gone=name, requests=len(taken), suspects=how, action="take_over")
-            if how == "waits":
-                self._dead_replicas.look_again(name)
-            if how == "inherited":
-                self.emitter.deliver()
-                taken = manager.isolation.inherit(name, taken)
-                manager.hold_all()
-            manager.isolation.watch(taken)
-            self.claimer.read(taken)
+        for replica in self._exchange.gone_replicas():
+            inheritance = self._exchange.inherit(replica)
+            claims = self._exchange.take_over(replica)
+            if claims:
+                log.warning(
+                    "took over requests", gone=replica, requests=len(claims), suspects=inheritance, action="take_over"
+                )
+            if inheritance == "waits":
+                self._exchange.look_again(replica)
+            if inheritance == "inherited":
+                self._deliver()
+                claims = self._isolation.inherit(replica, claims)
+                self._running.hold_all()
+            self._isolation.watch(claims)
+            self._read(claims)
             self._resume()
 
     def _idle(self) -> None:
         """Claim, and if there was nothing wait for the bell, which also rings for cancels, drains and poison."""
-        self._manager.note_load()
-        self.claimer.reconcile()
-        claims = self.claimer.claim_now()
+        self._note_load()
+        self._reconcile()
+        claims = self._claim_now()
         if self._scheduler.has_work or claims.more:
             return
-        if self.claimer.reading:
-            self.claimer.reading.wait(IDLE_BLOCK_MS / 1000)
-        elif not self._manager.wait_for_grammar(IDLE_BLOCK_MS / 1000):
-            self._exchange.wait_for_work(self.claimer.bell, IDLE_BLOCK_MS)
+        if self._exchange.reading:
+            self._exchange.reading.wait(IDLE_BLOCK_MS / 1000)
+        elif not self._running.wait_for_grammar(IDLE_BLOCK_MS / 1000):
+            self._exchange.wait_for_work(IDLE_BLOCK_MS)

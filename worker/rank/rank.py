@@ -83,7 +83,7 @@ class Rank:
         return None
 
     def _serve(self, epoch: int) -> None:
-        progress = Progress(self._counters.command)
+        progress = Progress(self._rank_worker, self._counters)
         progress.phase = "ready"
         mailbox = commands.Mailbox(self._blocking, self._model, self._replica, epoch, self._rank_worker.rank)
         client = self._heartbeat_client

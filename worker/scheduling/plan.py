@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from control.commands import BatchChange, StepImage, StepRow
+from control.messages import PromptImage
 from worker.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class NeededImage:
+    """An image of which a step's rows hold a part, and its index among the images of its request."""
+
+    rid: str
+    index: int
+    image: PromptImage
 
 
 @dataclass(slots=True)
@@ -71,15 +81,16 @@ class StepPlan:
             self.change.requests[sid] = sequence.rid
         self.images += [StepImage(sid, i.start, i.count, i.height, i.width, i.digest) for i in sequence.images]
 
-    def needed_images(self) -> list[StepImage]:
+    def needed_images(self) -> list[NeededImage]:
         """The images of which the step's rows hold a part."""
-        found: list[StepImage] = []
+        needed: list[NeededImage] = []
         for row in self.change.rows:
-            start, stop = row.offset, row.offset + len(row.tokens)
-            for one in self.sequences[row.sid].images:
-                if one.start < stop and start < one.start + one.count:
-                    found.append(StepImage(row.sid, one.start, one.count, one.height, one.width, one.digest))
-        return found
+            sequence = self.sequences[row.sid]
+            stop = row.offset + len(row.tokens)
+            for index, image in enumerate(sequence.images):
+                if image.start < stop and row.offset < image.start + image.count:
+                    needed.append(NeededImage(sequence.rid, index, image))
+        return needed
 
     def mark_snapshots(self) -> None:
         """Let the ranks keep a copy of the recurrent state behind each row that ends where its sequence has one."""

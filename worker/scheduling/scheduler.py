@@ -75,10 +75,6 @@ class Scheduler:
     def isolating(self, isolating: bool) -> None:
         self._memory.isolating = isolating
 
-    def sequence(self, sid: int) -> Sequence:
-        """The sequence that has this sid now. Raises KeyError for one that was dropped."""
-        return self._running[sid] if sid in self._running else self._waiting.get(sid)
-
     def room(self) -> tuple[int, int]:
         """How many more sequences, and how many tokens of context, could start now."""
         waiting = sum(self._account.rounded(sequence.length) for sequence in self._waiting)

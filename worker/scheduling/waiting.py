@@ -33,10 +33,6 @@ class WaitingLines:
     def of(self, flow: Flow) -> list[Sequence]:
         return list(self._lines.get(flow, ()))
 
-    def get(self, sid: int) -> Sequence:
-        """Raises KeyError for a sid that does not wait."""
-        return self._by_sid[sid]
-
     def append(self, sequence: Sequence) -> None:
         self._lines.setdefault(sequence.flow, deque()).append(sequence)
         self._by_sid[sequence.sid] = sequence

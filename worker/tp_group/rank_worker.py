@@ -128,8 +128,6 @@ class RankWorker:
         self, client: SyncRedis, model: str, replica: str, epoch: int, progress: Progress, lease: Lease | None = None
     ) -> Heartbeat:
         """The side thread of an epoch, which reports this rank's progress."""
-        progress.weights, progress.count = lambda: (self._read_bytes, self._weight_bytes), lambda: self.progress
-        progress.waits = lambda: (self._collective or Solo()).waits.read()  # another thread may leave the group
         abort = self.abort.say
         return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
 
@@ -154,6 +152,17 @@ class RankWorker:
         model = self._model.progress if self._model is not None else 0
         forwards = self._engine.forwards if self._engine is not None else 0
         return self._parts_done + model + forwards + (progress_of_load() if self._loading else 0)
+
+    @property
+    def weights_read(self) -> tuple[int, int]:
+        """Bytes of the checkpoint that were read, and all of them; for any thread."""
+        return self._read_bytes, self._weight_bytes
+
+    @property
+    def waits(self) -> tuple[float, float]:
+        """Seconds of this epoch's forwards, and those of them in which this rank waited for others; for any thread."""
+        collective = self._collective or Solo()  # the main thread may leave the group meanwhile
+        return collective.waits.read()
 
     @property
     def store(self) -> KVStore:

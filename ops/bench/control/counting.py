@@ -11,8 +11,8 @@ from control.requests import Emission
 from ops.bench.common.summary import median
 from ops.bench.control.stepping import Metronome, stepping
 from ops.bench.control.work import hashing
-from worker.leader.requests.request_counters import RequestCounters
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
+from worker.leader.request_counters import RequestCounters
 from worker.metrics.counters import Counters
 
 STEP_S = 0.004
@@ -68,7 +68,7 @@ def _added(url: str, rows: int, steps: int) -> tuple[list[float], float]:
     with stepping(url, rows, PARTS * (part + 1) + WARM_UP, Metronome(1, hashing(STEP_S)), overlap=True) as loop:
         loop.turns(WARM_UP)
         for _ in range(PARTS):
-            loop.manager.counters = counters = EveryOther(Counters())
+            loop.running.counters = counters = EveryOther(Counters())
             turns = loop.turns(part + 1)[1:]  # the first has no answer of Redis to take
             spent: dict[bool, list[float]] = {True: [], False: []}
             for turn, counted in zip(turns, counters.counted, strict=False):  # the last answer follows the last step

@@ -20,16 +20,16 @@ from control.commands import BatchChange, GenerateStep, StepImage
 from control.messages import GenerationRequest, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
-from control.requests import Claims, Emission, EmitResult, Enqueue, Enqueued, enqueue
+from control.requests import Claims, Emission, Enqueue, Enqueued, enqueue
 from ops.bench.control.work import timed
 from worker.engine.step import Forward, Step
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
+from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.requests.emitter import Emitter
-from worker.leader.requests.redis_exchange import RedisExchange
-from worker.leader.requests.request_manager import RequestManager
-from worker.leader.serving import Serving
+from worker.leader.exchange import EmissionAnswer, Exchange, RedisCalls
+from worker.leader.running_requests import RunningRequests
+from worker.leader.serving import Serving, ServingContext
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.finish import Finisher
@@ -121,18 +121,18 @@ class Forwards:
     work: float = 0.0
 
 
-class TimedExchange(RedisExchange):
+class TimedExchange(Exchange):
     """`seconds` is for how long it kept the step loop waiting, in all, and for how long offers were made."""
 
     seconds = 0.0
 
-    def deliver(self, rows: list[Emission], claim: Call[Claims] | None) -> tuple[EmitResult, Claims | None]:
+    def deliver(self, emissions: list[Emission], claim: Call[Claims] | None) -> EmissionAnswer:
         started = time.perf_counter()
-        answer = super().deliver(rows, claim)
+        answer = super().deliver(emissions, claim)
         self.seconds += time.perf_counter() - started
         return answer
 
-    def finish(self) -> tuple[EmitResult, Claims | None] | None:
+    def finish(self) -> EmissionAnswer | None:
         started = time.perf_counter()
         answer = super().finish()
         self.seconds += time.perf_counter() - started
@@ -181,7 +181,7 @@ class Loop:
     """A leader with requests under way."""
 
     serving: Serving
-    manager: RequestManager
+    running: RunningRequests
     group: TimedGroup
     exchange: TimedExchange
     engine: Clocked
@@ -229,17 +229,24 @@ def stepping(
         stack.enter_context(group)
         group.ping(60.0)
         scheduler = Scheduler(kv_tokens=rows * (steps + 100), token_budget=512, max_sequences=256)
-        exchange = TimedExchange(client, blocking, lease, heartbeat.check)
+        calls = RedisCalls(client, blocking, lease, heartbeat.check)
+        exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
-        manager = RequestManager(lease, exchange, scheduler, Finisher(lambda ids: ""), Grammars(Future(), []))
-        dead_replicas = DeadReplicas(client, lease)
-        sampler = SameToken() if isinstance(engine, Metronome) else StepSampler()
-        serving = Serving(
-            lease, group, scheduler, manager, exchange, progress, heartbeat.check, dead_replicas, sampler=sampler
+        isolation = CrashIsolation(lease, calls.held)
+        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future(), []), isolation)
+        context = ServingContext(
+            lease=lease,
+            group=group,
+            running=running,
+            exchange=exchange,
+            progress=progress,
+            check=heartbeat.check,
+            sampler=SameToken() if isinstance(engine, Metronome) else StepSampler(),
         )
-        _time_offers(serving.emitter, exchange)
+        serving = Serving(context)
+        _time_emissions(serving, exchange)
         if not gather:
-            serving.emitter.gather_s = 0.0
+            exchange.gather_s = 0.0
         if not overlap:
             serving.overlap_below_s = 0.0
         if not repeat:
@@ -247,16 +254,16 @@ def stepping(
         for _ in range(rows):
             run(client, _request(steps + 50))
         serving.run(lambda: serving.busy)
-        yield Loop(serving, manager, group, exchange, engine)
+        yield Loop(serving, running, group, exchange, engine)
 
 
-def _time_offers(emitter: Emitter, exchange: TimedExchange) -> None:
-    begin = emitter.begin
+def _time_emissions(serving: Serving, exchange: TimedExchange) -> None:
+    emit = serving.emit
 
-    def timed_begin() -> None:
-        exchange.seconds += timed(begin)
+    def timed_emit() -> None:
+        exchange.seconds += timed(emit)
 
-    emitter.begin = timed_begin  # type: ignore[method-assign]
+    serving.emit = timed_emit  # type: ignore[method-assign]
 
 
 def _request(tokens: int) -> Call[Enqueued]:

@@ -18,7 +18,7 @@ from ops.bench.fanout.ring import TOKENS, Ring
 from ops.bench.fanout.schedule import TEXT
 from ops.bench.fanout.scripted_leader import ScriptedLeader
 from ops.demo import MODEL_DIR
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 
 MODEL = "scripted"
 _CONTEXT = 1 << 20

@@ -15,7 +15,7 @@ from control.replicas import health
 from control.replicas.lease import Lease, acquire, release, renew
 from control.requests import Claimed, Claims, Emission, EmitResult
 from control.text.text import Decode
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 from worker.scheduling import sequence as choices
 from worker.scheduling.finish import Finisher
 

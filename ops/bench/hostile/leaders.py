@@ -27,7 +27,7 @@ from ops.bench.fanout.replica import MODEL, number_of, publish
 from ops.bench.fanout.schedule import Load
 from ops.bench.fanout.scripted_leader import ScriptedLeader
 from ops.bench.hostile.hostile_files import hostile_assets
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 
 WAITING = "waiting"
 REPLICAS, SLOTS, RATE = 4, 64, 20.0

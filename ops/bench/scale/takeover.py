@@ -12,9 +12,8 @@ from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
 from worker.health.heartbeat import Heartbeat
 from worker.health.progress import Progress
-from worker.leader.requests.reading import Reading
-from worker.leader.requests.redis_exchange import RedisExchange
-from worker.leader.requests.running import RunningRequest
+from worker.leader.exchange import Reading, RedisCalls
+from worker.leader.request import RunningRequest
 
 
 @dataclass
@@ -37,9 +36,10 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     assert lease is not None
     began, found, progress = time.monotonic(), Recovery(), Progress()
     heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
-    with heartbeat, RedisExchange(client, blocking, lease, heartbeat.check) as exchange:
-        reading = Reading(lease, exchange)
-        reading.add(adopted(exchange.held, lease))
+    with heartbeat:
+        calls = RedisCalls(client, blocking, lease, heartbeat.check)
+        reading = Reading(lease, calls)
+        reading.add(adopted(calls.held, lease))
         while reading:
             reading.wait(0.1)
             for request in reading.take():

@@ -23,7 +23,7 @@ from control.replicas.commands import reply, send
 from control.replicas.lease import Lease, acquire
 from control.replies import Pong
 from control.requests import Emission, Enqueue
-from worker.leader.requests.crash_record import CrashRecord
+from worker.leader.crash_isolation import CrashRecord
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"
 WEIGHTS = "0123456789abcdef"

@@ -128,7 +128,7 @@ class _Rank:
     def know(self, pixels: dict[str, bytes]) -> None:
         """The pixels of images, by digest: rank 0's alone count."""
         assert self.engine is not None and self.engine.images is not None
-        self.engine.images.pixels = lambda image: pixels[image.digest] if self.rank == 0 else None
+        self.engine.images.pixels = dict(pixels) if self.rank == 0 else {}
 
     def play(self, steps: list[GenerateStep], targets: dict[int, ScoreTarget] | None = None) -> Outcome:
         assert self.engine is not None

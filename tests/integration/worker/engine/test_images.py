@@ -91,7 +91,7 @@ def test_images_equal_generate(kind: str, folders: Callable[[str], Path], ranks:
     pixels = {one.placed(0).digest: one.data for one in all_pictures}
     engine = engine_of(folder, "float64")
     assert engine.images is not None
-    engine.images.pixels = lambda image: pixels[image.digest]
+    engine.images.pixels = pixels
     ranks.form(2)
     ranks.ask("load", folder, "float64")
     ranks.ask("know", pixels)
@@ -108,7 +108,7 @@ def test_the_forward_in_cpp_sees_the_same(kind: str, folders: Callable[[str], Pa
     jobs = [Job(sid, prompt, chunk, NEW, uncut=uncut(kind, placed)) for sid, chunk in enumerate((5, 512), 1)]
     engine = engine_of(folder, "float32")
     assert engine.model.is_native
-    engine.images.pixels = lambda image: pixels[image.digest]
+    engine.images.pixels = pixels
     outcome = play(engine, with_images(jobs, {1: placed, 2: placed}))
     assert outcome.tokens[1] == image_models.generated(folder, prompt, pictures, NEW)
     for one, other in zip(outcome.logits[1], outcome.logits[2], strict=True):
@@ -126,7 +126,7 @@ def test_a_quantized_text_part_sees_images(kind: str, how: str, folders: Callabl
     prompt, placed = image_models.prompt_with(pictures)
     engine = engine_of(stored, "float64")
     pixels = {one.placed(0).digest: one.data for one in pictures}
-    engine.images.pixels = lambda image: pixels[image.digest]
+    engine.images.pixels = pixels
     job = Job(1, prompt, 512, NEW, uncut=uncut(kind, placed))
     expected = image_models.generated(plain, prompt, pictures, NEW)
     assert play(engine, with_images([job], {1: placed})).tokens[1] == expected
@@ -162,7 +162,7 @@ def test_packed_weights_see_images(kind: str, quant: str, tmp_path: Path, ranks:
     def alone(source: Path, quant: str | None, pixels: dict[str, bytes]) -> Outcome:
         model = load(source, collective=Solo(), dtype="auto" if quant else "float32", quant=quant)
         engine = Engine(model, SlabStore(model.cache_layout, 4096), Solo())
-        engine.images.pixels = lambda image: pixels[image.digest]
+        engine.images.pixels = pixels
         return play(engine, steps)
 
     exact = folder if quant == "int8" else dequantized(folder, quant, tmp_path)
@@ -194,7 +194,7 @@ def test_a_row_that_ends_inside_a_whole_image_is_refused(folders: Callable[[str]
     same tokens."""
     engine = engine_of(folders("gemma3"), "float32")
     prompt, placed = image_models.prompt_with(SQUARES[:1])
-    engine.images.pixels = lambda image: SQUARES[0].data
+    engine.images.pixels = {placed[0].digest: SQUARES[0].data}
     inside = placed[0].start + 3
     with pytest.raises(RankError, match=f"a row that ends at {inside}, inside its image at {placed[0].start}"):
         play(engine, with_images([Job(1, prompt, inside, NEW)], {1: placed}))

@@ -14,7 +14,8 @@ from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
-from worker.leader.requests.redis_exchange import RedisExchange
+from worker.leader.dead_replicas import DeadReplicas
+from worker.leader.exchange import Exchange, RedisCalls
 
 
 class Scene:
@@ -26,7 +27,9 @@ class Scene:
         params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9))
         redis.run(requests.enqueue(Enqueue(rid="r", model=MODEL, params=params, tenant="t")))
         redis.run(requests.claim(self.lease, 1, 100))
-        self.exchange = RedisExchange(redis.another(), redis.blocking(), self.lease, lambda: self.when_away())
+        client = redis.another()
+        calls = RedisCalls(client, redis.blocking(), self.lease, lambda: self.when_away())
+        self.exchange = Exchange(self.lease, calls, DeadReplicas(client, self.lease))
         self.when_away: Callable[[], object] = lambda: None
         """Called whenever the exchange has met the absence of Redis."""
 
@@ -59,7 +62,8 @@ def test_it_goes_on_by_itself_and_is_asked_for_its_answer_once(scene: Scene) -> 
         scene.start(2)
         until(lambda: scene.logged() == 2, 40.0)
         answer = scene.exchange.finish()
-        assert answer is not None and answer[0].behind == {} and answer[1].requests == []
+        assert answer is not None and answer.claims is not None
+        assert answer.result.behind == {} and answer.claims.requests == []
         assert scene.exchange.finish() is None
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
 from worker.engine.step import Step
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 from worker.sampling import step_sampler as sampling_module
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler

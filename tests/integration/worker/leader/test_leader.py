@@ -22,9 +22,9 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.waiting import until
 from worker.health import progress as progress_module
+from worker.leader import exchange as exchange_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
-from worker.leader.requests import emitter as emitter_module
 from worker.repository import validation
 from worker.repository.assets import read_assets
 from worker.tp_group import rank_worker as rank_worker_module
@@ -154,7 +154,7 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
 @pytest.fixture
 def each_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens of short steps don't wait for each other."""
-    monkeypatch.setattr(emitter_module, "GATHER_S", 0.0)
+    monkeypatch.setattr(exchange_module, "GATHER_S", 0.0)
 
 
 @pytest.mark.usefixtures("each_step_alone")
@@ -232,7 +232,7 @@ def test_the_tokens_of_short_steps_reach_redis_together(
         return real(lease, rows)
 
     monkeypatch.setattr(requests, "emit_all", emit_all)
-    monkeypatch.setattr(emitter_module, "GATHER_S", gather_s)
+    monkeypatch.setattr(exchange_module, "GATHER_S", gather_s)
     monkeypatch.setattr(serving_module, "OVERLAP_BELOW_S", 3600.0)
     scene = LeaderScene(redis, folder)
     try:

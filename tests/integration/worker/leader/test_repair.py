@@ -11,7 +11,7 @@ from control import requests
 from control.errors import RedisUnavailable
 from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
-from worker.leader.requests import redis_exchange as exchange_module
+from worker.leader import exchange as exchange_module
 
 ROLL_BACK = """
 local entries = redis.call('XRANGE', KEYS[1], '-', '+')
@@ -105,7 +105,7 @@ def test_what_redis_ended_during_an_outage_is_let_go(scene: LeaderScene, monkeyp
     scene.ask("cancelled")
     scene.under_way("cancelled")
     epoch = scene.epoch()
-    monkeypatch.setattr(exchange_module.RedisExchange, "was_away", lambda _: True)
+    monkeypatch.setattr(exchange_module.RedisCalls, "was_away", lambda _: True)
     scene.redis.run(requests.cancel(MODEL, "cancelled", "t"))
     scene.answer("cancelled")
     assert scene.state("cancelled") == "cancelled"

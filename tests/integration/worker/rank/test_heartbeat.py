@@ -213,10 +213,21 @@ def test_a_main_thread_that_does_not_leave_is_ended(redis: ReplicaRedis, ends: l
     assert set(ends) == {STUCK}
 
 
+class Moving:
+    """The gauges of a rank that makes progress all the time."""
+
+    weights_read = (0, 0)
+    waits = (0.0, 0.0)
+
+    @property
+    def progress(self) -> int:
+        return time.monotonic_ns()
+
+
 def test_a_main_thread_that_still_gets_on_has_more_time(redis: ReplicaRedis, ends: list[int]) -> None:
     """On a slow machine the way out of a layer takes longer than a hang is given; it is not endless either."""
-    lease, progress = redis.lead(WORLD), Progress()
-    progress.count = time.monotonic_ns
+    lease = redis.lead(WORLD)
+    progress = Progress(Moving())
     began = time.monotonic()
     with heartbeat_of(redis, lease, rank=1, progress=progress):
         write_poison(redis.client, MODEL, REPLICA, lease.epoch, 0, "exited", "the leader was killed")

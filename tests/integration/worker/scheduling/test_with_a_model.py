@@ -77,7 +77,7 @@ def generate(
     They arrive together, or one after so many steps. `pixels` of images are by digest.
     """
     engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
-    engine.images.pixels = lambda image: (pixels or {})[image.digest]
+    engine.images.pixels = dict(pixels or {})
     scheduler = Scheduler(
         kv_tokens=kv_tokens,
         token_budget=token_budget,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.waiting import until
 from worker.health.page_faults import FAULTS_OF_PROGRESS, faults_of_other_threads
-from worker.health.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, Progress
+from worker.health.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, NoGauges, Progress
 
 
 def test_without_history_a_step_may_be_slow() -> None:
@@ -49,13 +49,13 @@ def test_only_what_is_under_way_can_be_overdue() -> None:
 
 def test_progress_gives_a_command_all_of_its_time_again() -> None:
     """A command that gets on is never overdue, however long it takes; one that stands still is, as before."""
-    progress, renewed = Progress(), list[float]()
-    count = 0
-    progress.count = lambda: count
+    gauges = NoGauges()
+    progress = Progress(gauges)
+    renewed: list[float] = []
     progress.begin(0.2, lambda: renewed.append(time.monotonic()))
     began = time.monotonic()
     while time.monotonic() - began < 0.6:
-        count += 1
+        gauges.progress += 1
         progress.look()
         assert not progress.overdue
         time.sleep(0.01)
@@ -66,8 +66,7 @@ def test_progress_gives_a_command_all_of_its_time_again() -> None:
 
 def test_progress_before_a_command_is_none_of_its_own() -> None:
     """Only what happens after its beginning moves its deadline."""
-    progress = Progress()
-    progress.count = lambda: 5
+    progress = Progress(NoGauges(progress=5))
     progress.look()
     progress.begin(-1.0)
     progress.look()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.leader.chunk_size import LEAST_TOKENS, MIXED_S, PREFILL_S, SLOW_TOKENS, ChunkSize
+from worker.leader.serving import LEAST_TOKENS, MIXED_S, PREFILL_S, SLOW_TOKENS, ChunkSize
 
 
 def taught(*steps: tuple[float, int]) -> ChunkSize:

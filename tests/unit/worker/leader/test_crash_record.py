@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control.messages import encode
-from worker.leader.requests.crash_record import LONE_KILLS, PROOF_TOKENS, CrashRecord, decode_record
+from worker.leader.crash_isolation import LONE_KILLS, PROOF_TOKENS, CrashRecord, decode_record
 
 
 @dataclass

@@ -8,8 +8,8 @@ import pytest
 
 from control.messages import FinishReason, GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed, Emission
-from worker.leader.requests.request_counters import RequestCounters
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
+from worker.leader.request_counters import RequestCounters
 from worker.metrics import series
 from worker.metrics.counters import Counters
 

@@ -13,13 +13,15 @@ from control.commands import BatchChange
 from control.errors import GroupError, Poisoned
 from control.messages import GenerationRequest, Sampling
 from control.replicas.lease import Lease
-from control.requests import Claimed, Claims, Emission, EmitResult
+from control.requests import Claimed, Emission, EmitResult
 from worker.engine.scoring import PromptScores
 from worker.engine.step import Forward
 from worker.health.progress import Progress
-from worker.leader.requests.request_manager import RequestManager
-from worker.leader.requests.running import RunningRequest
-from worker.leader.serving import Serving
+from worker.leader.crash_isolation import CrashIsolation
+from worker.leader.exchange import EmissionAnswer, Exchange
+from worker.leader.request import RunningRequest
+from worker.leader.running_requests import RunningRequests
+from worker.leader.serving import Serving, ServingContext
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
@@ -70,30 +72,28 @@ class ScriptedRanks:
         return more
 
 
-class ScriptedRedis:
-    """In place of the exchange: takes every offer."""
+class ScriptedRedis(Exchange):
+    """In place of the exchange: takes every emission."""
 
-    def __init__(self, events: list[Event]) -> None:
+    def __init__(self, lease: Lease, events: list[Event]) -> None:
+        nothing: Any = None
+        super().__init__(lease, nothing, nothing)
         self.events = events
-        self._under_way = False
+        self._emission: EmissionAnswer | None = None
 
-    def start(self, rows: list[Emission], claim: object) -> None:
-        self._under_way = True
-        self.deliver(rows, claim)
+    def start(self, emissions: list[Emission], claim: object) -> None:
+        self._emission = self.deliver(emissions, claim)
 
-    def finish(self) -> tuple[EmitResult, None] | None:
-        under_way, self._under_way = self._under_way, False
-        return (EmitResult(0, {}, [], [], [], 0), None) if under_way else None
+    def finish(self) -> EmissionAnswer | None:
+        emission, self._emission = self._emission, None
+        return emission
 
-    def deliver(self, rows: list[Emission], claim: object) -> tuple[EmitResult, Claims | None]:
-        self.events.append(("offer", [(entry.choice, entry.token) for row in rows for entry in row.entries]))
-        return EmitResult(0, {}, [], [], [], 0), None
+    def deliver(self, emissions: list[Emission], claim: object) -> EmissionAnswer:
+        self.events.append(("offer", [(entry.choice, entry.token) for row in emissions for entry in row.entries]))
+        return EmissionAnswer(emissions, EmitResult(0, {}, [], [], [], 0), None)
 
-    def hold(self, attempt: object) -> list[str]:
+    def gone_replicas(self) -> list[str]:
         return []
-
-    def held(self, call: object) -> None:
-        return None
 
     def was_away(self) -> bool:
         return False
@@ -109,34 +109,31 @@ class NoGrammars:
         assert sequence.sampling.grammar is None
 
 
-class NoDeadReplicas:
-    """In place of the other replicas."""
-
-    gone = None
-
-
 class Scene:
     """A leader of two sequences, the choices 0 and 1 of a request, that have each a first token."""
 
     def __init__(self, kv_tokens: int = 60, on_device: bool = False) -> None:
         self.events: list[Event] = []
-        parts: list[Any] = [ScriptedRanks(self.events), ScriptedRedis(self.events), NoGrammars(), NoDeadReplicas()]
-        self.ranks, redis, grammars, dead_replicas = parts
-        self.scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=16, max_sequences=4)
+        parts: list[Any] = [ScriptedRanks(self.events), NoGrammars()]
+        self.ranks, grammars = parts
         lease = Lease("m", "r0", "o", 1)
-        self.manager = RequestManager(lease, redis, self.scheduler, Finisher(lambda ids: ""), grammars)
+        exchange = ScriptedRedis(lease, self.events)
+        exchange.gather_s = 0.0
+        self.scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=16, max_sequences=4)
+        isolation = CrashIsolation(lease, lambda call: None)
+        self.running = RunningRequests(self.scheduler, Finisher(lambda ids: ""), grammars, isolation)
         self.serving = Serving(
-            lease,
-            self.ranks,
-            self.scheduler,
-            self.manager,
-            redis,
-            Progress(),
-            lambda: None,
-            dead_replicas,
-            sampler=StepSampler(on_device),
+            ServingContext(
+                lease=lease,
+                group=self.ranks,
+                running=self.running,
+                exchange=exchange,
+                progress=Progress(),
+                check=lambda: None,
+                sampler=StepSampler(on_device),
+            )
         )
-        self.serving.emitter.gather_s, self.serving.repeat_within_s = 0.0, 3600.0
+        self.serving.repeat_within_s = 3600.0
         self.request = self.claimed("r", n=2)
         self.run(1, [3, 3])
 
@@ -145,7 +142,7 @@ class Scene:
         sampling = Sampling(max_tokens=30, temperature=0.0, seed="0", n=n, stop_ids=[END])
         params = GenerationRequest(prompt=[1], sampling=sampling)
         request = RunningRequest.begin(Claimed(rid, "t", "normal", 1, 0, 0, n, 0), params)
-        self.manager.add(request)
+        self.running.add(request)
         return request
 
     def run(self, steps: int, *script: list[int]) -> list[Event]:

@@ -12,7 +12,7 @@ import pytest
 
 from control.messages import GenerationRequest, Sampling
 from control.requests import Claimed
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 from worker.scheduling.lookup.context_lookup import FIRST_GUESSES, ContextLookup
 from worker.scheduling.lookup.prediction import (
     INDEXED_AT_ONCE,

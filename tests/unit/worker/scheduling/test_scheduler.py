@@ -182,9 +182,11 @@ def test_waiting_is_first_in_first_out() -> None:
     subject = scheduler(kv_tokens=64, token_budget=64)
     running = subject.add(sequence(20, max_tokens=10))
     step(subject)
-    large, small = subject.add(sequence(40, max_tokens=10)), subject.add(sequence(1))
+    large = subject.add(sequence(40, max_tokens=10))
+    last = sequence(1)
+    small = subject.add(last)
     assert step(subject).sampled == [running]
-    assert subject.sequence(small).state is SequenceState.WAITING
+    assert last.state is SequenceState.WAITING
     subject.drop(running)
     assert rows(step(subject)) == [large, small]
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from control.messages import LogEntry
 from control.requests import Emission
-from worker.health.progress import Served
-from worker.leader.requests.running import RunningRequest
+from worker.leader.request import RunningRequest
 from worker.metrics import series
 from worker.metrics.counters import Counters
 
@@ -29,16 +28,6 @@ class RequestCounters:
         """Note how many requests run, and the part of the KV memory that they hold."""
         self._counters.set(series.RUNNING, running)
         self._counters.set(series.KV_USAGE, kv_usage)
-
-    def served(self) -> Served:
-        """The counts that the leader's heartbeat tells; for any thread."""
-        *firsts, seconds = self._counters.read(series.TO_FIRST_TOKEN)
-        return Served(
-            running=int(self._counters.read(series.RUNNING)[0]),
-            tokens=int(self._counters.read(series.GENERATION_TOKENS)[0]),
-            first_tokens=int(sum(firsts)),
-            first_tokens_ms=int(1000 * seconds),
-        )
 
     def accepted(self, rows: Iterable[tuple[RunningRequest, Emission]], now_ms: int) -> None:
         """Redis took the emissions at `now_ms` of its clock.

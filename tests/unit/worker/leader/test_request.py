@@ -7,7 +7,7 @@ import pytest
 from control.errors import Lost
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed
-from worker.leader.requests.running import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, offers
+from worker.leader.request import EMIT_ENTRIES, OFFER_ENTRIES, RunningRequest, emissions_of
 
 
 def claimed(log: list[LogEntry], n: int = 1) -> RunningRequest:
@@ -113,13 +113,12 @@ def test_all_logs_that_redis_lost_are_offered_in_bounded_parts() -> None:
         request.append(0, 8, "length")
     brought = 0
     while any(request.owes for request in lost):
-        offered = offers(lost)
-        assert len(offered) == 20
-        entries = sum(len(emission.entries) for emission in offered.values())
+        emissions = emissions_of(lost)
+        assert len(emissions) == 20
+        entries = sum(len(emission.entries) for emission in emissions)
         assert 0 < entries <= OFFER_ENTRIES
         brought += entries
-        for request in lost:
-            emission = offered[request.rid]
+        for request, emission in zip(lost, emissions, strict=True):
             assert (emission.done is not None) == (request.accepted + len(emission.entries) == long + 1)
             request.emitted(emission)
     assert brought == 20 * (long + 1)

@@ -12,7 +12,9 @@ from control.errors import Lost
 from control.messages import FinishReason, GenerationRequest, LogEntry, PromptToken, RequestState, TokenLogprobs
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
+from worker.engine.scoring import ScoreTarget
 from worker.scheduling.lookup.prediction import Accepted, Prediction
+from worker.scheduling.plan import StepPlan
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 log = structlog.get_logger()
@@ -22,7 +24,7 @@ PROMPT_TOKENS_AN_ENTRY = 64
 EMIT_ENTRIES = 256
 """Limit of one request's entries in one emission: a leader may have to send a whole log again."""
 OFFER_ENTRIES = 2_048
-"""Limit of all entries in one offer: after a loss of data a leader may have to send many logs again."""
+"""Limit of all entries in one exchange: after a loss of data a leader may have to send many logs again."""
 
 
 @dataclass
@@ -213,11 +215,28 @@ class RunningRequest:
         log.warning("token log lost its end", rid=self.rid, expected=expected, action="send_again")
 
 
-def offers(running: Iterable[RunningRequest]) -> dict[str, Emission]:
+def emissions_of(requests: Iterable[RunningRequest]) -> list[Emission]:
     """An emission of each, with OFFER_ENTRIES in all at most: a row without entries still asks what became of it."""
-    offered, left = dict[str, Emission](), OFFER_ENTRIES
-    for request in running:
+    emissions: list[Emission] = []
+    left = OFFER_ENTRIES
+    for request in requests:
         emission = request.emission(most=min(EMIT_ENTRIES, left))
-        offered[request.rid] = emission
+        emissions.append(emission)
         left -= len(emission.entries)
-    return offered
+    return emissions
+
+
+def score_targets(plan: StepPlan) -> dict[int, ScoreTarget]:
+    """By sid, the prompts of the plan that have tokens to score."""
+    sequences = [plan.sequences[row.sid] for row in plan.change.rows]
+    return {
+        sequence.sid: ScoreTarget(sequence.prompt, sequence.sampling.prompt_logprobs or 0)
+        for sequence in sequences
+        if sequence.unscored
+    }
+
+
+def prompt_entries(sequence: Sequence, scored: list[PromptToken]) -> list[PromptToken]:
+    """The next tokens of a prompt's log. The first token of all comes with the second one: nothing comes before it
+    that could tell of it."""
+    return scored if sequence.scored else [PromptToken(sequence.prompt[0]), *scored]

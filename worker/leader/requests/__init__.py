@@ -1,1 +1,0 @@
-"""Requests of a leader: claimed, read, run, tried after a crash, emitted."""
