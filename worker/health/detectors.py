@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control.constants import HEARTBEAT_MS, LOCK_MS, RANK_BEAT_MS
-from worker.health.progress import PER_TOKEN_S, STEP_FACTOR, STEP_FLOOR_S, UNKNOWN_STEP_S
 
 # --- the supervisor: its agent --------------------------------------------------------------------------------------
 
@@ -50,6 +49,17 @@ COLLECTIVE_S = 120.0
 REPLICA_GONE_S = 5.0
 """Without the lock of another replica. A lock that lapsed is back well before this if its agent or its process can
 renew it."""
+
+# --- a rank's side thread: a step -----------------------------------------------------------------------------------
+
+STEP_FLOOR_S = 2.0
+"""Shortest deadline of a step."""
+STEP_FACTOR = 10.0
+"""A step that takes this many times the p99 of its kind is hung."""
+UNKNOWN_STEP_S = 20.0
+"""Deadline while there is no history: the first steps warm caches, allocators and kernels."""
+PER_TOKEN_S = 0.05
+"""Extra time for each prompt token in a step: a part of a layer may take as long."""
 
 
 @dataclass(frozen=True, slots=True)

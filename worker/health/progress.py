@@ -8,21 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from worker.health.detectors import PER_TOKEN_S, STEP_FACTOR, STEP_FLOOR_S, UNKNOWN_STEP_S
 from worker.metrics import series
 from worker.metrics.counters import Counters
 
 Phase = Literal["starting", "forming", "loading", "ready"]
 
-STEP_FLOOR_S = 2.0
-"""Shortest deadline of a step."""
-STEP_FACTOR = 10.0
-"""A step that takes this many times the p99 of its kind is hung."""
-UNKNOWN_STEP_S = 20.0
-"""Deadline while there is no history: the first steps warm caches, allocators and kernels."""
 LEARN_EVERY = 20
 """Steps between two computations of the p99, and before the first one."""
-PER_TOKEN_S = 0.05
-"""Extra time for each prompt token in a step: a part of a layer may take as long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
-from worker.health.progress import UNKNOWN_STEP_S, Progress
+from worker.health.detectors import UNKNOWN_STEP_S
+from worker.health.progress import Progress
 from worker.metrics.counters import Counters
 from worker.tp_group.rank_worker import RankWorker
 

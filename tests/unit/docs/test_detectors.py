@@ -20,8 +20,7 @@ def test_every_time_out_of_the_table_is_used_by_the_code() -> None:
         if isinstance(node, ast.ImportFrom) and node.module == "worker.health.detectors"
         for alias in node.names
     }
-    elsewhere = {"PER_TOKEN_S", "STEP_FLOOR_S", "UNKNOWN_STEP_S"}
-    assert TIME_OUTS - elsewhere == used
+    assert used >= TIME_OUTS
 
 
 def test_every_time_out_is_a_row_of_the_table() -> None:

@@ -136,10 +136,10 @@ async def test_addresses_take_turns(listening: socket.socket) -> None:
     assert await asyncio.get_running_loop().sock_recv(other, 100) == b"answer to hello"
     addresses = [one.transport.get_extra_info("peername")[0] for one in made]
     assert addresses.index("127.0.0.1") == 1
-    for client in (*burst, other):
-        client.close()
     while len(made) < 101:
         await asyncio.sleep(0)
+    for client in (*burst, other):
+        client.close()
     for one in made:
         await one.closed.wait()
     taking.close()

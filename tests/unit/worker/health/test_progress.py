@@ -8,8 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.waiting import until
+from worker.health.detectors import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S
 from worker.health.page_faults import FAULTS_OF_PROGRESS, faults_of_other_threads
-from worker.health.progress import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S, Deadlines, NoGauges, Progress
+from worker.health.progress import Deadlines, NoGauges, Progress
 
 
 def test_without_history_a_step_may_be_slow() -> None:
