@@ -1,7 +1,7 @@
 """`python -m ops.bench.house`: how many files somebody reads who follows a decode step, a GGUF load or a chat request.
 
-Counts the first-party files of which a function runs in the main thread: of the leader during a second in the middle of
-a long answer, and while `worker.models.loading.load` runs; of the API process from a chat, which follows others, to the
+Counts the first-party files of which a function runs in the main thread: of the leader in the middle of a long
+answer, and while `worker.models.loading.load` runs; of the API process from a chat, which follows others, to the
 end of its answer. Imports do not count; tasks of the API process that run beside the chat do. The farm is private, and
 its processes record their calls, so they are slow.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from control.errors import FurrowError
 from control.messages import ModelSpec
 from ops.bench import program
 from ops.bench.common.ask import ask
@@ -121,10 +122,12 @@ async def _steps(url: str, model: str, recordings: Recordings) -> None:
     """Record in the middle of a long answer, then during a short chat after others."""
     base = Base.of(url)
     long = asyncio.create_task(ask(base, "reader", model, "Count.", 1500, True, ignore_eos=True))
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(0.3)
     await asyncio.to_thread(recordings.label, "step")
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.3)
     await asyncio.to_thread(recordings.label, "")
+    if long.done():
+        raise FurrowError("the long answer ended before the files of a step were recorded: take a larger model")
     await long
     for name in ("", "", "chat"):
         await asyncio.to_thread(recordings.label, name)

@@ -9,6 +9,8 @@ import socket
 
 _RECEIVE = 1 << 16
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Linux, include/uapi/linux/in.h; a name of Python's `socket` from 3.12 on."""
 _LAST_CHUNK = b"0\r\n\r\n"
 
 Address = tuple[str, int]
@@ -41,6 +43,8 @@ def dial(address: Address, source: str = "") -> socket.socket:
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if source:
+        # The port is chosen when it connects: a bind would look for one that no connection of the host had lately.
+        connection.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         connection.bind((source, 0))
     connection.connect_ex(address)
     return connection
