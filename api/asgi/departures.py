@@ -32,7 +32,7 @@ class _Tenant:
 
 
 class Departures:
-    """How often, and how soon, the clients of each tenant leave at once."""
+    """The share of each tenant's recent requests whose clients left at once, and their age then."""
 
     def __init__(self) -> None:
         self._tenants = OrderedDict[str, _Tenant]()

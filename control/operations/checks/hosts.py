@@ -144,7 +144,7 @@ def _not_ready(record: ApiRecord) -> str | None:
 
 
 class _Ready(msgspec.Struct):
-    """What /ready answers, as far as it matters here."""
+    """The part of the answer of /ready that is read here."""
 
     reason: str | None = None
 

@@ -10,6 +10,7 @@ from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts
 from control.records import catalog
+from control.records.backend import Backend
 from control.records.breaches import breaches_of
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
@@ -92,13 +93,17 @@ def memory_remedy(model: str) -> str:
     )
 
 
+def backends_of(overview: health.Overview) -> dict[str, Backend]:
+    """The backends of the replicas that have loaded the model's present revision, by the replica's name."""
+    current = (one for one in overview.replicas if one.revision == overview.revision)
+    return {one.replica: one.backend for one in current if one.backend is not None}
+
+
 def check_weights(overview: health.Overview, checks: Checks) -> None:
     """The replicas of one revision loaded the same weights."""
-    replicas = {
-        one.replica: one.backend for one in overview.replicas if one.backend and one.revision == overview.revision
-    }
-    if len({backend.weights for backend in replicas.values()}) > 1:
-        weights = ", ".join(f"{name}: {backend.weights}" for name, backend in replicas.items())
+    backends = backends_of(overview)
+    if len({backend.weights for backend in backends.values()}) > 1:
+        weights = ", ".join(f"{name}: {backend.weights}" for name, backend in backends.items())
         message = (
             "replicas serve different weights, so their answers differ: the model's files were changed while it was "
             f"served, or differ from host to host ({weights})"
@@ -112,8 +117,7 @@ def check_weights(overview: health.Overview, checks: Checks) -> None:
 
 def check_backends(overview: health.Overview, checks: Checks) -> None:
     """The kernels that the replicas chose are the same."""
-    known = {one.replica: one.backend for one in overview.replicas if one.backend and one.revision == overview.revision}
-    kinds = {(tuple(one.kernels), one.collective, one.dtype): name for name, one in known.items()}
+    kinds = {(tuple(one.kernels), one.collective, one.dtype): name for name, one in backends_of(overview).items()}
     words = {
         name: f"{dtype}, {', '.join(kernels)}" + (f", ranks over {collective}" if collective else "")
         for (kernels, collective, dtype), name in kinds.items()
