@@ -23,6 +23,7 @@ from ops.bench import program
 from ops.bench.common.ask import ask
 from ops.bench.common.client import Base
 from ops.bench.common.farm import private_farm, say
+from ops.common.sabotage import run_at_start
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 
@@ -81,10 +82,9 @@ os.register_at_fork(after_in_child=begin)
 
 def recording(folder: Path) -> dict[str, str]:
     """The environment of processes that record into `folder`."""
-    (folder / "sitecustomize.py").write_text(_RECORDER)
     root = str(Path(__file__).parents[2]) + os.sep
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, "FURROW_HOUSE": str(folder), "FURROW_HOUSE_ROOT": root, "FURROW_STANDBY": "0"}
+    names = {"FURROW_HOUSE": str(folder), "FURROW_HOUSE_ROOT": root, "FURROW_STANDBY": "0"}
+    return {**run_at_start(folder, _RECORDER), **names}
 
 
 class Recordings:

@@ -59,7 +59,12 @@ class Sabotage:
         """Write it into `folder`; returns the environment of the processes to change."""
         body = "".join(f"    {line}\n" for line in self.code.strip().splitlines())
         head = f"MODULE = {self.module!r}\n\n\ndef sabotage(module):\n{body}\n\n"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sitecustomize.py").write_text(_PRELUDE.replace("\n\nclass", f"\n\n{head}class", 1))
-        path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-        return {"PYTHONPATH": path}
+        return run_at_start(folder, _PRELUDE.replace("\n\nclass", f"\n\n{head}class", 1))
+
+
+def run_at_start(folder: Path, code: str) -> dict[str, str]:
+    """Write code into `folder` that Python processes run when they start; returns what their environment needs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path}
