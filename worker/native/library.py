@@ -19,6 +19,7 @@ log = structlog.get_logger()
 
 SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU = range(5)
 EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
+BOTH, KEYS_ALONE, NEITHER = range(3)
 WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
 
@@ -150,6 +151,11 @@ class Layer(ctypes.Structure):
         ("rotary", c_int64),
         ("mixture", c_int64),
         ("delta", c_int64),
+        ("shared_heads", c_int64),
+        ("head_dim", c_int64),
+        ("stored", c_int32),
+        ("value", Norm),
+        ("slab", c_int64),
         ("cache", c_int64),
     ]
 
@@ -160,8 +166,6 @@ class Model(ctypes.Structure):
         ("depth", c_int64),
         ("hidden", c_int64),
         ("heads", c_int64),
-        ("shared_heads", c_int64),
-        ("head_dim", c_int64),
         ("rotaries", c_void_p),
         ("rotary_count", c_int64),
         ("mixtures", c_void_p),
@@ -179,12 +183,13 @@ class Model(ctypes.Structure):
     ]
 
 
+class Slab(ctypes.Structure):
+    _fields_ = [("keys", c_void_p), ("values", c_int64), ("layer_stride", c_int64), ("head_stride", c_int64)]
+
+
 class Span(ctypes.Structure):
     _fields_ = [
-        ("keys", c_void_p),
-        ("values", c_int64),
-        ("layer_stride", c_int64),
-        ("head_stride", c_int64),
+        ("slabs", c_int64),
         ("first", c_int64),
         ("count", c_int64),
         ("offset", c_int64),
@@ -198,6 +203,8 @@ class Batch(ctypes.Structure):
     _fields_ = [
         ("spans", c_void_p),
         ("span_count", c_int64),
+        ("slabs", c_void_p),
+        ("slab_count", c_int64),
         ("positions", c_void_p),
         ("hidden", c_void_p),
         ("tokens", c_int64),

@@ -56,11 +56,13 @@ class NativeForward:
         self._hidden = self._embed(batch.tokens)
         if batch.images is not None:
             self._hidden[batch.images.places] = batch.images.rows
-        spans = spans_of(batch.cache)
+        spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
         asked = library.Batch(
             spans=ctypes.addressof(spans),
             span_count=len(spans),
+            slabs=ctypes.addressof(slabs),
+            slab_count=len(slabs),
             positions=batch.positions.data_ptr(),
             tokens=batch.tokens.numel(),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
@@ -145,17 +147,20 @@ class _Reduction:
         return int(self.failure is not None)
 
 
-def spans_of(step: SlabStep) -> ctypes.Array[library.Span]:
-    """Where each sequence's tokens are in the batch, and its keys and values in memory."""
+def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[library.Slab]]:
+    """Where each sequence's tokens are in the batch, and its keys and values in memory: by sequence a slab for each of
+    the layout's groups."""
     spans = (library.Span * len(step.extents))()
-    first = 0
+    slabs = (library.Slab * sum(len(slab.pool.memories) for slab in step.slabs))()
+    first = place = 0
     for state, span in zip(step.states, spans, strict=False):
         span.state = state.memory.data_ptr()
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
-        (memory,) = slab.pool.memories  # (layers, 2, slots, kv heads, capacity, head dim)
-        layer, values, slot, head = memory.stride()[:4]
-        span.keys = memory.data_ptr() + 4 * slab.slot * slot
-        span.values, span.layer_stride, span.head_stride = values, layer, head
+        span.slabs = place
         span.first, span.count, span.offset = first, extent.count, extent.offset
         first += extent.count
-    return spans
+        for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
+            layer, values, slot, head = memory.stride()[:4]
+            slabs[place] = library.Slab(memory.data_ptr() + 4 * slab.slot * slot, values, layer, head)
+            place += 1
+    return spans, slabs

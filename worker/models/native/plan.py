@@ -23,6 +23,7 @@ from worker.models.native.unsupported import NotNative, require
 from worker.native import library
 from worker.native.library import (
     ALL_HEADS,
+    BOTH,
     CLAMPED_SWIGLU,
     EACH_HEAD,
     EACH_TURNED_HEAD,
@@ -52,9 +53,8 @@ class Plan:
         if not isinstance(model, CausalModel):
             raise NotNative(f"the modules of its {type(model).__name__} are transformers'")
         config, body, family = model.config, model.model, FAMILIES[model.config.model_type]
-        require(len(layout.groups) == 1, "the heads of its layers differ in width or number")
-        shared_heads, head_dim = layout.groups[0].kv_heads, layout.groups[0].head_dim
-        require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
+        for one in layout.layers:
+            require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
         head = model.get_output_embeddings()
         self.head = _native(head.head if isinstance(head, VocabParallelHead) else head)
         self.threads = self.head.threads
@@ -71,16 +71,15 @@ class Plan:
                 place = sum(layer.delta < 0 for layer in layers) - 1
                 require(layout.layers[place].source is None, "its layers share keys and values")
                 _add_attention(layers[-1], one.self_attn, family, layout.layers[place], self._biases)
-                layers[-1].cache, layers[-1].rotary = place, rotaries.index(kind) if rotated else -1
+                layers[-1].slab, layers[-1].cache = layout.places[place]
+                layers[-1].rotary = rotaries.index(kind) if rotated else -1
         self._layers, self._mixtures, self._deltas = (Layer * len(layers))(*layers), mixtures, deltas
         self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
             hidden=config.hidden_size,
-            heads=next(one for one in layers if one.delta < 0).attention_out.inputs // head_dim,
-            shared_heads=shared_heads,
-            head_dim=head_dim,
+            heads=next(one.attention_out.inputs // one.head_dim for one in layers if one.delta < 0),
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
             mixtures=ctypes.addressof(mixtures.structs),
@@ -164,6 +163,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
     to.attention_out = _summed(attention.o_proj, biases)
     to.sinks = None if sinks is None else sinks.data_ptr()
     to.window = cache.window or 0
+    to.shared_heads, to.head_dim, to.stored = cache.kv_heads, cache.head_dim, BOTH
 
 
 def _norm(norm: nn.Module | None) -> Norm:

@@ -89,6 +89,10 @@ struct Rotary {
 // The numbers that a norm of queries or keys takes together: a head, a head that was turned already, or all heads.
 enum HeadNorms : int32_t { EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS };
 
+// What a layer's product has behind its queries. Without keys it attends to those that an earlier layer stored. Values that are
+// its keys are so before these are normed and turned.
+enum KeysAndValues : int32_t { BOTH, KEYS_ALONE, NEITHER };
+
 // A gated feed-forward network of a mixture.
 struct Expert {
   Linear gate_up, down;
@@ -144,7 +148,11 @@ struct Layer {
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down`; -1: none
   int64_t delta;    // index into the model's, instead of attention; -1: none
-  int64_t cache;    // index of its keys and values in memory
+  int64_t shared_heads, head_dim;  // of keys and values, of all heads
+  KeysAndValues stored;
+  Norm value;      // of a head's value
+  int64_t slab;    // index into those of a span: layers of one shape have one
+  int64_t cache;   // index of the keys and values that it attends to in the slab
 };
 
 // Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
@@ -152,7 +160,7 @@ using Reduce = int (*)(void* group, float* data, int64_t count);
 
 struct Model {
   const Layer* layers;
-  int64_t depth, hidden, heads, shared_heads, head_dim;
+  int64_t depth, hidden, heads;
   const Rotary* rotaries;
   int64_t rotary_count;
   const Mixture* mixtures;
@@ -168,12 +176,17 @@ struct Model {
   Linear head;
 };
 
-// The tokens that one sequence adds, `count` of them from position `offset` on, and where its keys and values are.
-struct Span {
+// Where one sequence's keys and values of the layers of one shape are.
+struct Slab {
   float* keys;           // of the first layer: (shared heads, capacity, head_dim)
   int64_t values;        // from a layer's keys to its values, in floats
   int64_t layer_stride;  // from a layer's keys to the next one's
   int64_t head_stride;   // capacity · head_dim
+};
+
+// The tokens that one sequence adds, `count` of them from position `offset` on.
+struct Span {
+  int64_t slabs;         // its first one among the batch's
   int64_t first, count;  // its tokens among the batch's
   int64_t offset;
   float* state;          // of its recurrent layers; null: the model has none
@@ -184,6 +197,8 @@ struct Span {
 struct Batch {
   const Span* spans;
   int64_t span_count;
+  const Slab* slabs;
+  int64_t slab_count;
   const int64_t* positions;  // by token
   float* hidden;             // (tokens, hidden): the embedded tokens; overwritten
   int64_t tokens;

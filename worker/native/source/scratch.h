@@ -12,20 +12,27 @@ class Scratch {
  public:
   Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
     const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
-    int64_t attended_width = model.heads * model.head_dim, rates_width = 0;
-    int64_t width = attended_width * (model.output_gate ? 2 : 1) + 2 * model.shared_heads * model.head_dim;
+    int64_t attended_width = 0, rates_width = 0, width = 0, inner = 0, attention_floats = 0, longest = 0;
+    for (int64_t i = 0; i < batch.span_count; ++i)
+      longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
     for (int64_t i = 0; i < model.delta_count; ++i) {
       const Delta& one = model.deltas[i];
       width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, one.rates.outputs);
       attended_width = std::max(attended_width, one.value_heads * one.value_dim);
       held.floats = std::max(held.floats, held_floats(one));
     }
-    int64_t inner = 0;
     bool parallel = false;
     for (int64_t i = 0; i < model.depth; ++i) {
-      if (model.layers[i].mixture < 0) inner = std::max(inner, model.layers[i].down.inputs);
-      parallel = parallel || model.layers[i].parallel;
+      const Layer& layer = model.layers[i];
+      if (layer.mixture < 0) inner = std::max(inner, layer.down.inputs);
+      parallel = parallel || layer.parallel;
+      if (layer.delta >= 0) continue;
+      const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
+      width = std::max(width, layer.query_key_value.outputs);
+      attended_width = std::max(attended_width, model.heads * layer.head_dim);
+      attention_floats = std::max(attention_floats, attention_scratch(layer.head_dim, heads, together, longest));
     }
+    for (int64_t i = 0; i < model.rotary_count; ++i) turn_stride = std::max(turn_stride, model.rotaries[i].dim);
     normed = take<float>(most * model.hidden);
     sums = take<float>(parallel ? tokens * model.hidden : 0);
     squares = take<float>(batch.reduce ? 2 * tokens : 0);
@@ -34,14 +41,10 @@ class Scratch {
     attended = take<float>(tokens * attended_width);
     both = take<float>(tokens * 2 * inner);
     gated = take<float>(tokens * inner);
-    turns = take<float>(tokens * model.rotary_count * model.head_dim);
+    turns = take<float>(tokens * model.rotary_count * turn_stride);
     quantized = take_quantized(most, std::max({model.hidden, attended_width, inner}));
     if (model.mixture_count) take_mixture(model, tokens);
-    int64_t longest = 0;
-    for (int64_t i = 0; i < batch.span_count; ++i)
-      longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
-    const int64_t heads = model.heads / model.shared_heads, together = std::min(tokens, TOKENS);
-    thread_floats_ = (attention_scratch(model.head_dim, heads, together, longest) + 15) / 16 * 16;  // whole lines of the cache
+    thread_floats_ = (attention_floats + 15) / 16 * 16;  // whole lines of the cache
     attention_ = take<float>(thread_floats_ * threads);
     held.memory = take<float>(held.floats * threads);
   }
@@ -50,6 +53,7 @@ class Scratch {
   int64_t bytes() const { return used_; }
 
   float *normed, *sums, *squares, *projected, *rates, *attended, *both, *gated, *turns;
+  int64_t turn_stride = 0;  // of a token's sines and cosines for one rotary embedding to those for the next
   Quantized quantized;
   MixtureRoom mixture{};
   Held held{};

@@ -22,6 +22,7 @@ class Step {
         deltas_(model.deltas, model.deltas + model.delta_count),
         rotaries_(model.rotaries, model.rotaries + model.rotary_count),
         spans_(batch.spans, batch.spans + batch.span_count),
+        slabs_(batch.slabs, batch.slabs + batch.slab_count),
         model_(model),
         batch_(batch),
         scratch_(memory, model, batch, threads) {
@@ -78,10 +79,11 @@ class Step {
  private:
   float* hidden(int64_t token) const { return batch_.hidden + token * model_.hidden; }
   float* turns(int64_t token, int64_t rotary) const {
-    return scratch_.turns + (token * model_.rotary_count + rotary) * model_.head_dim;
+    return scratch_.turns + (token * model_.rotary_count + rotary) * scratch_.turn_stride;
   }
-  int64_t query_stride() const { return model_.head_dim * (model_.output_gate ? 2 : 1); }
-  int64_t width() const { return model_.heads * query_stride() + 2 * model_.shared_heads * model_.head_dim; }
+  int64_t query_stride(const Layer& layer) const { return layer.head_dim * (model_.output_gate ? 2 : 1); }
+  // A token's queries, and what lies behind them.
+  float* projected(const Layer& layer, int64_t token) const { return scratch_.projected + token * layer.query_key_value.outputs; }
 
   template <typename Work>
   void each_token(Hand& hand, const Work& work) {
@@ -173,31 +175,37 @@ class Step {
 
   // Norms and turns a token's queries and keys, and puts keys and values where they stay.
   void store_token(const Layer& layer, const Span& span, int64_t number) {
-    const int64_t token = span.first + number, dim = model_.head_dim;
-    float* row = scratch_.projected + token * width();
-    float* keys = span.keys + layer.cache * span.layer_stride + (span.offset + number) * dim;
+    const int64_t token = span.first + number, dim = layer.head_dim;
+    float* row = projected(layer, token);
+    float* key = row + model_.heads * query_stride(layer);
     if (layer.query.weight && layer.head_norms == ALL_HEADS && !batch_.reduce) {
-      float* first = row + model_.heads * dim;
       normalize(layer.query, row, model_.heads * dim, row);
-      normalize(layer.key, first, model_.shared_heads * dim, first);
+      normalize(layer.key, key, layer.shared_heads * dim, key);
     }
     const float growth = layer.rotary >= 0 ? grown(rotaries_[layer.rotary], batch_.positions[token]) : 1.0f;
-    for (int64_t head = 0; head < model_.heads + model_.shared_heads; ++head) {
-      const bool query = head < model_.heads;
-      turn_head(layer, query ? layer.query : layer.key, query ? head : head - model_.heads, token, row);
-      if (query && growth != 1.0f) multiply_all(row, dim, growth);
-      if (!query) std::memcpy(keys + (head - model_.heads) * span.head_stride, row, dim * sizeof(float));
-      row += query ? query_stride() : dim;
+    for (int64_t head = 0; head < model_.heads; ++head, row += query_stride(layer)) {
+      turn_head(layer, layer.query, head, token, row);
+      if (growth != 1.0f) multiply_all(row, dim, growth);
     }
-    for (int64_t head = 0; head < model_.shared_heads; ++head, row += dim)
-      std::memcpy(keys + span.values + head * span.head_stride, row, dim * sizeof(float));
+    if (layer.stored == NEITHER) return;
+    const Slab& slab = slabs_[span.slabs + layer.slab];
+    float* place = slab.keys + layer.cache * slab.layer_stride + (span.offset + number) * dim;
+    const float* value = layer.stored == KEYS_ALONE ? key : key + layer.shared_heads * dim;
+    for (int64_t head = 0; head < layer.shared_heads; ++head, key += dim, value += dim, place += slab.head_stride) {
+      if (layer.value.weight)
+        normalize(layer.value, value, dim, place + slab.values);
+      else
+        std::memcpy(place + slab.values, value, dim * sizeof(float));
+      turn_head(layer, layer.key, head, token, key);
+      std::memcpy(place, key, dim * sizeof(float));
+    }
   }
 
   // Norms queries and keys over the heads of all ranks. Heads that several ranks have count several times, as do their widths.
   void normalize_over_ranks(Hand& hand, const Layer& layer) {
-    const int64_t queries = model_.heads * model_.head_dim, keys = model_.shared_heads * model_.head_dim;
+    const int64_t queries = model_.heads * layer.head_dim, keys = layer.shared_heads * layer.head_dim;
     each_token(hand, [&](int64_t token) {
-      const float* row = scratch_.projected + token * width();
+      const float* row = projected(layer, token);
       scratch_.squares[2 * token] = sum_of_squares(row, queries);
       scratch_.squares[2 * token + 1] = sum_of_squares(row + queries, keys);
     });
@@ -205,7 +213,7 @@ class Step {
     each_token(hand, [&](int64_t token) {
       const float* squares = scratch_.squares + 2 * token;
       const float ranks = static_cast<float>(batch_.ranks);
-      float* row = scratch_.projected + token * width();
+      float* row = projected(layer, token);
       normalize_by(layer.query, squares[0] / (static_cast<float>(queries) * ranks), row, queries, row);
       normalize_by(layer.key, squares[1] / (static_cast<float>(keys) * ranks), row + queries, keys, row + queries);
     });
@@ -213,7 +221,7 @@ class Step {
 
   // Norms a head of a query or key, and turns it. `number`: of the head.
   void turn_head(const Layer& layer, Norm norm, int64_t number, int64_t token, float* head) const {
-    const int64_t dim = model_.head_dim;
+    const int64_t dim = layer.head_dim;
     norm.weight += number * layer.head_norm_step;
     if (norm.weight && layer.head_norms == EACH_HEAD) normalize(norm, head, dim, head);
     if (layer.rotary >= 0) {
@@ -227,7 +235,7 @@ class Step {
     multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
     if (layer.query.weight && layer.head_norms == ALL_HEADS && batch_.reduce) normalize_over_ranks(hand, layer);
     each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, span, token); });
-    const int64_t shared = model_.shared_heads;
+    const int64_t shared = layer.shared_heads;
     hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
         const Task one = task(layer, pieces_[i / shared], i % shared);
@@ -255,13 +263,14 @@ class Step {
 
   Task task(const Layer& layer, const Piece& piece, int64_t shared) const {
     const Span& span = piece.span;
-    const int64_t heads = model_.heads / model_.shared_heads, dim = model_.head_dim, token = span.first + piece.first;
-    const float* keys = span.keys + layer.cache * span.layer_stride + shared * span.head_stride;
+    const Slab& slab = slabs_[span.slabs + layer.slab];
+    const int64_t heads = model_.heads / layer.shared_heads, dim = layer.head_dim, token = span.first + piece.first;
+    const float* keys = slab.keys + layer.cache * slab.layer_stride + shared * slab.head_stride;
     Task task{};
-    task.keys = keys, task.values = keys + span.values;
-    task.queries = scratch_.projected + token * width() + shared * heads * query_stride();
+    task.keys = keys, task.values = keys + slab.values;
+    task.queries = projected(layer, token) + shared * heads * query_stride(layer);
     task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
-    task.head_stride = query_stride(), task.stride = width(), task.out_stride = model_.heads * dim;
+    task.head_stride = query_stride(layer), task.stride = layer.query_key_value.outputs, task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
     task.position = span.offset + piece.first, task.window = layer.window;
     task.ends = batch_.ends ? batch_.ends + token : nullptr;
@@ -276,6 +285,7 @@ class Step {
   std::vector<Guesses> guesses_;  // by recurrent layer
   const std::vector<Rotary> rotaries_;
   const std::vector<Span> spans_;
+  const std::vector<Slab> slabs_;
   const Model model_;
   const Batch batch_;
   const Scratch scratch_;
