@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -109,9 +108,7 @@ def serve(settings: ApiSettings) -> None:
     describe_structs()
     app = create_app(settings)
     server = Server(app, app.state.process)
-    # Full garbage collections skip objects that live as long as the process: scanning them would delay every stream.
-    gc.collect()
-    gc.freeze()
+    server.garbage_collection.start()
     # A thread that reads the catalog each second would keep the streams waiting for five milliseconds at a time.
     sys.setswitchinterval(0.001)
 

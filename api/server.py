@@ -16,10 +16,13 @@ from api.asgi.connection import ClientConnection
 from api.asgi.head import answering_head
 from api.asgi.heads import ServerConfig
 from api.asgi.paths import with_any_prefix
+from api.garbage import GarbageCollection
 from api.process import Process
 
 log = structlog.stdlib.get_logger(__name__)
 
+_TICKS_OF_COLLECTION = 50
+"""Ticks of 0.1 s between two looks at the garbage."""
 _FAREWELL_S = 2.0
 """How long interrupted streams may take to hand over their last event."""
 
@@ -50,6 +53,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._process = process
+        self.garbage_collection = GarbageCollection()
         self._until: float | None = None
         self._hurry = False
 
@@ -72,6 +76,8 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._process.draining:
             self._drain(time.monotonic())
+        elif counter % _TICKS_OF_COLLECTION == 0:
+            self.garbage_collection.full_if_due(idle=not self.server_state.tasks)
         return await super().on_tick(counter)
 
     @property

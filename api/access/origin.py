@@ -6,6 +6,7 @@ has that name in `Host`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from litestar.datastructures import Headers
@@ -67,6 +68,7 @@ def host_name(host: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=16)
 def is_local_name(host: str) -> bool:
     """True if the name in a `Host` header can only mean this machine, whatever a name server says."""
     name = host_name(host).rstrip(".")

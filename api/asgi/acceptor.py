@@ -20,8 +20,10 @@ from api.asgi.client import client_left
 
 log = structlog.stdlib.get_logger(__name__)
 
-_AT_ONCE = 16
-"""Connections that are handed over in one iteration of the event loop; each takes about 0.1 ms."""
+_AT_ONCE = 4
+"""Connections that are handed over in one iteration of the event loop; each takes 0.3 ms of it, then or soon after."""
+_ACCEPTED_AT_ONCE = 128
+"""Connections that are taken from the kernel in one iteration; each takes about 0.02 ms."""
 _MOST_WAITING = 4096
 """Accepted connections that are not handed over yet; further ones wait in the kernel's queue."""
 _AGAIN_S = 0.5
@@ -65,7 +67,7 @@ class Acceptor:
     def _accept(self) -> None:
         if not self._waiting:
             self._loop.call_soon(self._hand_over)
-        while self._waiting < _MOST_WAITING:
+        for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_WAITING - self._waiting)):
             try:
                 connection, peer = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -76,7 +78,8 @@ class Acceptor:
                 return
             self._accepted.setdefault(address_of(peer), deque()).append(connection)
             self._waiting += 1
-        self._pause(0.0)
+        if self._waiting >= _MOST_WAITING:
+            self._pause(0.0)
 
     def _next(self) -> socket.socket:
         """The oldest connection of the address whose turn it is."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
+from litestar.datastructures import Headers
 
 from api.access.identity import ANONYMOUS, Identity, secret_of
 from api.asgi.client import client_of
@@ -84,7 +85,8 @@ async def model_for(request: Http, name: str | None) -> ServedModel:
 
 def caller_of(request: Http) -> Caller:
     """The caller, with a fresh request id and a request log that has begun."""
-    client_request_id = request.headers.get("x-request-id")
+    headers = request.headers  # made anew by each access
+    client_request_id = headers.get("x-request-id")
     request_log = RequestLog(
         process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id
     )
@@ -100,15 +102,15 @@ def caller_of(request: Http) -> Caller:
         identity=identity,
         images=Known(identity.owner),
         rid=rid,
-        on_disconnect=request.headers.get("x-on-disconnect"),
+        on_disconnect=headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
         client=client_of(request.scope),
         warnings=Warnings(strict=process_of(request).settings.strict),
     )
 
 
-def _idempotency_key(request: Http) -> str:
-    key = request.headers.get("idempotency-key", "")
+def _idempotency_key(headers: Headers) -> str:
+    key = headers.get("idempotency-key", "")
     if key and not _KEY.fullmatch(key):
         raise RequestError(
             "Idempotency-Key must be 1 to 255 printable characters without white space.", param="idempotency-key"
@@ -167,12 +169,12 @@ async def serve(request: Http, read: Read) -> Response[Any]:
 
 async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None]:
     """Submit or resume; the session, and True for a stream. Body and prompt are freed: the answer needs neither."""
-    process, tenant, key = process_of(request), authenticate(request), _idempotency_key(request)
+    process, tenant, headers = process_of(request), authenticate(request), request.headers
+    key, last = _idempotency_key(headers), headers.get("last-event-id")
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         asked = await read(body, caller)
         caller.check_present(asked.body.on_disconnect)
-        last = request.headers.get("last-event-id")
         if last and not asked.body.stream:
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
             raise RequestError(text, param="last-event-id", code="invalid_event_id")
