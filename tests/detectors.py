@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.health.detectors import DETECTORS
+from worker.detectors import DETECTORS
 
 
 def table() -> str:

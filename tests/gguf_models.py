@@ -18,8 +18,8 @@ from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, models
 from tests.experts_layout import experts_apart, experts_together, fused
 from worker.formats.blocks import BLOCK_FORMATS, MXFP4
-from worker.layers.blocks import Blocks
 from worker.models.gguf.dequantize import dequantize
+from worker.models.layers.blocks import Blocks
 
 Floats = NDArray[np.float32]
 

@@ -12,9 +12,9 @@ from control.records import catalog
 from control.redis.connection import connect, connect_blocking
 from tests.waiting import until
 from worker.leader.leader import Leader
+from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group.rank_worker import RankWorker
 
 
 @contextmanager

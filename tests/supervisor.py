@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.waiting import until
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
 
 PYTHON = sys.executable
 """Tests put scripts in its place."""
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
 import signal, socket, subprocess, sys, time
-from worker.supervision import forks, supervisor
-from worker.supervision.limits import Limits
+from worker.agent.supervision import forks, supervisor
+from worker.agent.supervision.limits import Limits
 
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])

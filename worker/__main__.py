@@ -14,15 +14,15 @@ from typing import NoReturn
 from control import logs
 from control.errors import FurrowError, SettingsError
 from control.settings import Settings, host_id
-from worker.supervision.wire import take_channel
+from worker.agent.supervision.wire import take_channel
 
 
 def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
     from control.process import die_with_parent, name_process
     from worker.agent.standby import Standby
-    from worker.metrics.counters import FOLDER_VARIABLE, forget_folder, forget_unused, share_folder
-    from worker.supervision.client import SupervisorClient
+    from worker.agent.supervision.client import SupervisorClient
+    from worker.rank.counters import FOLDER_VARIABLE, forget_folder, forget_unused, share_folder
 
     os.environ.pop(FOLDER_VARIABLE, None)  # only what this agent makes may be deleted
     agent: Agent | None = None
@@ -55,7 +55,7 @@ def run_agent() -> None:
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
     from worker.agent.facts.publisher import FactsPublisher
-    from worker.metrics.host_metrics import HostMetrics
+    from worker.agent.metrics.host_metrics import HostMetrics
 
     describe_structs()
     client = connect(settings.redis_url)
@@ -89,7 +89,7 @@ def begin_rank() -> NoReturn:
 
 
 def be_rank() -> NoReturn:
-    from worker.rank.process import run_rank
+    from worker.rank_process import run_rank
 
     status = run_rank()
     logging.shutdown()
@@ -98,7 +98,7 @@ def be_rank() -> NoReturn:
 
 def run_standby(background: bool) -> None:
     """Fork ranks for the supervisor, until it closes the channel; a forked process is its rank."""
-    from worker.rank.standby_process import await_duty
+    from worker.standby_process import await_duty
 
     duty = await_duty(background)
     if duty is not None:

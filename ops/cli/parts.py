@@ -43,7 +43,7 @@ def worker(redis_url: str | None, host_id: str | None, address: str | None, metr
         become("worker", "agent")
     redis = redis_reference(redis_url) if redis_url else None
     given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address, "FURROW_METRICS": metrics}
-    become("worker.supervision", **{name: value for name, value in given.items() if value})
+    become("worker.agent.supervision", **{name: value for name, value in given.items() if value})
 
 
 @click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")

@@ -41,7 +41,7 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     from worker.models.loading import resolve_dtype
     from worker.repository import validation
     from worker.selftest import report
-    from worker.verdicts.shapes import DEFAULT, of_config
+    from worker.selftest.shapes import DEFAULT, of_config
 
     chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

@@ -94,7 +94,7 @@ def serve(
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed, **demo_environment()}, say)
         stack.callback(supervisor.stop, stopping.hurry)
-        supervisor.start(Part("worker", "worker.supervision", []))
+        supervisor.start(Part("worker", "worker.agent.supervision", []))
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
         supervisor.start(Part("api", "api", [*listening, *arguments], stop_limit_s=patience))

@@ -84,7 +84,7 @@ class Clients:
 def second_host(farm: Farm) -> Iterator[str]:
     """Another agent, as if on another host."""
     environment = clean_environment(FURROW_REDIS_URL=farm.redis_url, FURROW_HOST_ID="second", FURROW_STANDBY="0")
-    process = subprocess.Popen([sys.executable, "-m", "worker.supervision"], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "worker.agent.supervision"], env=environment)
     try:
         until(lambda: farm.redis.exists("furrow:host:second"))
         yield "second"

@@ -24,7 +24,7 @@ FAULT = """
 import os, time
 if "FURROW_RANK" in os.environ:
     from pathlib import Path
-    from worker.health import progress
+    from worker.rank import progress
     from worker.models.served import ServedModel
     progress.UNKNOWN_STEP_S /= {speed_up}
     progress.PER_TOKEN_S /= {speed_up}

@@ -1,1 +1,1 @@
-"""The agent of a host: reconciles ranks with assignments, and detects their failures."""
+"""The agent of a host, which reconciles ranks with assignments and detects their failures; its supervisor; /metrics."""

@@ -11,7 +11,7 @@ import structlog
 from control.messages import Assignment
 from worker.agent.replica import Failure, ReplicaProcesses
 from worker.agent.standby import Standby
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
 

@@ -26,8 +26,8 @@ from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler
 from worker.agent.reporter import Reporter
 from worker.agent.standby import Standby
-from worker.health.reachability import Reachability
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
+from worker.rank.reachability import Reachability
 
 log = structlog.get_logger()
 

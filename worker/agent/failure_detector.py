@@ -12,10 +12,10 @@ import structlog
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health import Beat
+from worker.agent.context_switches import context_switches
 from worker.agent.replica import ReplicaProcesses
-from worker.health.context_switches import context_switches
-from worker.health.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
-from worker.health.reachability import Reachability
+from worker.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
+from worker.rank.reachability import Reachability
 
 log = structlog.get_logger()
 

@@ -18,7 +18,7 @@ from worker.agent.host_view import Place
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.agent.standby import Standby
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
 
 log = structlog.get_logger()
 

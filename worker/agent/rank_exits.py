@@ -14,11 +14,11 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health, lease, memory_deaths
 from worker.agent.host_replicas import HostReplicas
+from worker.agent.memory_kills import OUT_OF_MEMORY, MemoryKills, memory_limit
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.agent.reporter import Reporter
-from worker.health.exit_codes import REFUSED, STOPPED, describe, poison_kind
-from worker.health.memory_kills import OUT_OF_MEMORY, MemoryKills, memory_limit
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
+from worker.rank.exit_codes import REFUSED, STOPPED, describe, poison_kind
 
 log = structlog.get_logger()
 

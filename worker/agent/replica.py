@@ -15,9 +15,9 @@ from control.process import VERSION, python_command
 from control.replicas.health import Beat
 from control.replicas.memory_deaths import Occupant
 from worker.agent.standby import Preparation, Standby, rank_environment
+from worker.agent.supervision.client import ChildProcess, SupervisorClient
+from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
 from worker.native.host import to_be_compiled
-from worker.supervision.client import ChildProcess, SupervisorClient
-from worker.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
 

@@ -15,8 +15,8 @@ import msgspec
 import structlog
 
 from control.process import VERSION, python_command
-from worker.supervision.client import ChildProcess, SupervisorClient
-from worker.supervision.wire import AT_ONCE, Ending, Tag
+from worker.agent.supervision.client import ChildProcess, SupervisorClient
+from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from worker.collective import exchange
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SEAT_BYTES, SLOT_BYTES, Segment, slot_offset
-from worker.health.detectors import COLLECTIVE_S
+from worker.detectors import COLLECTIVE_S
 
 SPINS = 200
 YIELD_S = 0.001

@@ -15,7 +15,7 @@ from worker.collective import exchange
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SLOT_BYTES, Segment
-from worker.health.detectors import COLLECTIVE_S
+from worker.detectors import COLLECTIVE_S
 from worker.native import compiled
 
 SOURCE = Path(__file__).with_name("exchange.cpp")

@@ -32,8 +32,8 @@ from worker.collective.peers import Peers
 from worker.collective.process_group import HostCollective, ProcessGroupCollective
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
-from worker.health.detectors import COLLECTIVE_S
-from worker.verdicts import switches
+from worker.detectors import COLLECTIVE_S
+from worker.selftest import switches
 
 log = structlog.get_logger()
 

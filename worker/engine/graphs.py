@@ -15,14 +15,14 @@ import structlog
 import torch
 from torch import Tensor
 
-from worker.attention import gathered
-from worker.kernels.paging import PagedBatch
+from worker.kv import gathered
 from worker.kv.base import Extent, KVStore
 from worker.kv.page_step import PagedStep
 from worker.kv.pages import PagedStore
+from worker.kv.paging import PagedBatch
 from worker.models.batch import Batch, Row
 from worker.models.served import ServedModel
-from worker.verdicts import switches
+from worker.selftest import switches
 
 log = structlog.get_logger()
 

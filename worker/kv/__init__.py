@@ -1,1 +1,1 @@
-"""KV memory: slabs on CPUs, pages on GPUs."""
+"""KV memory and attention over it: slabs on CPUs, pages and Triton kernels on GPUs."""

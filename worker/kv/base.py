@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.variant import Variant
+from worker.kv.variant import Variant
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kernels.paging import PagedAttention, PagedBatch
-from worker.kernels.variant import Variant
 from worker.kv.base import Extent
+from worker.kv.paging import PagedAttention, PagedBatch
+from worker.kv.variant import Variant
 
 
 class PagedMemory(Protocol):

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from worker.kernels.paging import PagedAttention
 from worker.kv.base import CacheLayout, Extent, Stateless
 from worker.kv.blocks import Blocks
 from worker.kv.page_step import PagedStep, paged_batch
+from worker.kv.paging import PagedAttention
 
 BLOCK_TOKENS = 32
 """Positions of a block: half of the keys that a kernel reads at once, and what a sequence may waste at its end."""

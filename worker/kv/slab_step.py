@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.attention import dense
-from worker.kernels.variant import Variant
+from worker.kv import dense
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.pool import Pool
 from worker.kv.states import State
+from worker.kv.variant import Variant
 
 CALL_BYTES = 512 * 1024
 """Reading so much takes about as long as one more call for a part of the batch."""

@@ -8,12 +8,11 @@ import psutil
 import structlog
 import torch
 
-from worker.attention import gathered
-from worker.kernels.paging import PagedAttention
-from worker.kv import pages, slabs
+from worker.kv import gathered, pages, slabs
 from worker.kv.base import CacheLayout, KVStore
+from worker.kv.paging import PagedAttention
 from worker.kv.whole import WholeLayout, WholeStore
-from worker.verdicts import switches
+from worker.selftest import switches
 
 log = structlog.get_logger()
 
@@ -60,6 +59,6 @@ def attention_for(layout: CacheLayout) -> PagedAttention:
     if reason is not None:
         log.warning("attention runs without its kernels", reason=reason, action="choose_kernels")
         return gathered.attend
-    from worker.attention import paged  # only here: on a CPU neither Triton nor its kernels are loaded
+    from worker.kv.kernels import attention as paged  # only here: on a CPU neither Triton nor its kernels are loaded
 
     return paged.attend

@@ -1,1 +1,1 @@
-"""The leader, rank 0: its loop and the requests that it runs."""
+"""The leader, rank 0: its loop, the requests that it runs, and the group of ranks as it sees it."""

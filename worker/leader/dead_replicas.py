@@ -9,7 +9,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas.health import status_of
 from control.replicas.lease import Lease, holder
-from worker.health.detectors import REPLICA_GONE_S
+from worker.detectors import REPLICA_GONE_S
 
 LOOK_EVERY_S = 1.0
 

@@ -41,11 +41,11 @@ from control.requests import (
     read_log,
     read_params,
 )
+from worker.leader.background_call import BackgroundCall
 from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.request import RunningRequest
 from worker.leader.running_requests import Capacity
 from worker.scheduling.plan import NeededImage
-from worker.tp_group.background_call import BackgroundCall
 
 log = structlog.get_logger()
 

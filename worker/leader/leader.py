@@ -21,14 +21,17 @@ from control.redis.connection import run, run_every
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
-from worker.health.heartbeat import Heartbeat
-from worker.health.progress import Progress
+from worker.leader.background_call import BackgroundCall
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.dead_replicas import DeadReplicas
 from worker.leader.exchange import LOOP, Exchange, RedisCalls
+from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext
-from worker.metrics.counters import Counters
+from worker.rank.counters import Counters
+from worker.rank.heartbeat import Heartbeat
+from worker.rank.progress import Progress
+from worker.rank.rank_worker import RankWorker
 from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
@@ -40,9 +43,6 @@ from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.finish import Finisher
 from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
-from worker.tp_group.background_call import BackgroundCall
-from worker.tp_group.group import Group
-from worker.tp_group.rank_worker import RankWorker
 
 log = structlog.get_logger()
 

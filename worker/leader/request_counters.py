@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from control.messages import LogEntry
 from control.requests import Emission
 from worker.leader.request import RunningRequest
-from worker.metrics import series
-from worker.metrics.counters import Counters
+from worker.rank import series
+from worker.rank.counters import Counters
 
 _REASONS = {"stop": 0, "tool_calls": 0, "length": 1, "cancelled": 2, "expired": 2}
 _WITHOUT_RESULT = ("cancelled", "expired", "unavailable", "error")

@@ -16,7 +16,7 @@ from worker.engine.scoring import PromptScores
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.request import RunningRequest, emissions_of, prompt_entries
 from worker.leader.request_counters import RequestCounters
-from worker.metrics.counters import Counters
+from worker.rank.counters import Counters
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepTokens
 from worker.scheduling.finish import Finisher

@@ -23,15 +23,15 @@ from control.replicas.lease import Lease
 from control.requests import Claimed, Claims
 from worker.engine.images import EngineImages
 from worker.engine.step import Forward, Step
-from worker.health.progress import Progress
 from worker.leader.exchange import EmissionAnswer, Exchange
+from worker.leader.group import Group
 from worker.leader.request import RunningRequest, score_targets
 from worker.leader.running_requests import Capacity, RunningRequests
+from worker.rank.progress import Progress
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.sampling.vectors import VectorSampler
 from worker.scheduling.scheduler import StepPlan
 from worker.scheduling.sequence import Sequence
-from worker.tp_group.group import Group
 
 log = structlog.get_logger()
 

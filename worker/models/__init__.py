@@ -1,1 +1,1 @@
-"""Models: weights loaded, sharded and run, in torch or C++."""
+"""Models: their layers, their weights loaded and sharded, and their forward in C++ or torch."""

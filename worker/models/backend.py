@@ -8,9 +8,9 @@ import torch
 from torch.cuda import nccl
 
 from control.replies import RankBackend
-from worker.layers.linear import NativeLinear
+from worker.models.layers.linear import NativeLinear
 from worker.models.served import ServedModel
-from worker.verdicts import switches
+from worker.selftest import switches
 
 
 def describe(model: ServedModel) -> RankBackend:

@@ -24,12 +24,12 @@ from worker.families.parts import SLIDING
 from worker.formats.recurrence import LINEAR, Recurrence
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.whole import WholeLayout
-from worker.layers import parallel
-from worker.layers.norms import fuse_norms
-from worker.layers.packing import Packing, packing
-from worker.layers.sharding import ShardPlan
 from worker.models.checkpoint import Checkpoint, StoredTensors
 from worker.models.gguf.checkpoint import GgufCheckpoint
+from worker.models.layers import parallel
+from worker.models.layers.norms import fuse_norms
+from worker.models.layers.packing import Packing, packing
+from worker.models.layers.sharding import ShardPlan
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
@@ -53,7 +53,7 @@ from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.repository.quantization import tensors
 from worker.repository.quantization.kinds import kinds_of
 from worker.repository.quantization.scheme import INT8, scheme_of
-from worker.verdicts.shapes import of_config
+from worker.selftest.shapes import of_config
 
 if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports transformers
@@ -243,7 +243,7 @@ def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     elif dtype == torch.float32 and device.type == "cpu":
         fuse_norms(model)
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from worker.models.kernels import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
+        from worker.models.kernels.modules import fuse  # only here: on a CPU neither Triton nor its kernels are loaded
 
         fuse(model)
 

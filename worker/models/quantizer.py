@@ -9,7 +9,7 @@ from torch import Tensor
 
 from control.quantization import BLOCK_QUANTS
 from worker.formats.blocks import BLOCK_FORMATS, SMALLER, format_for
-from worker.layers.blocks import Blocks, Weights
+from worker.models.layers.blocks import Blocks, Weights
 from worker.native.library import Threads
 from worker.native.quantize import quantize
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from worker.kernels.variant import Variant
 from worker.kv.base import CacheStep
+from worker.kv.variant import Variant
 
 NAME = "furrow"
 

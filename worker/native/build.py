@@ -10,8 +10,8 @@ from ctypes import c_int32, c_int64, c_uint32, c_void_p
 from worker.formats.kinds import ALL, bits_of
 from worker.native import compiled
 from worker.native.host import SOURCE, SWITCH
-from worker.verdicts import switches
-from worker.verdicts.shapes import Shapes
+from worker.selftest import switches
+from worker.selftest.shapes import Shapes
 
 
 def library(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:

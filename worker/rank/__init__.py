@@ -1,1 +1,1 @@
-"""Rank and standby processes, from their environment to their exit."""
+"""A rank: its commands and its part of each, its heartbeat and progress, its counters, its end."""

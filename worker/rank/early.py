@@ -14,7 +14,7 @@ from control.messages import Assignment
 from worker.native.build import library
 from worker.repository.files import inspect
 from worker.repository.quantization.kinds import kinds_of
-from worker.verdicts.shapes import of_config
+from worker.selftest.shapes import of_config
 
 DTYPES = ("auto", "float32")
 """Those that the library computes in."""

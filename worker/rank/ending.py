@@ -21,7 +21,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
 from control.settings import host_id
-from worker.health.exit_codes import LOAD_FAILED, REFUSED
+from worker.rank.exit_codes import LOAD_FAILED, REFUSED
 
 log = structlog.get_logger()
 

@@ -14,10 +14,10 @@ from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
-from worker.health.detectors import UNKNOWN_STEP_S
-from worker.health.progress import Progress
-from worker.metrics.counters import Counters
-from worker.tp_group.rank_worker import RankWorker
+from worker.detectors import UNKNOWN_STEP_S
+from worker.rank.counters import Counters
+from worker.rank.progress import Progress
+from worker.rank.rank_worker import RankWorker
 
 log = structlog.get_logger()
 

@@ -16,12 +16,10 @@ import structlog
 import torch
 
 from control.cache import files as cache_files
-from worker.models.loading import resolve_dtype
-from worker.selftest import runner
+from worker.selftest import records, runner, switches
+from worker.selftest.records import Record, Result, Subject
+from worker.selftest.shapes import DEFAULT, Shapes, of_config
 from worker.selftest.task import TRIALS, Task
-from worker.verdicts import records, switches
-from worker.verdicts.records import Record, Result, Subject
-from worker.verdicts.shapes import DEFAULT, Shapes, of_config
 
 log = structlog.get_logger()
 
@@ -34,18 +32,32 @@ KERNELS = {
 COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native", "collective.interpreted")}
 """The kernels of a device, by its type; collectives are tried on the same shapes for all models."""
 _WORKER = Path(__file__).parents[1]
-_SOURCES = ("kernels", "attention", "collective", "native", "selftest", "engine/graphs.py", "models/kernels.py")
+_SOURCES = (
+    "kv/kernels",
+    "kv/paging.py",
+    "kv/dense.py",
+    "kv/gathered.py",
+    "kv/trials.py",
+    "models/kernels",
+    "models/layers/trials.py",
+    "collective",
+    "native",
+    "selftest",
+    "engine/graphs.py",
+    "engine/trials.py",
+)
 
 
-def choose(config: dict[str, Any], dtype: str, device: str, tp: int, tell: Callable[[], None] = lambda: None) -> None:
+def choose(
+    config: dict[str, Any], dtype: torch.dtype, device: str, tp: int, tell: Callable[[], None] = lambda: None
+) -> None:
     """Switch off the kernels that fail on this device with a rank's shapes of this model. A GPU tries them where no
     record says how they did; that may take a minute, and `tell` is called with each result. On a CPU the C++ library is
     checked with the model's shapes when it is loaded, so only a record of `furrow selftest` is asked."""
     for name in switches.unknown_names():
         log.warning("unknown kernel", name=name, known=", ".join(switches.PLAIN), action="choose_kernels")
     where = torch.device(device)
-    chosen = str(resolve_dtype(dtype, where, config)).removeprefix("torch.")
-    _choose(where, of_config(config, chosen, tp), KERNELS[where.type], tell)
+    _choose(where, of_config(config, str(dtype).removeprefix("torch."), tp), KERNELS[where.type], tell)
 
 
 def choose_collective(device: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from worker.selftest.case import timed
 from worker.selftest.request import DTYPES
-from worker.selftest.trials.case import timed
 
 
 class Limits(msgspec.Struct, frozen=True):

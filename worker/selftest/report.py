@@ -8,13 +8,12 @@ import msgspec
 import torch
 
 from control.errors import DevicesError
-from worker.selftest import choice, runner
+from worker.selftest import choice, records, runner, switches
 from worker.selftest.choice import COLLECTIVES, KERNELS
 from worker.selftest.limits import Limits, measured
+from worker.selftest.records import Record, Result, Subject
+from worker.selftest.shapes import Shapes
 from worker.selftest.task import TRIALS, Task
-from worker.verdicts import records, switches
-from worker.verdicts.records import Record, Result, Subject
-from worker.verdicts.shapes import Shapes
 
 TOKENS = {"cuda": 2048, "cpu": 128}
 """Rows of a case, and positions of a context: on a GPU fewer would measure the launch of a kernel."""

@@ -14,8 +14,8 @@ import msgspec
 
 from control.errors import FurrowError
 from control.process import child_environment, python_command
+from worker.selftest.records import Result
 from worker.selftest.task import Begun, Done, Message, Task, Tried
-from worker.verdicts.records import Result
 
 START_WITHIN_S = 90.0
 """For a child to import torch and reach its device, on a slow machine."""

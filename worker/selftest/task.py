@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from worker.verdicts.records import Result
-from worker.verdicts.shapes import Shapes
+from worker.selftest.records import Result
+from worker.selftest.shapes import Shapes
 
 TRIALS: dict[str, str] = {
-    "triton.norm": "worker.selftest.trials.modules:norm",
-    "triton.gate": "worker.selftest.trials.modules:gate",
-    "triton.rotary": "worker.selftest.trials.modules:rotary",
-    "triton.store": "worker.selftest.trials.attention:store",
-    "triton.decode": "worker.selftest.trials.attention:decode",
-    "triton.prefill": "worker.selftest.trials.attention:prefill",
-    "graphs": "worker.selftest.trials.capture:graphs",
-    "cpp": "worker.selftest.trials.native:cpp",
-    "collective.native": "worker.selftest.trials.collectives:native",
-    "collective.interpreted": "worker.selftest.trials.collectives:interpreted",
-    "collective.nccl": "worker.selftest.trials.collectives:nccl",
+    "triton.norm": "worker.models.kernels.trials:norm",
+    "triton.gate": "worker.models.kernels.trials:gate",
+    "triton.rotary": "worker.models.kernels.trials:rotary",
+    "triton.store": "worker.kv.trials:store",
+    "triton.decode": "worker.kv.trials:decode",
+    "triton.prefill": "worker.kv.trials:prefill",
+    "graphs": "worker.engine.trials:graphs",
+    "cpp": "worker.models.layers.trials:cpp",
+    "collective.native": "worker.collective.trials:native",
+    "collective.interpreted": "worker.collective.trials:interpreted",
+    "collective.nccl": "worker.collective.trials:nccl",
 }
 """Name of a kernel → module and function of its trial."""
 

@@ -59,7 +59,7 @@ def private_farm(
         settings = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
         supervisor = Supervisor({**(environment or {}), **settings}, say)
         stack.callback(supervisor.stop)
-        supervisor.start(Part("worker", "worker.supervision", []))
+        supervisor.start(Part("worker", "worker.agent.supervision", []))
         supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(port), *api_options]))
         kept = keeps_standby({**os.environ, **(environment or {})})
         _wait(client, names, (HOST, port), supervisor, kept)

@@ -13,7 +13,7 @@ from ops.bench.control.stepping import Metronome, stepping
 from ops.bench.control.work import hashing
 from worker.leader.request import RunningRequest
 from worker.leader.request_counters import RequestCounters
-from worker.metrics.counters import Counters
+from worker.rank.counters import Counters
 
 STEP_S = 0.004
 LIMIT = 0.01

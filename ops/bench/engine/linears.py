@@ -21,11 +21,11 @@ from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from worker.formats.blocks import BLOCK_FORMATS, BlockFormat
-from worker.layers.blocks import Blocks, Weights
-from worker.layers.half import HalfLinear
-from worker.layers.int8 import Int8Linear, pack
-from worker.layers.linear import NativeLinear, threads_here
-from worker.layers.prepacked import PrepackedLinear
+from worker.models.layers.blocks import Blocks, Weights
+from worker.models.layers.half import HalfLinear
+from worker.models.layers.int8 import Int8Linear, pack
+from worker.models.layers.linear import NativeLinear, threads_here
+from worker.models.layers.prepacked import PrepackedLinear
 from worker.native.library import Kept, Threads
 from worker.native.quantize import quantize
 

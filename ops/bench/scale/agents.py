@@ -28,8 +28,8 @@ from ops.bench.scale.rounds import Round, watch
 from worker.agent.adoption import ReplicaRecord, record_key
 from worker.agent.agent import TICK_S, Agent
 from worker.agent.planner import Planner
-from worker.supervision.client import SupervisorClient
-from worker.supervision.wire import encode_line
+from worker.agent.supervision.client import SupervisorClient
+from worker.agent.supervision.wire import encode_line
 
 _TOGETHER = 10
 """Agents whose ticks are watched together: between them everything beats, which is not counted."""

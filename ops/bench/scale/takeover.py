@@ -10,10 +10,10 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
-from worker.health.heartbeat import Heartbeat
-from worker.health.progress import Progress
 from worker.leader.exchange import Reading, RedisCalls
 from worker.leader.request import RunningRequest
+from worker.rank.heartbeat import Heartbeat
+from worker.rank.progress import Progress
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Target(View):
         self.log_entries = LOG_ENTRIES
         """For `large-log`: logged when the leader is killed."""
         self._supervisor = supervisor
-        self._worker = Part("worker", "worker.supervision", [])
+        self._worker = Part("worker", "worker.agent.supervision", [])
         arguments = ["--host", HOST, "--grace", "5", "--keep-requests", str(keep_s), "--port"]
         self._apis = [Part(f"api {index + 1}", "api", [*arguments, str(p)]) for index, p in enumerate(self.ports)]
 

@@ -99,7 +99,7 @@ class OwnFarm:
             stack.callback(supervisor.stop, self._hurry.is_set)
             try:
                 if self._private:
-                    supervisor.start(Part("worker", "worker.supervision", []))
+                    supervisor.start(Part("worker", "worker.agent.supervision", []))
                 host, port = self.address
                 api = ["--host", host, "--port", str(port), "--keys", "--grace", str(GRACE_S)]
                 supervisor.start(Part("api", "api", api))

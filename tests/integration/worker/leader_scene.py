@@ -18,9 +18,9 @@ from control.requests.history import read_pages
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.leader.leader import Leader
+from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group.rank_worker import RankWorker
 
 KV_TOKENS = 450
 PROMPT = [10, 20, 30, 40]

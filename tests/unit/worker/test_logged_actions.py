@@ -25,7 +25,7 @@ def lines(room: str) -> Iterator[tuple[str, ast.Call, ast.expr]]:
                 continue
             where = f"{path.relative_to(ROOT)}:{node.lineno}"
             function = node.func
-            if room == "worker/supervision" and isinstance(function, ast.Name) and function.id == "log":
+            if room == "worker/agent/supervision" and isinstance(function, ast.Name) and function.id == "log":
                 yield where, node, node.args[1]
             elif (
                 isinstance(function, ast.Attribute) and function.attr in LEVELS and "log" in ast.unparse(function.value)

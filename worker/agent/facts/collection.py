@@ -17,8 +17,8 @@ from control.process import VERSION, remembered_program
 from control.redis.round_trip import RoundTrip
 from worker.native import compiled, host
 from worker.repository.source import cache_folder
-from worker.verdicts import switches
-from worker.verdicts.records import KIND, Record
+from worker.selftest import switches
+from worker.selftest.records import KIND, Record
 
 SHARED_MEMORY = Path("/dev/shm")
 COMPILER_WITHIN_S = 10.0

@@ -19,7 +19,7 @@ from control.redis.round_trip import measure
 from worker.agent.facts.collection import collect
 from worker.agent.facts.model_files import ModelFingerprints
 from worker.agent.facts.ports import Endpoint, PortProbe, connect_to
-from worker.tp_group.address import rendezvous_address
+from worker.rank.address import rendezvous_address
 
 log = structlog.get_logger()
 

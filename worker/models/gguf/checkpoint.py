@@ -11,9 +11,9 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.families.gguf import RATES, expert_of, fused_name
-from worker.layers.blocks import Blocks, Weights
 from worker.models.checkpoint import Ranges
 from worker.models.gguf.dequantize import dequantize
+from worker.models.layers.blocks import Blocks, Weights
 from worker.models.mapped import MappedFile
 from worker.repository.gguf.configuration import architecture
 from worker.repository.gguf.header import StoredTensor

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.layers.blocks import Blocks
+from worker.models.layers.blocks import Blocks
 
 CHUNK = 2**22
 """Weights that are computed at a time: the temporaries stay a few times as large as they."""

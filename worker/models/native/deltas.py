@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.kv.base import StateLayout
-from worker.layers.linear import NativeLinear
+from worker.models.layers.linear import NativeLinear
 from worker.models.native.unsupported import NotNative
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta

@@ -13,8 +13,8 @@ from torch import Tensor
 from worker.collective import Collective
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
-from worker.layers.parallel import Link
 from worker.models.batch import Batch
+from worker.models.layers.parallel import Link
 from worker.models.native.plan import Plan
 from worker.models.native.replay import Guesses
 from worker.models.native.unsupported import NotNative

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.layers.linear import NativeLinear
-from worker.layers.parallel import ReducedExperts, RowParallelLinear
 from worker.models.experts import PackedExperts
+from worker.models.layers.linear import NativeLinear
+from worker.models.layers.parallel import ReducedExperts, RowParallelLinear
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import Expert, Linear, Mixture, Threads
 

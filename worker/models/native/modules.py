@@ -15,7 +15,7 @@ from worker.families.family import Family
 from worker.families.registry import FAMILIES
 from worker.formats.recurrence import LINEAR
 from worker.formats.roles import Roles
-from worker.layers.norms import FusedRMSNorm
+from worker.models.layers.norms import FusedRMSNorm
 from worker.models.native.mixtures import CORRECTION
 from worker.models.native.rotary import Rotary, rotaries
 from worker.native.library import XIELU

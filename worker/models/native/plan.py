@@ -12,9 +12,9 @@ from worker.families.family import Family
 from worker.families.registry import FAMILIES
 from worker.formats.recurrence import LINEAR
 from worker.kv.base import CacheLayout, LayerCache
-from worker.layers.linear import NativeLinear
-from worker.layers.norms import FusedRMSNorm
-from worker.layers.parallel import RowParallelLinear, VocabParallelHead
+from worker.models.layers.linear import NativeLinear
+from worker.models.layers.norms import FusedRMSNorm
+from worker.models.layers.parallel import RowParallelLinear, VocabParallelHead
 from worker.models.native.deltas import Deltas
 from worker.models.native.mixtures import Mixtures
 from worker.models.native.modules import CausalModel, LayerNorm

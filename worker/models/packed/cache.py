@@ -17,7 +17,7 @@ import structlog
 from torch import Tensor
 
 from control.cache import files as cache_files
-from worker.layers.parallel import Link
+from worker.models.layers.parallel import Link
 from worker.models.packed import file as stored_file
 from worker.models.packed.file import Damaged
 from worker.models.packed.structure import Unknown, put_together, taken_apart

@@ -18,10 +18,10 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from worker.layers.parallel import Link
+from worker.models.layers.parallel import Link
 from worker.native.library import Threads
 
-CLASSES = ("worker.formats.", "worker.layers.", "worker.models.", "worker.native.", "torch.nn.modules.")
+CLASSES = ("worker.formats.", "worker.models.layers.", "worker.models.", "worker.native.", "torch.nn.modules.")
 """Prefixes of the modules whose classes may be read."""
 PLAIN = (type(None), bool, int, str)
 OTHERS: dict[str, type] = {"list": list, "SimpleNamespace": SimpleNamespace}

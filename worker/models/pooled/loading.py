@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from control.errors import ModelFilesError
 from worker.collective import Collective
 from worker.kv.whole import WholeLayout
-from worker.layers.packing import packing
-from worker.layers.parallel import Link
 from worker.models.checkpoint import Checkpoint, checked
+from worker.models.layers.packing import packing
+from worker.models.layers.parallel import Link
 from worker.models.pooled.encoder import BertEncoder
 from worker.models.pooled.modern import ModernEncoder
 from worker.models.pooled.pooler import Pooler, Projection

@@ -8,7 +8,7 @@ from worker.formats.mamba import Mamba
 from worker.formats.recurrence import LINEAR, DeltaRule, Recurrence
 from worker.formats.short_convolution import ShortConvolution
 from worker.kv.base import StateLayout
-from worker.layers.parallel import Link
+from worker.models.layers.parallel import Link
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.models.recurrent.mamba import MambaLayer

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.layers.quantized.grouped import Grouped, joined
 from worker.models.checkpoint import Checkpoint, Ranges
+from worker.models.layers.quantized.grouped import Grouped, joined
 from worker.repository.quantization import shares
 from worker.repository.quantization.scheme import E4M3, INT4, Scheme
 from worker.repository.quantization.tensors import QuantizedLinear, headers_of, layers

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from control.errors import ModelFilesError
-from worker.layers.quantized.grouped import E2M1, Grouped
 from worker.models.checkpoint import Checkpoint, Ranges
+from worker.models.layers.quantized.grouped import E2M1, Grouped
 from worker.repository.quantization.mxfp4 import GROUP
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")

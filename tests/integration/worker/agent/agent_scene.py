@@ -15,7 +15,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.agent.agent import Agent
 from worker.agent.standby import Standby
-from worker.supervision.client import ChildProcess, SupervisorClient
+from worker.agent.supervision.client import ChildProcess, SupervisorClient
 
 HOST = "host"
 

@@ -17,10 +17,10 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import failure_detector as detector_module
-from worker.health import reachability as reachability_module
-from worker.health.context_switches import context_switches
-from worker.supervision.client import ChildProcess
-from worker.supervision.wire import AT_ONCE
+from worker.agent.context_switches import context_switches
+from worker.agent.supervision.client import ChildProcess
+from worker.agent.supervision.wire import AT_ONCE
+from worker.rank import reachability as reachability_module
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import replica as replica_module
 from worker.agent.replica import PAUSES_S, ReplicaProcesses
-from worker.health.exit_codes import describe
-from worker.supervision.client import SupervisorClient
+from worker.agent.supervision.client import SupervisorClient
+from worker.rank.exit_codes import describe
 
 PATIENT = """#!/bin/sh
 # In the place of python: notes what it was given, notes that it is told to stop, and does so unless it is stubborn.

@@ -23,19 +23,19 @@ from tests.waiting import until
 from worker.agent import standby as standby_module
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.standby import Preparation, Standby
-from worker.health.exit_codes import REFUSED, STOPPED
+from worker.agent.supervision.client import SupervisorClient
+from worker.agent.supervision.wire import AT_ONCE
 from worker.native import host
 from worker.native.compiled import INSTRUCTIONS, _stem
-from worker.supervision.client import SupervisorClient
-from worker.supervision.wire import AT_ONCE
+from worker.rank.exit_codes import REFUSED, STOPPED
 
 STAND_IN = """#!{python}
 # In the place of python: a standby says that it is ready, unless told otherwise, and forks; a rank notes its duty.
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from worker.rank.fork_server import serve_forks
-from worker.supervision.wire import take_channel
+from worker.agent.supervision.fork_server import serve_forks
+from worker.agent.supervision.wire import take_channel
 folder = Path({folder!r})
 kind, duty = sys.argv[4], os.environ
 if kind == "standby":
@@ -246,7 +246,8 @@ def test_preparing_imports_the_code_and_touches_no_device(
     folder = str(make("llama", tmp_path / "llama"))
     code = (
         "import sys; from worker.agent.standby import Preparation;"
-        "from worker.rank.standby_process import import_all, prepare_model; from worker.rank.fork_server import *;"
+        "from worker.agent.supervision.fork_server import *;"
+        "from worker.standby_process import import_all, prepare_model;"
         f"import_all(); prepare_model(Preparation({folder!r}, 'float64', 'cpu'));"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules; assert not reason_against_fork();"
         "from worker.repository.assets import read_assets; from worker.repository.files import inspect;"

@@ -35,7 +35,7 @@ LONG = 300
 def agent(redis: ReplicaRedis, host: str) -> Iterator[subprocess.Popen[bytes]]:
     """The agent of `host`, in a process of its own; its ranks die with it."""
     environment = clean_environment(FURROW_REDIS_URL=redis.url, FURROW_HOST_ID=host, FURROW_STANDBY="0")
-    process = subprocess.Popen([sys.executable, "-m", "worker.supervision"], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "worker.agent.supervision"], env=environment)
     try:
         yield process
     finally:

@@ -12,8 +12,8 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.agent.failure_detector import FailureDetector
 from worker.agent.host_view import read_host
 from worker.agent.replica import Exit, ReplicaProcesses
-from worker.supervision.client import SupervisorClient
-from worker.supervision.wire import AT_ONCE
+from worker.agent.supervision.client import SupervisorClient
+from worker.agent.supervision.wire import AT_ONCE
 
 WORLD = 2
 

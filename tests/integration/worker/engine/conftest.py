@@ -12,10 +12,10 @@ import torch
 from control.cache import files as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
-from worker.layers import packing
-from worker.layers.linear import threads_here
+from worker.models.layers import packing
+from worker.models.layers.linear import threads_here
 from worker.native.library import Kept, Threads, name_of
-from worker.verdicts.shapes import Shapes
+from worker.selftest.shapes import Shapes
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,9 +22,9 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.formats.blocks import BLOCK_FORMATS, format_for
 from worker.kv.slabs import SlabStore
-from worker.layers.blocks import Blocks
-from worker.layers.linear import threads_here
 from worker.models.gguf.dequantize import dequantize
+from worker.models.layers.blocks import Blocks
+from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.native.host import SWITCH
 from worker.native.quantize import quantize

@@ -19,10 +19,10 @@ from tests.integration.worker.engine.test_native import PROMPT, Running, convers
 from worker.collective import Solo
 from worker.formats.blocks import format_for
 from worker.kv.base import CacheLayout
-from worker.layers.blocks import Blocks
-from worker.layers.linear import threads_here
 from worker.models.batch import Row
 from worker.models.gguf.dequantize import dequantize
+from worker.models.layers.blocks import Blocks
+from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan

@@ -18,7 +18,8 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models import kernels, loading
+from worker.models import loading
+from worker.models.kernels import modules as kernels
 from worker.models.loading import load
 from worker.native.host import SWITCH
 

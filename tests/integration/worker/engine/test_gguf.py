@@ -18,7 +18,7 @@ from tests.integration.worker.engine.script import write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.layers.linear import NativeLinear
+from worker.models.layers.linear import NativeLinear
 from worker.models.loading import load
 from worker.native.build import library
 from worker.repository.gguf.configuration import configuration

@@ -19,12 +19,12 @@ FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "qwen2_moe", "qwen3", "qwen3_next"
 LOAD = """
 import sys
 from pathlib import Path
-import worker.rank.process
+import worker.rank_process
 from worker.collective import Solo
 from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
-from worker.rank.standby_process import Preparation, import_all, prepare_model
+from worker.standby_process import Preparation, import_all, prepare_model
 import_all()
 for folder in sys.argv[1:]:
     prepare_model(Preparation(folder, "auto", "cpu"))
@@ -49,7 +49,9 @@ def test_a_rank_whose_model_runs_in_cpp_imports_no_transformers(checkpoint: Chec
     assert imported(LOAD, *(str(checkpoint(family)) for family in FAMILIES)) == "['torch']"
 
 
-@pytest.mark.parametrize("module", ["worker.agent.agent", "worker.supervision.supervisor", "api.server", "ops.cli"])
+@pytest.mark.parametrize(
+    "module", ["worker.agent.agent", "worker.agent.supervision.supervisor", "api.server", "ops.cli"]
+)
 def test_processes_without_a_model_import_no_torch(module: str) -> None:
     program = f"import sys, {module}; print(sorted(set(sys.modules) & {{'torch', 'transformers'}}))"
     assert imported(program) == "[]"

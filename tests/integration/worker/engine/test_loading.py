@@ -20,9 +20,9 @@ from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.layers import packing
-from worker.layers.linear import threads_here
 from worker.models import loading
+from worker.models.layers import packing
+from worker.models.layers.linear import threads_here
 from worker.models.loading import load, resolve_dtype
 from worker.models.native import forward
 from worker.models.native.unsupported import NotNative

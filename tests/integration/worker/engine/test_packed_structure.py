@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from worker.collective import Solo
-from worker.layers.parallel import Link
+from worker.models.layers.parallel import Link
 from worker.models.packed.structure import Unknown, put_together, taken_apart
 from worker.native.library import Threads
 

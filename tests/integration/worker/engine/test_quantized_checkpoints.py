@@ -22,7 +22,7 @@ from tests.integration.worker.engine.parity import (
 )
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from worker.layers.quantized.grouped import Grouped
+from worker.models.layers.quantized.grouped import Grouped
 from worker.models.loading import open_checkpoint
 from worker.native.build import library
 from worker.native.host import SWITCH

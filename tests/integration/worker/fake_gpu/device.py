@@ -126,9 +126,9 @@ def fake_gpu(guard: ctypes.CDLL) -> Iterator[list[str]]:
         stack.callback(guard.set_guard, 0)
         for module, names in KERNELS.items():
             for name in names:
-                place = importlib.import_module(f"worker.kernels.{module}")
+                place = importlib.import_module(f"worker.kv.kernels.{module}")
                 stack.enter_context(mock.patch.object(place, name, Launch(name, seen)))
-        decode = importlib.import_module("worker.kernels.decode")
+        decode = importlib.import_module("worker.kv.kernels.decode")
         for place, name, stand_in in (
             (decode, "_processors", lambda device: 132),
             (graphs, "CudaCapture", lambda device: Recorded),

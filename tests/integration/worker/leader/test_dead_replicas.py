@@ -27,7 +27,7 @@ from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from tests.waiting import until
-from worker.health.detectors import REPLICA_GONE_S
+from worker.detectors import REPLICA_GONE_S
 from worker.leader import dead_replicas as dead_replicas_module
 from worker.leader.dead_replicas import LOOK_EVERY_S, DeadReplicas
 

@@ -21,14 +21,14 @@ from control.requests import Emission, EmitResult
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.waiting import until
-from worker.health import progress as progress_module
 from worker.leader import exchange as exchange_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
+from worker.rank import progress as progress_module
+from worker.rank import rank_worker as rank_worker_module
+from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group import rank_worker as rank_worker_module
-from worker.tp_group.rank_worker import RankWorker
 
 
 def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis, folder: Path) -> None:

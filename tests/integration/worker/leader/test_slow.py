@@ -18,8 +18,8 @@ from control.replicas import health
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.health import progress as progress_module
 from worker.models.served import ServedModel
+from worker.rank import progress as progress_module
 
 PROMPT = [10 + at % 80 for at in range(200)]
 PER_TOKEN_S = 0.02

@@ -26,9 +26,9 @@ from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader import dead_replicas
 from worker.leader.leader import Leader
+from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.tp_group.rank_worker import RankWorker
 
 GONE_AFTER_S = 0.6
 RESTART_S = 2.5

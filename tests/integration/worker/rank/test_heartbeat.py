@@ -17,10 +17,10 @@ from control.replicas.lease import Lease
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.servers import serving
 from tests.waiting import until
-from worker.health import heartbeat as heartbeat_module
-from worker.health.exit_codes import STUCK
-from worker.health.heartbeat import Heartbeat
-from worker.health.progress import Progress
+from worker.rank import heartbeat as heartbeat_module
+from worker.rank.exit_codes import STUCK
+from worker.rank.heartbeat import Heartbeat
+from worker.rank.progress import Progress
 
 WORLD = 2
 

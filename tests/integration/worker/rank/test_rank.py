@@ -18,7 +18,7 @@ from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.rank.rank import Rank
-from worker.tp_group.rank_worker import RankWorker
+from worker.rank.rank_worker import RankWorker
 
 WORLD = 2
 

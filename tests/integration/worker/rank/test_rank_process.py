@@ -19,7 +19,7 @@ from control.replicas.health import end_reason, heartbeats, poison_history, writ
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
-from worker.health.exit_codes import LOAD_FAILED, REFUSED, STOPPED
+from worker.rank.exit_codes import LOAD_FAILED, REFUSED, STOPPED
 
 pytestmark = pytest.mark.timeout(90)
 """A process has to import torch, which takes its time on a busy machine."""

@@ -19,21 +19,19 @@ from tests import models
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from tests.rooms import ROOT
-from worker.attention import gathered
 from worker.collective import Solo, rendezvous
 from worker.engine.graphs import DecodeGraphs, RefusedCapture
 from worker.engine.step import Engine
-from worker.kv import stores
+from worker.kv import gathered, stores
 from worker.kv.pages import PagedStore
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-from worker.selftest import choice, runner
+from worker.selftest import choice, records, runner, switches
 from worker.selftest.__main__ import tried
+from worker.selftest.records import Record, Result
 from worker.selftest.request import Request
+from worker.selftest.shapes import Shapes, of_config
 from worker.selftest.task import TRIALS, Task
-from worker.verdicts import records, switches
-from worker.verdicts.records import Record, Result
-from worker.verdicts.shapes import Shapes, of_config
 
 FAULTY = "tests.integration.worker.selftest.faulty"
 SHAPES = Shapes(
@@ -126,13 +124,13 @@ def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.Monkey
     shapes = of_config(config, "float32")
     recorded("cpu", shapes, choice.KERNELS["cpu"], [Result("cpp", "", "float32", "differs", "by 3")])
     with capture_logs() as logs:
-        choice.choose(config, "auto", "cpu", 1)
+        choice.choose(config, torch.float32, "cpu", 1)
     assert switches.reason_off("cpp") == "cpp: differs by 3"
     [line] = logs
     assert (line["kernel"], line["reason"], line["log_level"]) == ("cpp", "differs by 3", "warning")
     assert line["instead"] == switches.PLAIN["cpp"] and "furrow selftest" in line["remedy"]
     with capture_logs() as logs:
-        choice.choose(config | {"hidden_size": 32}, "auto", "cpu", 1)
+        choice.choose(config | {"hidden_size": 32}, torch.float32, "cpu", 1)
     assert logs == [] and switches.reason_off("cpp") is None
 
 
@@ -166,8 +164,8 @@ def played(engine: Engine) -> Any:
 def test_the_model_serves_the_plain_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With attention kernels and fused modules off, and captures refused, its tokens are those of a CPU."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
-    from worker.attention import paged
-    from worker.models.kernels import fuse
+    from worker.kv.kernels import attention as paged
+    from worker.models.kernels.modules import fuse
 
     plain = load(folder, collective=Solo(), dtype="float32")
     expected = played(Engine(plain, SlabStore(plain.cache_layout, 64), Solo()))
@@ -251,7 +249,7 @@ def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[int] = []
     for _ in range(2):
         switches.switch_off({})
-        choice.choose(config, "auto", "cuda:0", 1, lambda: told.append(1))
+        choice.choose(config, torch.bfloat16, "cuda:0", 1, lambda: told.append(1))
         assert switches.reason_off("triton.norm") == "triton.norm: faulted (SIGABRT)"
         assert switches.reason_off("triton.gate") is None
     choice.choose_collective("cuda:0")

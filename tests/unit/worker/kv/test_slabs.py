@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.kernels.variant import Variant
 from worker.kv.base import CacheLayout, Extent, LayerCache
 from worker.kv.pool import Pool
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
+from worker.kv.variant import Variant
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 

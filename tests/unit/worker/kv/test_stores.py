@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from control.errors import NotMappable
-from worker.attention import gathered
-from worker.kv import pool, stores
+from worker.kv import gathered, pool, stores
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
 

@@ -10,8 +10,8 @@ from control.messages import FinishReason, GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed, Emission
 from worker.leader.request import RunningRequest
 from worker.leader.request_counters import RequestCounters
-from worker.metrics import series
-from worker.metrics.counters import Counters
+from worker.rank import series
+from worker.rank.counters import Counters
 
 
 def claimed(log: list[LogEntry], first_ms: int = 0) -> RunningRequest:

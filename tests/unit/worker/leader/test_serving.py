@@ -16,12 +16,12 @@ from control.replicas.lease import Lease
 from control.requests import Claimed, Emission, EmitResult
 from worker.engine.scoring import PromptScores
 from worker.engine.step import Forward
-from worker.health.progress import Progress
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import EmissionAnswer, Exchange
 from worker.leader.request import RunningRequest
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import Serving, ServingContext
+from worker.rank.progress import Progress
 from worker.sampling.step_sampler import StepSampler
 from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler

@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
-from worker.layers.sharding import ShardPlan
+from worker.models.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config

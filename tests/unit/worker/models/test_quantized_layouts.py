@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from control.errors import FurrowError, ModelFilesError
 from tests.quantized import FP8_TOKENS, GPTQ, GROUP, TOKENS, compressed, write, write_mxfp4
-from worker.layers.quantized.grouped import Grouped
+from worker.models.layers.quantized.grouped import Grouped
 from worker.models.loading import open_checkpoint
 from worker.models.safetensors.quantized import QuantizedCheckpoint
 from worker.repository.files import inspect

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from control.errors import SettingsError
 from worker.formats.kinds import bits_of
-from worker.layers.packing import packing
+from worker.models.layers.packing import packing
 from worker.native import build, compiled
 from worker.native.host import SOURCE as NATIVE
 

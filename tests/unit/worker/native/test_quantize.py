@@ -12,9 +12,9 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.formats.blocks import BLOCK_FORMATS, BlockFormat
-from worker.layers.blocks import Blocks
-from worker.layers.linear import threads_here
 from worker.models.gguf.dequantize import dequantize
+from worker.models.layers.blocks import Blocks
+from worker.models.layers.linear import threads_here
 from worker.native.library import Threads
 from worker.native.quantize import quantize
 

@@ -15,10 +15,10 @@ from control.errors import (
     SettingsError,
 )
 from control.messages import Assignment, ModelSpec
-from worker.health.exit_codes import LOAD_FAILED, REFUSED
-from worker.layers import packing
+from worker.models.layers import packing
 from worker.native import compiled
 from worker.rank.ending import exit_status
+from worker.rank.exit_codes import LOAD_FAILED, REFUSED
 
 
 def failed_load(cause: FurrowError) -> GroupError:

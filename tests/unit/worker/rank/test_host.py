@@ -14,9 +14,9 @@ import torch
 from control.errors import DevicesError
 from control.redis.connection import connect
 from worker.agent.devices import accelerators
-from worker.health.exit_codes import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
-from worker.rank.process import check_device
-from worker.tp_group.address import rendezvous_address
+from worker.rank.address import rendezvous_address
+from worker.rank.exit_codes import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
+from worker.rank_process import check_device
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformers import Lfm2Config, Lfm2Model
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.formats.short_convolution import feed_forward_width
 from worker.repository import validation
-from worker.verdicts import shapes
+from worker.selftest import shapes
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

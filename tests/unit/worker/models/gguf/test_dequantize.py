@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.gguf_models import FORMATS, random_blocks
-from worker.layers.blocks import Blocks
 from worker.models.gguf import dequantize as module
 from worker.models.gguf.dequantize import FUNCTIONS, dequantize
+from worker.models.layers.blocks import Blocks
 
 KINDS = sorted(FORMATS)
 

@@ -1,0 +1,213 @@
+"""Packed linear layers: how near they are, and that a row's result is its own affair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from control.errors import SettingsError
+from tests.exact_int8 import ExactInt8Linear
+from worker.models.layers.half import HalfLinear
+from worker.models.layers.int8 import Int8Linear, pack, weight_levels
+from worker.models.layers.linear import NativeLinear, threads_here
+from worker.models.layers.packing import packing
+from worker.models.layers.prepacked import PrepackedLinear
+
+Make = Callable[[Tensor, Tensor | None], nn.Module]
+
+THREADS = threads_here()
+"""None where there is no compiler: the products of torch are held all the same."""
+
+
+def native(kind: torch.dtype) -> Make:
+    return lambda weight, bias: NativeLinear([weight], bias, [kind], THREADS)
+
+
+COMPILED: dict[str, tuple[Make, float]] = {
+    "float32 in C++": (native(torch.float32), 1e-5),
+    "bfloat16 in C++": (native(torch.bfloat16), 4e-3),
+    "f16 in C++": (native(torch.float16), 5e-4),
+    "int8 in C++": (native(torch.int8), 0.02),
+}
+MAKES: dict[str, tuple[Make, float]] = {
+    "float32": (PrepackedLinear, 1e-5),
+    "f16": (HalfLinear, 5e-4),
+    "int8": (Int8Linear, 0.02),
+    # As on a processor without VNNI, whichever this is.
+    "int8 in 7 bits": (lambda weight, bias: Int8Linear(weight, bias, levels=63), 0.03),
+    **(COMPILED if THREADS is not None else {}),
+}
+ROW_WISE = [kind for kind in MAKES if kind != "float32"]
+SHAPES = [(64, 64), (131, 64), (64, 90), (33, 17), (256, 1024)]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    """As in a model's forward."""
+    with torch.inference_mode():
+        yield
+
+
+def weights(outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(outputs)
+    return torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+
+
+def rows(count: int, inputs: int) -> Tensor:
+    return torch.randn(1, count, inputs, generator=torch.Generator().manual_seed(count))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", list(MAKES))
+def test_near_the_exact_product(kind: str, shape: tuple[int, int]) -> None:
+    """Weights of 32, 16 and 8 bits give the product and bias to their own precision, for one row and for many."""
+    make, tolerance = MAKES[kind]
+    weight, bias = weights(*shape)
+    for count in (1, 2, 9, 70):
+        inputs = rows(count, shape[1])
+        for given in (bias, None):
+            exact = functional.linear(inputs, weight, given)
+            error = (make(weight, given)(inputs) - exact).norm() / exact.norm()
+            assert error < tolerance
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ROW_WISE)
+def test_a_row_is_the_same_in_any_company(kind: str, shape: tuple[int, int]) -> None:
+    """Alone, among others and beside an outlier a thousand times as large, a row's result has the same bits."""
+    linear = MAKES[kind][0](*weights(*shape))
+    inputs = rows(19, shape[1])
+    alone = torch.cat([linear(inputs[:, index : index + 1]) for index in range(19)], dim=1)
+    assert torch.equal(linear(inputs), alone)
+    for count in (2, 7, 14):  # the last rows of such batches go to other kernels of fbgemm
+        assert torch.equal(linear(inputs[:, :count]), alone[:, :count])
+    inputs[:, 7] *= 1000
+    beside = linear(inputs)
+    kept = [index for index in range(19) if index != 7]
+    assert torch.equal(beside[:, kept], alone[:, kept])
+
+
+def test_one_scale_for_the_batch_would_leak() -> None:
+    """The control: torch's own dynamic product, with one scale for all rows, lets the outlier blur its neighbours."""
+    weight, _ = weights(256, 1024)
+    packed = pack(weight, 127)
+    inputs = rows(8, 1024)[0]
+    exact = functional.linear(inputs[0], weight)
+    inputs[7] *= 1000
+    blurred = torch.ops.quantized.linear_dynamic(inputs, packed, reduce_range=True)[0]
+    ours = Int8Linear(weight, None)(inputs)[0]
+    assert (blurred - exact).norm() / exact.norm() > 0.5
+    assert (ours - exact).norm() / exact.norm() < 0.02
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", ROW_WISE)
+def test_a_row_gone_bad_is_seen_and_stays_alone(kind: str, bad: float) -> None:
+    """NaN and infinity come out as such in their own row, so that its health check sees them, and in no other."""
+    linear = MAKES[kind][0](*weights(64, 64))
+    inputs = rows(5, 64)
+    expected = linear(inputs)
+    inputs[0, 2, 11] = bad
+    found = linear(inputs)
+    assert not found[0, 2].isfinite().any()
+    for index in (0, 1, 3, 4):
+        assert torch.equal(found[0, index], expected[0, index])
+
+
+@pytest.mark.parametrize("levels", [63, None])
+def test_the_largest_sums_do_not_overflow(levels: int | None) -> None:
+    """With every weight and activation at its largest the sums are still right."""
+    for sign in (1.0, -1.0):
+        inputs, weight = torch.full((3, 512), 2.0), torch.full((32, 512), sign * 0.5)
+        found = Int8Linear(weight, None, levels)(inputs)
+        assert torch.allclose(found, torch.full((3, 32), sign * 512.0), rtol=1e-4)
+
+
+def test_levels_are_what_the_kernel_can_sum() -> None:
+    """The processor decides for 8-bit or 7-bit weights."""
+    assert weight_levels() in (63, 127)
+
+
+@pytest.mark.parametrize("kind", list(MAKES))
+def test_rows_of_zeros_and_no_rows(kind: str) -> None:
+    """A row of zeros gives the bias, and an empty batch an empty result."""
+    make, _ = MAKES[kind]
+    weight, bias = weights(64, 64)
+    linear = make(weight, bias)
+    assert torch.equal(linear(torch.zeros(1, 1, 64))[0, 0], bias)
+    assert linear(torch.zeros(1, 0, 64)).shape == (1, 0, 64)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKES if kind.startswith("f16")])
+def test_large_weights_saturate(kind: str) -> None:
+    """A value beyond float16 becomes its largest value, and never infinity."""
+    assert MAKES[kind][0](torch.full((16, 16), 1e6), None)(torch.ones(1, 16)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ("int8", "int8 in C++") if kind in MAKES])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_integers_are_summed_to_the_same_bits(shape: tuple[int, int], kind: str) -> None:
+    """Compiled and fbgemm's products of 8 bits are the exact ones, but for the last rounding."""
+    if kind == "int8" and weight_levels() != 127:
+        pytest.skip("torch's weights have 7 bits on a processor without VNNI")
+    weight, _ = weights(*shape)
+    inputs = rows(19, shape[1])
+    ours, exact = MAKES[kind][0](weight, None)(inputs), ExactInt8Linear(weight, None)(inputs)
+    assert torch.allclose(ours, exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_parts_are_rows_of_one_layer() -> None:
+    """Layers that were packed together give what each gives alone, wherever in a panel they begin."""
+    parts = [weights(outputs, 48)[0] for outputs in (70, 13, 40)]
+    inputs = rows(3, 48)
+    for kind in (torch.float32, torch.int8):
+        alone = [NativeLinear([part], None, [kind], THREADS)(inputs) for part in parts]
+        assert torch.equal(NativeLinear(parts, None, [kind] * 3, THREADS)(inputs), torch.cat(alone, dim=-1))
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_parts_of_several_kinds_are_one_product() -> None:
+    """Parts that are kept in different types give, with a bias, what each gives alone."""
+    outputs = (70, 13, 40)
+    parts, kinds = [weights(count, 48)[0] for count in outputs], [torch.int8, torch.bfloat16, torch.int8]
+    bias, inputs = weights(sum(outputs), 1)[1], rows(9, 48)
+    alone = [
+        NativeLinear([part], some, [kind], THREADS)(inputs)
+        for part, some, kind in zip(parts, bias.split(outputs), kinds, strict=True)
+    ]
+    assert torch.equal(NativeLinear(parts, bias, kinds, THREADS)(inputs), torch.cat(alone, dim=-1))
+    with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
+        NativeLinear([*parts, parts[0]], None, [*kinds, torch.float32], THREADS)
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_embedding_reads_the_packed_rows(kind: torch.dtype) -> None:
+    """A row that is looked up in a packed head is the weight, to the last bit that is kept."""
+    weight, _ = weights(131, 48)
+    ids = torch.tensor([[0, 130], [31, 32]])
+    assert torch.equal(NativeLinear([weight], None, [kind], THREADS).look_up(ids), weight.to(kind).float()[ids])
+
+
+@pytest.mark.skipif(THREADS is None, reason="no compiler")
+def test_an_embedding_reads_rows_in_8_bits() -> None:
+    """A row that is looked up in an int8 head differs from the weight by half a step of 127 at most."""
+    weight, _ = weights(131, 50)
+    ids = torch.tensor([[0, 130], [31, 32]])
+    found = NativeLinear([weight], None, [torch.int8], THREADS).look_up(ids)
+    step = weight[ids].abs().amax(-1, keepdim=True) / 127
+    assert ((found - weight[ids]).abs() <= 0.501 * step).all()
+    assert not torch.equal(found, weight[ids])
+
+
+def test_packing_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With neither a compiler nor fbgemm the option is refused with a remedy."""
+    monkeypatch.setenv("FURROW_NATIVE", "0")
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
+    with pytest.raises(SettingsError, match=r"--quant int8 needs an x86 processor.*leave it out"):
+        packing("int8", torch.float32, torch.device("cpu"))

@@ -1,0 +1,133 @@
+"""The child processes of a host's supervisor: started, signalled, reaped; each exit kept until the agent knows it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.agent.supervision.wire import CHUNK_BYTES, Ending, LineBuffer, Tag
+
+
+@dataclass
+class Child:
+    """One rank or standby. `status` is the exit status once it has ended, negative for a signal."""
+
+    pid: int
+    tag: Tag
+    ending: Ending
+    channel: socket.socket | None = None
+    process: subprocess.Popen[bytes] | None = None
+    """None for a process that a standby forked."""
+    started: float = field(default_factory=time.time)
+    """Seconds since 1970."""
+    said: list[str] = field(default_factory=list)
+    status: int | None = None
+    lines: LineBuffer = field(default_factory=LineBuffer)
+
+    def describe(self) -> dict[str, Any]:
+        """The child as a new agent learns of it."""
+        return {
+            "pid": self.pid,
+            "tag": self.tag,
+            "started": self.started,
+            "status": self.status,
+            "said": self.said,
+            "channel": self.channel is not None,
+        }
+
+
+class Children:
+    """Every child that lives, and every one that ended and was not forgotten yet."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, Child] = {}
+
+    def spawn(self, argv: list[str], env: dict[str, str], tag: Tag, ending: Ending, channel: bool) -> int:
+        """Start a process whose parent is this one, for `die_with_parent`. Raises OSError."""
+        environment = {**env, "FURROW_PARENT": str(os.getpid())}
+        ours = None
+        if not channel:
+            process = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL)
+        else:
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    process = subprocess.Popen(argv, env=environment, stdin=theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+            ours.setblocking(False)
+        self._children[process.pid] = Child(process.pid, tag, ending, ours, process)
+        return process.pid
+
+    def add(self, pid: int, tag: Tag, ending: Ending, status: int | None) -> None:
+        """Take in a process that another child forked; `status` where it has been reaped already."""
+        self._children[pid] = Child(pid, tag, ending, status=status)
+
+    def tell(self, pid: int, line: str, *sockets: socket.socket) -> None:
+        """Send a line, with sockets, to the child's channel. Raises OSError if it has ended or does not read."""
+        child = self._children.get(pid)
+        if child is None or child.channel is None:
+            raise ProcessLookupError(f"process {pid} has no channel to this supervisor")
+        data = line.encode() + b"\n"
+        if socket.send_fds(child.channel, [data], [one.fileno() for one in sockets]) < len(data):
+            raise BlockingIOError(f"process {pid} does not read its channel")
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a child that has not been reaped, so that the pid can't be another process's."""
+        child = self._children.get(pid)
+        if child is not None and child.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def forget(self, pid: int) -> None:
+        child = self._children.get(pid)
+        if child is not None and child.status is not None:
+            del self._children[pid]
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Note an exit that waitpid reported; False if the process was none of these children."""
+        child = self._children.get(pid)
+        if child is None or child.status is not None:
+            return False
+        child.status = status
+        if child.process is not None:
+            child.process.returncode = status
+        if child.channel is not None:
+            child.channel.close()
+            child.channel = None
+        return True
+
+    def channels(self) -> dict[socket.socket, int]:
+        """The open channel of each child that has one, with its pid."""
+        return {child.channel: pid for pid, child in self._children.items() if child.channel is not None}
+
+    def hear(self, pid: int) -> list[str]:
+        """The lines that the child has written to its channel since the last call."""
+        child = self._children[pid]
+        assert child.channel is not None
+        try:
+            data = child.channel.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:  # the child closed its end
+            child.channel.close()
+            child.channel = None
+            return []
+        lines = [line.decode(errors="replace") for line in child.lines.feed(data)]
+        child.said += lines
+        return lines
+
+    def living(self) -> list[Child]:
+        return [child for child in self._children.values() if child.status is None]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every child, ended ones included."""
+        return [child.describe() for child in self._children.values()]

@@ -1,0 +1,308 @@
+"""A host's supervisor: starts the agent again when it dies, while the ranks and the standby go on.
+
+It does nothing that may fail or take long: it starts processes for the agent, reaps them, stores exit statuses, and
+relays lines between the agent and the standby, whose forks become its own children. It knows neither Redis nor models,
+and imports only the standard library. A new agent is started only after the old one was reaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from control.process import adopt_orphans
+from worker.agent.supervision.children import Children
+from worker.agent.supervision.forks import Forks
+from worker.agent.supervision.host_shutdown import HostShutdown
+from worker.agent.supervision.limits import FAILURES, GAP_S, PAUSES_S, REPLACE_S, STEADY_S, Limits
+from worker.agent.supervision.link import Link
+from worker.agent.supervision.log import log
+from worker.agent.supervision.wire import Ending
+from worker.detectors import AGENT_SILENT_S
+from worker.rank.exit_codes import describe
+
+TICK_S = 0.25
+
+
+class HostSupervisor:
+    """Runs `command` as the agent, and `fallback` where that can't be run or has failed FAILURES times in a row: a new
+    build that does not start must not end the ranks. Use from the main thread: children die with the thread that
+    forked them."""
+
+    def __init__(self, command: list[str], limits: Limits | None = None, fallback: list[str] | None = None) -> None:
+        self._command = command
+        self._fallback = fallback if fallback is not None else command
+        self._limits = limits or Limits()
+        self._children = Children()
+        self._forks = Forks(self._children, self._send)
+        self._kept: dict[str, Any] = {}
+        self._selector = selectors.DefaultSelector()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._started = self._heard = self._last = time.monotonic()
+        self._spoken = self._ever_spoken = False
+        self._failures, self._due = 0, 0.0
+        self._leave_by: float | None = None
+        self._shutdown: HostShutdown | None = None
+        self._stop_by: float | None = None
+        self._replace = self._stop = False
+
+    def run(self) -> int:
+        """Until told to stop and all have ended, or until the first agent could not start; the exit status."""
+        adopt_orphans()  # a process that a standby forks becomes a child of this one
+        woken = self._listen_to_signals()
+        while True:
+            now = time.monotonic()
+            if now - self._last > GAP_S:
+                self._heard = now
+            self._last = now
+            failed = self._reap(now)
+            if failed is not None:
+                return failed
+            if self._turn(now):
+                return 0
+            self._wait(woken)
+
+    # --- signals ----------------------------------------------------------------------------------------------------
+
+    def _listen_to_signals(self) -> socket.socket:
+        """SIGTERM, SIGINT and SIGHUP stop; SIGUSR2 replaces the agent."""
+        woken, wake = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        signal.set_wakeup_fd(wake.detach(), warn_on_full_buffer=False)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self._stop = True
+
+        def replace(_number: int, _frame: FrameType | None) -> None:
+            self._replace = True
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, stop)
+        signal.signal(signal.SIGUSR2, replace)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Children inherit it: a leader that is only starting must not die of being told to drain.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        self._selector.register(woken, selectors.EVENT_READ)
+        return woken
+
+    # --- one turn ---------------------------------------------------------------------------------------------------
+
+    def _turn(self, now: float) -> bool:
+        """Act on what is due. True once everything has ended after a stop."""
+        if self._stop and self._stop_by is None:
+            self._stop_by = now + self._limits.stop_s
+            log("info", "stopping the host", action="supervisor_stop")
+            self._send({"event": "stop"})
+        if self._stop_by is not None:
+            return self._leave(now, self._stop_by)
+        self._judge_agent(now)
+        self._forks.expire(now)
+        if self._children.living() and now - self._heard > self._limits.absent_s and self._shutdown is None:
+            log("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
+            self._shutdown = HostShutdown(self._children, now)
+            if self._agent is not None and not self._spoken:
+                self._agent.kill()
+        if self._shutdown is not None and self._shutdown.advance(now):
+            self._shutdown = None
+        if self._agent is None and now >= self._due:
+            self.start_agent()
+        return False
+
+    def _leave(self, now: float, stop_by: float) -> bool:
+        """Wait for the agent to end the ranks; end those that are left without it."""
+        if now > stop_by:
+            if self._agent is not None:
+                self._agent.kill()
+            for child in self._children.living():
+                self._children.signal(child.pid, signal.SIGKILL)
+        if self._agent is not None:
+            return False
+        self._shutdown = self._shutdown or HostShutdown(self._children, now)
+        return self._shutdown.advance(now)
+
+    def _judge_agent(self, now: float) -> None:
+        """Replace the agent where that was asked for, or where it hangs."""
+        agent = self._agent
+        if self._replace:
+            self._replace = False
+            if agent is not None and self._leave_by is None:
+                log("info", "replacing the agent", pid=agent.pid, action="agent_replace")
+                agent.terminate()
+                self._leave_by = now + REPLACE_S
+        if agent is None:
+            return
+        if self._leave_by is not None and now > self._leave_by:
+            agent.kill()
+        if self._spoken and now - self._heard > AGENT_SILENT_S:
+            log("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
+            agent.kill()
+            self._spoken = False
+
+    def _wait(self, woken: socket.socket) -> None:
+        """Handle what arrives until the next tick at the latest."""
+        channels, forks = self._children.channels(), self._forks.sockets
+        for channel in (*channels, *forks):
+            self._selector.register(channel, selectors.EVENT_READ)
+        if self._link is not None and self._link.open:
+            self._selector.register(self._link.socket, self._link.interest)
+        try:
+            ready = self._selector.select(TICK_S)
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.fileobj is not woken:
+                    self._selector.unregister(key.fileobj)
+        for key, mask in ready:
+            if key.fileobj is woken:
+                with suppress(BlockingIOError):
+                    woken.recv(4096)
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in channels:
+                self._relay(channels[key.fileobj])
+            elif isinstance(key.fileobj, socket.socket) and key.fileobj in forks:
+                self._forks.hear(key.fileobj)
+            elif self._link is not None:
+                self._serve(self._link, mask)
+
+    # --- the agent --------------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """Start the agent with one end of a new socket pair as its standard input."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
+        command = self._command if self._failures < FAILURES else self._fallback
+        if command is not self._command:
+            words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}
+            log("error", "this build's own agent is started", **words, action="agent_own")
+        try:
+            with theirs:
+                self._agent = subprocess.Popen(command, env=environment, stdin=theirs.fileno())
+        except OSError as error:
+            ours.close()
+            pause = self._pause(time.monotonic())
+            log("error", "the agent can't be started", error=str(error), again_in_s=pause, action="agent_start")
+            return
+        log("info", "agent started", pid=self._agent.pid, command=" ".join(command), action="agent_start")
+        self.attach(ours)
+
+    def attach(self, link: socket.socket) -> None:
+        """Serve the agent at the other end: tell it first what there is."""
+        self._link, self._spoken, self._started = Link(link), False, time.monotonic()
+        self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
+
+    def _serve(self, link: Link, mask: int) -> None:
+        """Read the agent's requests, and send on what it has not taken yet."""
+        if mask & selectors.EVENT_WRITE:
+            link.flush()
+        if mask & selectors.EVENT_READ:
+            for line in link.receive():
+                self._hear(link, line)
+
+    def _hear(self, link: Link, line: bytes) -> None:
+        """Obey a request. One that can't be understood, as a newer agent may send, harms nobody."""
+        number = None
+        try:
+            request = json.loads(line)
+            number = request.get("id")
+            self._obey(link, request)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            log("error", "a request of the agent is not understood", error=repr(error), action="supervisor_request")
+            if number is not None:
+                link.send({"event": "answer", "id": number, "error": f"not understood: {error!r}"})
+
+    def _obey(self, link: Link, request: dict[str, Any]) -> None:
+        self._heard, op = time.monotonic(), request["op"]
+        if request.get("tag", {}).get("kind") != "standby":  # that is asked for before the agent waits for Redis
+            self._spoken = self._ever_spoken = True
+        if self._stop_by is None:
+            self._shutdown = None  # an agent is there: it decides
+        if op in ("spawn", "tell", "fork"):
+            try:
+                if (pid := self._start(op, request)) is not None:
+                    link.send({"event": "answer", "id": request["id"], "pid": pid})
+            except OSError as error:
+                link.send({"event": "answer", "id": request["id"], "error": str(error)})
+        elif op == "signal":
+            self._children.signal(request["pid"], request["number"])
+        elif op == "forget":
+            self._children.forget(request["pid"])
+        elif op == "keep":
+            self._kept[request["key"]] = request["value"]
+            if request["value"] is None:
+                del self._kept[request["key"]]
+        elif op != "alive":
+            raise LookupError(f"unknown op {op!r}")
+
+    def _start(self, op: str, request: dict[str, Any]) -> int | None:
+        """Start or tell a process; its pid, or None where the answer comes later. Raises OSError."""
+        if op == "spawn":
+            tag, ending = request["tag"], Ending(*request["ending"])
+            return self._children.spawn(request["argv"], request["env"], tag, ending, request["channel"])
+        if op == "tell":
+            self._children.tell(request["pid"], request["line"])
+            return request["pid"]
+        self._forks.begin(request)
+        return None
+
+    def _relay(self, pid: int) -> None:
+        for line in self._children.hear(pid):
+            self._send({"event": "said", "pid": pid, "line": line})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """To the agent, if there is one."""
+        if self._link is not None:
+            self._link.send(message)
+
+    # --- exits ------------------------------------------------------------------------------------------------------
+
+    def _reap(self, now: float) -> int | None:
+        """Reap every process that has ended; the exit status if the very first agent could not start."""
+        failed = None
+        while True:
+            try:
+                pid, code = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return failed
+            if pid == 0:
+                return failed
+            status = os.waitstatus_to_exitcode(code)
+            if self._agent is not None and pid == self._agent.pid:
+                failed = self._agent_ended(self._agent, status, now)
+            elif self._children.ended(pid, status):
+                self._send({"event": "exit", "pid": pid, "status": status})
+            else:
+                self._forks.reaped(pid, status)
+
+    def _agent_ended(self, agent: subprocess.Popen[bytes], status: int, now: float) -> int | None:
+        agent.returncode = status
+        if self._link is not None:
+            for line in self._link.receive():  # what it asked for just before it died is done
+                self._hear(self._link, line)
+            self._link.close()
+        self._agent = self._link = self._leave_by = None
+        self._forks.abort()
+        if self._stop_by is not None or self._stop:
+            return None
+        if not self._ever_spoken and status != 0:
+            return status if status > 0 else 128 - status
+        pause, ranks = self._pause(now), len(self._children.living())
+        words = {"pid": agent.pid, "status": describe(status), "processes_kept": ranks, "again_in_s": pause}
+        log("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
+        return None
+
+    def _pause(self, now: float) -> float:
+        """Plan the next start; the seconds until then."""
+        self._failures = 0 if now - self._started > STEADY_S else self._failures
+        pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+        self._failures += 1
+        self._due = now + pause
+        return pause

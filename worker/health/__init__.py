@@ -1,1 +1,0 @@
-"""Heartbeats, progress and exit codes of rank processes."""

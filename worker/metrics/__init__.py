@@ -1,1 +1,0 @@
-"""Counters of ranks in memory that the host's agent reads, and the agent's /metrics."""

@@ -1,0 +1,110 @@
+"""A rank process: its assignment, device and files come from its environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import structlog
+import torch
+
+from control import logs
+from control.errors import DevicesError
+from control.messages import Assignment
+from control.process import die_with_parent, name_process
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, connect_blocking
+from control.settings import Settings, host_id
+from control.structs import describe_structs
+from worker.collective import native
+from worker.leader.leader import Leader
+from worker.models.packed.cache import WeightCache
+from worker.rank.address import rendezvous_address
+from worker.rank.counters import Labels, counters_of
+from worker.rank.ending import exit_status
+from worker.rank.exit_codes import STOPPED
+from worker.rank.rank import Rank
+from worker.rank.rank_worker import RankWorker
+from worker.repository import validation
+from worker.repository.assets import read_assets
+from worker.selftest.choice import choose_collective
+
+
+def run_rank() -> int:
+    """Run the rank that FURROW_ASSIGNMENT and FURROW_RANK describe; the result is the exit status."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches all; the agent decides the order
+    describe_structs()
+    settings = Settings.from_environment()
+    assignment = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment)
+    rank = int(os.environ["FURROW_RANK"])
+    name_process(f"furrow-rank-{rank}")
+    logs.configure(settings.log_format, settings.log_level)
+    structlog.contextvars.bind_contextvars(model=assignment.spec.name, replica=assignment.replica, rank=rank)
+    clients = connect(settings.redis_url), connect_blocking(settings.redis_url), connect(settings.redis_url)
+    try:
+        life = begin(settings, assignment, rank, os.environ["FURROW_DEVICE"], clients)
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            life.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        life.run()
+    except Exception as error:
+        return exit_status(error, clients[0], assignment, rank)
+    return STOPPED
+
+
+def begin(
+    settings: Settings,
+    assignment: Assignment,
+    rank: int,
+    device: str,
+    clients: tuple[SyncRedis, SyncRedis, SyncRedis],
+) -> Leader | Rank:
+    """The leader or the rank, ready to run. SIGUSR1 drains a leader. Raises FurrowError."""
+    spec = assignment.spec
+    check_device(device)
+    use_threads(len(assignment.ranks), device)
+    if spec.tp > 1:
+        choose_collective(device)
+    weights = WeightCache(settings.weight_cache_bytes)
+    rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights)
+    if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
+        threading.Thread(target=native.library, name="compile", daemon=True).start()
+    counters = counters_of(Labels(spec.name, assignment.replica, rank))
+    if rank:
+        return Rank(*clients, spec.name, assignment.replica, rank_worker, counters)
+    files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
+    assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
+    owner = f"{host_id()}/{os.getpid()}"
+    leader = Leader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
+
+    def drain(_signal: int, _frame: FrameType | None) -> None:
+        leader.draining = True
+
+    signal.signal(signal.SIGUSR1, drain)
+    return leader
+
+
+def check_device(device: str) -> None:
+    """Raise DevicesError for a GPU that is asked for and absent; the CPU is never taken in its place."""
+    if device.startswith("cuda"):
+        index = int(device.partition(":")[2] or 0)
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise DevicesError(
+                f"device {device} was asked for, but torch sees {count} GPUs on this host; "
+                "name other --devices, or allow the CPU with --devices cpu"
+            )
+        torch.cuda.set_device(index)
+
+
+def use_threads(ranks_here: int, device: str) -> None:
+    """Share the host's cores between its CPU ranks; OMP_NUM_THREADS overrides."""
+    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))

@@ -1,1 +1,0 @@
-"""The tensor-parallel group: fan-out of commands by the leader, execution by each rank."""
