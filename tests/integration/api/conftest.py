@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,36 @@ from control.redis.connection import connect
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
 from tests.waiting import until
+from tests.warm import Forked, warm
+
+LATER = ["litestar.plugins.pydantic"]
+"""What Litestar imports once there is an application."""
 
 
 class ApiProcess:
-    """`python -m api` as a subprocess; its log lines are JSON."""
+    """`python -m api`; its log lines are JSON. It begins as a fork of a process that has imported it, unless `cold`."""
 
-    def __init__(self, redis_url: str, folder: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, redis_url: str, folder: Path, *options: str, port: int = 0, cold: bool = False) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             self.port = int(probe.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"api-{self.port}.log"
-        self._command = [sys.executable, "-m", "api", "--redis", redis_url, "--port", str(self.port), *options]
+        self.process: subprocess.Popen[bytes] | Forked
+        self._arguments = ["--redis", redis_url, "--port", str(self.port), *options]
+        self._cold = cold or sys.platform != "linux"
         self.start()
 
     def start(self) -> None:
         """Start it, again after its death: its address stays."""
         with self.log.open("a") as log:
             environment = child_environment(FURROW_LOG_FORMAT="json")
-            self.process = subprocess.Popen(self._command, stderr=log, stdout=log, env=environment)
+            if self._cold:
+                command = [sys.executable, "-m", "api", *self._arguments]
+                self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+            else:
+                self.process = warm("api.__main__", *LATER).start(self._arguments, environment, log)
         until(self._answers, 40)
 
     def kill(self) -> None:
@@ -48,11 +59,16 @@ class ApiProcess:
         self.process.wait(40)
 
     def _answers(self) -> bool:
+        """Asked while the process starts: without httpx, whose clients take as much of the processor as the start."""
         assert self.process.poll() is None, self.log.read_text()
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=40)
         try:
-            return httpx.get(f"{self.url}/health").status_code == 200
-        except httpx.TransportError:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
             return False
+        finally:
+            connection.close()
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -69,8 +85,8 @@ class ApiProcess:
 
 
 @contextmanager
-def running_api(redis_url: str, folder: Path, *options: str, port: int = 0) -> Iterator[ApiProcess]:
-    api = ApiProcess(redis_url, folder, *options, port=port)
+def running_api(redis_url: str, folder: Path, *options: str, port: int = 0, cold: bool = False) -> Iterator[ApiProcess]:
+    api = ApiProcess(redis_url, folder, *options, port=port, cold=cold)
     try:
         yield api
     finally:

@@ -37,7 +37,7 @@ def test_no_torch_in_an_api_process(
 ) -> None:
     """Of all modules that a process imports until it has served a request, none is torch's or transformers'."""
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    with running_api(server.url, tmp_path) as api:
+    with running_api(server.url, tmp_path, cold=True) as api:
         assert httpx.post(f"{api.url}{CHAT}", json=chat("x"), timeout=20).status_code == 200
         lines = (line for line in api.log.read_text().splitlines() if line.startswith("import time:"))
         imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
