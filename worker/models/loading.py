@@ -52,7 +52,7 @@ from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.repository.quantization import tensors
 from worker.repository.quantization.kinds import kinds_of
-from worker.repository.quantization.scheme import INT8, scheme_of
+from worker.repository.quantization.scheme import scheme_of
 from worker.selftest.shapes import of_config
 
 if TYPE_CHECKING:
@@ -112,10 +112,7 @@ def _load(
     kinds = None if every_kind else kinds_of(files, quant, dequantize)
     kept = packing(quant, chosen, where, kinds, of_config(files.config, dtype, collective.world_size))
     one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
-    scheme = scheme_of(files.config)
-    # The products of weights that are stored in 8-bit whole numbers are torch's, and so is their forward.
-    possible = kept.threads is not None and (scheme is None or INT8 not in scheme.kinds)
-    possible &= pooling is None or not is_whole(files.config, pooling)
+    possible = kept.threads is not None and (pooling is None or not is_whole(files.config, pooling))
     if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = one.cached(native, cache if pooling is None else None)
         if served.is_native:

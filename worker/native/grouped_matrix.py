@@ -13,6 +13,8 @@ from worker.native.zeros import zeros
 
 E4M3_UNIT = 256.0
 """The products in C++ read numbers of 8 bits as 2^-8 of their value."""
+LEVELS = 127
+"""An activation that meets int8 codes has so many levels on each side of zero; the scales of outputs include it."""
 
 
 class GroupedMatrix:
@@ -28,8 +30,12 @@ class GroupedMatrix:
         number, panel = threads.number(kind), threads.library.furrow_panel()
         scales = _in_panels(torch.cat([one for _, one, _ in parts]), panel)
         self._scales, self._zeros = scales, torch.empty(0, dtype=torch.uint8)
+        self._sums = torch.empty(0, dtype=torch.int32)
         if kind.kind == "e4m3":
             self._scales = scales * E4M3_UNIT
+        elif kind.kind == "int8":
+            self._scales = scales / LEVELS
+            self._sums = torch.zeros(scales.numel(), dtype=torch.int32)
         elif kind.kind == "e2m1":  # its scales are bytes too
             self._scales, self._zeros = torch.empty(0), scales
         else:
@@ -46,10 +52,11 @@ class GroupedMatrix:
 
     def _describe(self) -> None:
         """Set `struct`, which has the addresses of the memory, and `bytes`."""
-        self.bytes = self._weights.nbytes + self._scales.nbytes + self._zeros.nbytes
+        self.bytes = self._weights.nbytes + self._scales.nbytes + self._zeros.nbytes + self._sums.nbytes
         self.struct = Matrix(
             weights=self._weights.data_ptr(),
             scales=self._scales.data_ptr(),
+            sums=self._sums.data_ptr(),
             first=self._first,
             outputs=self.outputs,
             kind=self._kind,

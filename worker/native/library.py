@@ -25,7 +25,8 @@ WHOLE_VECTORS = 16
 
 
 class Groups(NamedTuple):
-    """Weights in codes with a scale by `group` inputs: `kind` is e4m3, int4 or e2m1."""
+    """Weights in codes with a scale by `group` inputs: `kind` is e4m3, int4, e2m1, or int8, whose group is all inputs
+    and whose activations are rounded to 8 bits too."""
 
     kind: str
     group: int

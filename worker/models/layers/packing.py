@@ -17,7 +17,7 @@ from worker.models.layers.half import HalfLinear
 from worker.models.layers.int8 import Int8Linear
 from worker.models.layers.linear import NativeLinear, threads_here
 from worker.models.layers.prepacked import PrepackedLinear
-from worker.models.layers.quantized.grouped import INT8, Grouped, GroupedLinear
+from worker.models.layers.quantized.grouped import Grouped, GroupedLinear
 from worker.native.build import reason_missing
 from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD, check_host
@@ -71,9 +71,7 @@ def packing(
     plain = _plain_packing(quant, dtype, device, threads_here(kinds, shapes) if native else None)
 
     def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
-        grouped = [part.kind for part in parts if isinstance(part, Grouped)]
-        # Products of two factors in 8 bits are not written in C++ for weights that are stored so.
-        if grouped and (plain.threads is None or INT8 in grouped):
+        if plain.threads is None and any(isinstance(part, Grouped) for part in parts):
             return GroupedLinear(parts, bias, dtype)
         return plain.pack(parts, bias)
 

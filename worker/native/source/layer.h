@@ -54,7 +54,7 @@ struct Matrix {
   int64_t first, outputs;
   Kind kind;
   const uint8_t* zeros;  // groups of INT4; of E2M1 the scales, as exponents of two
-  int64_t group;         // inputs that share a scale
+  int64_t group;         // inputs that share a scale; INT8: 0, or where codes and scales are those of a checkpoint, all inputs
 };
 
 constexpr int MOST_MATRICES = 3;  // query, key and value

@@ -42,16 +42,22 @@ void place(Hand& hand, const Matrix& matrix, int64_t inputs, const T* rows, int6
   });
 }
 
-// One output's weights in ± 127 of the largest of them; `bytes` is room for them, rounded up to whole vectors.
-inline void place_bytes(const Matrix& matrix, int64_t inputs, const float* row, int64_t output, uint8_t* bytes) {
-  float largest_of_row;
-  scaled_bytes<0>(row, inputs, byte_stride(inputs), bytes, &largest_of_row);
-  const auto* values = reinterpret_cast<const int8_t*>(bytes);
+// One output's weights, whole numbers of 8 bits.
+inline void place_bytes(const Matrix& matrix, int64_t inputs, const int8_t* values, int64_t output) {
   const int32_t sum = std::accumulate(values, values + inputs, 0);
   auto* packed = static_cast<int8_t*>(const_cast<void*>(matrix.weights)) + position(INT8, inputs, output, 0);
-  for (int64_t input = 0; input < inputs; input += Int8::PER, packed += PANEL * Int8::PER)
+  const int64_t whole = inputs / Int8::PER * Int8::PER;
+  for (int64_t input = 0; input < whole; input += Int8::PER, packed += PANEL * Int8::PER)
     std::memcpy(packed, values + input, Int8::PER);
+  std::memcpy(packed, values + whole, inputs - whole);
   const_cast<int32_t*>(matrix.sums)[output] = OFFSET * sum;
+}
+
+// The same from floats: ± 127 of the largest of them; `bytes` is room for them, rounded up to whole vectors.
+inline void round_and_place(const Matrix& matrix, int64_t inputs, const float* row, int64_t output, uint8_t* bytes) {
+  float largest_of_row;
+  scaled_bytes<0>(row, inputs, byte_stride(inputs), bytes, &largest_of_row);
+  place_bytes(matrix, inputs, reinterpret_cast<const int8_t*>(bytes), output);
   const_cast<float*>(matrix.scales)[output] = largest_of_row / 127.0f / 127.0f;
 }
 
@@ -64,7 +70,10 @@ inline void pack(Hand& hand, const Matrix& matrix, int64_t inputs, const void* r
   hand.each(count, 64, [&](int64_t from, int64_t to) {
     std::vector<uint8_t> bytes(byte_stride(inputs) + LANES);
     for (int64_t row = from; row < to; ++row)
-      place_bytes(matrix, inputs, static_cast<const float*>(rows) + row * inputs, first + row, bytes.data());
+      if (matrix.group)
+        place_bytes(matrix, inputs, static_cast<const int8_t*>(rows) + row * inputs, first + row);
+      else
+        round_and_place(matrix, inputs, static_cast<const float*>(rows) + row * inputs, first + row, bytes.data());
   });
 }
 

@@ -102,18 +102,18 @@ inline void store_bytes(uint8_t* to, Ints values) {
 #error "AVX2 with FMA and F16C is the least that these products are written for"
 #endif
 
-// sum + Σ over four neighbouring bytes of activations · weights, in each lane; weights lie within ± 127. Activations are
+// sum + Σ over four neighbouring bytes of activations · weights, in each lane; activations lie within ± 127. They are
 // kept as unsigned bytes, OFFSET above their value, where the processor multiplies unsigned by signed bytes at once.
-// Otherwise the sign goes to the weight: two products of 127 · 127 fit into 16 bits, two of 255 · 127 don't.
+// Otherwise the weight's sign goes to the activation: two products of 128 · 127 fit into 16 bits, two of 255 · 128 don't.
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 constexpr int OFFSET = 128;
 inline Ints dot4(Ints activations, Ints weights, Ints sum) { return _mm512_dpbusd_epi32(sum, activations, weights); }
 #elif defined(__AVX512F__) && defined(__AVX512BW__)
 constexpr int OFFSET = 0;
 inline Ints dot4(Ints activations, Ints weights, Ints sum) {
-  const __mmask64 negative = _mm512_movepi8_mask(activations);
-  const Ints turned = _mm512_mask_sub_epi8(weights, negative, _mm512_setzero_si512(), weights);
-  const Ints pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(activations), turned);
+  const __mmask64 negative = _mm512_movepi8_mask(weights);
+  const Ints turned = _mm512_mask_sub_epi8(activations, negative, _mm512_setzero_si512(), activations);
+  const Ints pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(weights), turned);
   return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
 }
 #elif defined(__AVXVNNI__)
@@ -122,7 +122,7 @@ inline Ints dot4(Ints activations, Ints weights, Ints sum) { return _mm256_dpbus
 #else
 constexpr int OFFSET = 0;
 inline Ints dot4(Ints activations, Ints weights, Ints sum) {
-  const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(activations), _mm256_sign_epi8(weights, activations));
+  const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights));
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 #endif

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import quantized
 from tests.integration.worker.engine.kept_weights import (
     DAMAGED,
     HIT,
@@ -56,6 +57,14 @@ def test_a_hit_gives_the_bits_of_a_miss(
     assert HIT in logs and KEPT not in logs
     assert torch.equal(logits(first), logits(second))
     assert first.weight_bytes == second.weight_bytes
+
+
+def test_a_quantized_checkpoint_is_kept_as_it_is_stored(tmp_path: Path) -> None:
+    """Codes of 8 bits with their scales and sums (W8A8) give the same bits from the cache."""
+    stored, _ = quantized.write(tmp_path, "w8a8")
+    (first, logs), (second, again) = (loaded(stored, None) for _ in range(2))
+    assert KEPT in logs and HIT in again
+    assert torch.equal(logits(first), logits(second))
 
 
 def test_each_rank_has_its_own(checkpoint: Checkpoint, weights: Path) -> None:

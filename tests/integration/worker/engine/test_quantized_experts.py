@@ -95,7 +95,7 @@ def test_logits_in_float32(
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
-@pytest.mark.parametrize(("family", "kind"), MIXTURES[:2])
+@pytest.mark.parametrize(("family", "kind"), [*MIXTURES[:2], ("qwen3_moe", "w8a8")])
 def test_a_sequence_has_the_same_bits_in_any_company(family: str, kind: str, written: Written) -> None:
     """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""
     assert_same_bits_in_company(written(family, kind)[0])

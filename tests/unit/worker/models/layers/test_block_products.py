@@ -223,7 +223,7 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
         assert torch.equal(native(weights, threads=other)(x), native(weights)(x)), format.name
         ids = torch.arange(75)
         assert torch.equal(native(weights, threads=other).look_up(ids), numbers(weights)), format.name
-    for kind in ("e4m3", "int4", "e2m1"):
+    for kind in ("e4m3", "int4", "e2m1", "int8"):
         part, x = grouped(kind, 75, 256, 32), rows(11, 256)
         theirs, mine = (
             NativeLinear([part], None, [Groups(kind, 32)], one)(x) for one in (other, threads_here()) if one
