@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from control.errors import CollectiveFailed
-from worker.collective import exchange
+from control.errors import CollectiveFailed, CollectiveLeft
 from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SLOT_BYTES, Segment
@@ -19,6 +19,7 @@ from worker.detectors import COLLECTIVE_S
 from worker.native import compiled
 
 SOURCE = Path(__file__).with_name("exchange.cpp")
+LONG_NS = 500_000_000
 
 
 class _Group(ctypes.Structure):
@@ -55,9 +56,10 @@ def library() -> ctypes.CDLL | None:
 
 
 class NativeExchange:
-    """See Exchange. Raises OSError where the exchanges can't be compiled."""
+    """Of contiguous tensors on the CPU, through memory that the ranks share. Exchanges raise CollectiveFailed."""
 
     def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = COLLECTIVE_S) -> None:
+        """Raises OSError where the exchanges can't be compiled."""
         loaded = library()
         if loaded is None:
             raise OSError("the exchanges can't be compiled here")
@@ -81,11 +83,13 @@ class NativeExchange:
         self._gather, self._broadcast, self._leave = loaded.furrow_gather, loaded.furrow_broadcast, loaded.furrow_leave
 
     def all_reduce(self, tensor: Tensor) -> None:
+        """Sum in place, in the order of the ranks; float32, float64 or int64."""
         outcome = self._reduce[tensor.dtype](tensor.data_ptr(), tensor.numel())
         if outcome:
             raise self._failure(outcome)
 
     def all_gather(self, tensor: Tensor, out: Tensor) -> None:
+        """`tensor` (…, width) of every rank into `out` (…, world size × width); any type."""
         row_bytes = tensor.shape[-1] * tensor.element_size()
         rows = tensor.nbytes // row_bytes if row_bytes else 0
         outcome = self._gather(self._address, tensor.data_ptr(), out.data_ptr(), rows, row_bytes)
@@ -93,14 +97,21 @@ class NativeExchange:
             raise self._failure(outcome)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
+        """In place; any type."""
         outcome = self._broadcast(self._address, tensor.data_ptr(), tensor.nbytes, source)
         if outcome:
             raise self._failure(outcome)
 
     def waited_s(self) -> float:
-        return exchange.waited_s(self._group.waited_ns, self._group.waiting_since)
+        """Seconds for which this rank has waited for ranks that came later, a wait under way included if it is long: a
+        rank that lacks a processor would count its own absence in a short one, until it sees when its peer has come.
+        For any thread."""
+        since_ns = self._group.waiting_since
+        under_way = time.monotonic_ns() - since_ns if since_ns else 0
+        return (self._group.waited_ns + (under_way if under_way > LONG_NS else 0)) / 1e9
 
     def leave(self) -> None:
+        """Tell the others that nothing more comes from this rank."""
         self._leave(self._address)
         self._peers.close()
 
@@ -109,12 +120,12 @@ class NativeExchange:
         rank = self._group.culprit
         match outcome:
             case 1:
-                return exchange.dead(self._peers, rank)
+                return CollectiveFailed(f"rank {rank} (pid {self._peers.pids[rank]}) has died")
             case 2:
-                return exchange.left(rank)
+                return CollectiveFailed(f"rank {rank} has left the group")
             case 3:
-                return exchange.aborted(self._abort)
+                return CollectiveLeft(self._abort.reason)
             case 4:
-                return exchange.late(rank, self._deadline_s)
+                return CollectiveFailed(f"rank {rank} did not come to a collective within {self._deadline_s:g} s")
             case _:
-                return exchange.astray(rank)
+                return CollectiveFailed(f"rank {rank} is at another collective, or has data of another size")

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.errors import CollectiveFailed
-from worker.collective import interpreted, native, segment
+from worker.collective import native, segment
 from worker.collective.abort import Abort
 from worker.collective.base import Collective
-from worker.collective.exchange import Exchange
+from worker.collective.native import NativeExchange
 from worker.collective.peers import Peers
 from worker.collective.process_group import HostCollective, ProcessGroupCollective
 from worker.collective.segment import Segment
@@ -39,13 +39,10 @@ log = structlog.get_logger()
 
 POLL_S = 0.0005
 MAPPED = "mapped"
+NATIVE = "native"
+"""The way of CPU ranks on hosts with a compiler: through memory that they share."""
 HOST = "host"
 """The way of GPU ranks on which NCCL is switched off: over gloo, through the host's memory."""
-WAYS: dict[str, type[native.NativeExchange] | type[interpreted.InterpretedExchange]] = {
-    "native": native.NativeExchange,
-    "interpreted": interpreted.InterpretedExchange,
-}
-"""Implementations of the exchange, in order of preference."""
 
 
 class Card(msgspec.Struct):
@@ -62,7 +59,8 @@ class Offer(msgspec.Struct):
     """Where rank 0 has the memory open, and who shares it; or why nobody does."""
 
     refusal: str = ""
-    way: str = ""
+    way: str = NATIVE
+    """For ranks of releases that had a second way."""
     descriptor: int = -1
     pids: list[int] = []
     through_host: bool = False
@@ -92,12 +90,11 @@ def card_of(device: str, shared: bool) -> Card:
         refusal = f"it runs on {device}"
     else:
         place = namespace("pid")
-        ways += ["native"] if native.library() is not None and _on("native") else []
-        ways += ["interpreted"] if interpreted.ordered() and _on("interpreted") else []
+        ways += [NATIVE] if native.library() is not None and _on("native") else []
         if not place:
             refusal = "its system does not tell which host it is"
         elif not ways:
-            refusal = "it has no C++ compiler, or what it has is switched off"
+            refusal = "it has no C++ compiler, or collective.native is switched off"
     if device != "cpu" and not _on("nccl"):
         ways += [HOST]
     return Card(os.getpid(), place, ways, refusal)
@@ -125,21 +122,17 @@ def refusal_of(cards: list[Card]) -> str:
         return "the ranks are on several hosts, or in several containers"
     if len(cards) > segment.MOST_RANKS:
         return f"{len(cards)} ranks are more than {segment.MOST_RANKS}"
-    return "" if _way(cards) else "the ranks have no way in common"
+    return "" if all(NATIVE in card.ways for card in cards) else "the ranks have no way in common"
 
 
-def _way(cards: list[Card]) -> str:
-    return next((way for way in WAYS if all(way in card.ways for card in cards)), "")
-
-
-def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[Exchange | None, bool]:
+def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[NativeExchange | None, bool]:
     """Rank 0's part: the shared memory if there is any, and `Offer.through_host`."""
     others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
     cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
-    way, refusal, descriptor = _way(cards), refusal_of(cards), -1
-    exchange: Exchange | None = None
+    refusal, descriptor = refusal_of(cards), -1
+    exchange: NativeExchange | None = None
     through_host = any(HOST in card.ways for card in cards)
-    offer = Offer(way=way, pids=[card.pid for card in cards])
+    offer = Offer(pids=[card.pid for card in cards])
     try:
         if not refusal:
             try:
@@ -160,11 +153,11 @@ def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[Excha
     if refusal:
         log.info("the ranks share no memory", why=refusal, action="form_group")
         return _given_up(exchange), through_host
-    log.info("the ranks share memory", way=way, action="form_group")
+    log.info("the ranks share memory", action="form_group")
     return exchange, False
 
 
-def _follow(store: Store, rank: int, abort: Abort) -> tuple[Exchange | None, bool]:
+def _follow(store: Store, rank: int, abort: Abort) -> tuple[NativeExchange | None, bool]:
     """Another rank's part."""
     offer = msgspec.json.decode(_wait(store, "offer", abort), type=Offer)
     if offer.refusal:
@@ -183,13 +176,13 @@ def _follow(store: Store, rank: int, abort: Abort) -> tuple[Exchange | None, boo
     return exchange if mapped else _given_up(exchange), False
 
 
-def _map(offer: Offer, descriptor: int, rank: int, abort: Abort) -> Exchange:
+def _map(offer: Offer, descriptor: int, rank: int, abort: Abort) -> NativeExchange:
     """Raises OSError."""
     mapped = Segment(descriptor, rank, len(offer.pids))
-    return WAYS[offer.way](mapped, Peers(offer.pids, rank), abort)
+    return NativeExchange(mapped, Peers(offer.pids, rank), abort)
 
 
-def _given_up(exchange: Exchange | None) -> None:
+def _given_up(exchange: NativeExchange | None) -> None:
     if exchange is not None:
         exchange.leave()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from control.errors import CollectiveFailed
 from worker.collective.base import Waits
-from worker.collective.exchange import Exchange
+from worker.collective.native import NativeExchange
 
 SUMMED_AS = {
     torch.float32: torch.float32,
@@ -25,11 +25,11 @@ SUMMED_AS = {
 class SharedMemoryCollective:
     """See Collective. Sums are taken in the order of the ranks, so every rank gets the same bits."""
 
-    def __init__(self, exchange: Exchange, rank: int, world_size: int) -> None:
+    def __init__(self, exchange: NativeExchange, rank: int, world_size: int) -> None:
         self.rank, self.world_size, self.name, self.count = rank, world_size, "shared memory", 0
         self.batch_invariant = True
         self.waits = Waits(exchange.waited_s)
-        self._exchange: Exchange | None = exchange
+        self._exchange: NativeExchange | None = exchange
         self._why_closed = CollectiveFailed("this rank has left its group")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

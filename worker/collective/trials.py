@@ -13,7 +13,6 @@ from torch import distributed as dist
 
 from worker.collective import Collective, ProcessGroupCollective, segment
 from worker.collective.abort import Abort
-from worker.collective.interpreted import InterpretedExchange, ordered
 from worker.collective.native import NativeExchange, library
 from worker.collective.peers import Peers
 from worker.collective.segment import Segment
@@ -27,23 +26,15 @@ RANKS = 2
 def native(request: Request) -> Iterator[Case]:
     if library() is None:
         raise NotAvailable("it can't be compiled here")
-    yield from _shared(request, NativeExchange)
-
-
-def interpreted(request: Request) -> Iterator[Case]:
-    if not ordered():
-        raise NotAvailable("this processor does not keep the order of its stores")
-    yield from _shared(request, InterpretedExchange)
-
-
-def _shared(request: Request, kind: type[NativeExchange] | type[InterpretedExchange]) -> Iterator[Case]:
     if request.device.type != "cpu":
         raise NotAvailable("GPUs don't share the host's memory")
     descriptor = segment.create(RANKS)
     try:
         groups = [
             SharedMemoryCollective(
-                kind(Segment(descriptor, rank, RANKS), Peers([os.getpid()] * RANKS, rank), Abort()), rank, RANKS
+                NativeExchange(Segment(descriptor, rank, RANKS), Peers([os.getpid()] * RANKS, rank), Abort()),
+                rank,
+                RANKS,
             )
             for rank in range(RANKS)
         ]

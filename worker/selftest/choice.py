@@ -29,7 +29,7 @@ KERNELS = {
     "cuda": tuple(name for name in TRIALS if name.startswith("triton") or name == "graphs"),
     "cpu": ("cpp",),
 }
-COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native", "collective.interpreted")}
+COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native",)}
 """The kernels of a device, by its type; collectives are tried on the same shapes for all models."""
 _WORKER = Path(__file__).parents[1]
 _SOURCES = (

@@ -17,8 +17,7 @@ PLAIN: dict[str, str] = {
     "triton.rotary": "transformers' own rotary embedding is used",
     "graphs": "decode steps are launched kernel by kernel",
     "cpp": "torch computes products and forwards",
-    "collective.native": "ranks on one host exchange in Python",
-    "collective.interpreted": "ranks on one host exchange over sockets",
+    "collective.native": "ranks on one host exchange over sockets",
     "collective.nccl": "GPU ranks exchange through the host's memory",
 }
 """The names that can be switched off → how a model is served without each."""

@@ -17,7 +17,6 @@ TRIALS: dict[str, str] = {
     "graphs": "worker.engine.trials:graphs",
     "cpp": "worker.models.layers.trials:cpp",
     "collective.native": "worker.collective.trials:native",
-    "collective.interpreted": "worker.collective.trials:interpreted",
     "collective.nccl": "worker.collective.trials:nccl",
 }
 """Name of a kernel → module and function of its trial."""

@@ -10,7 +10,7 @@ from ops.bench.common import random_model, shapes
 from ops.bench.engine import collectives
 from ops.bench.engine.engines import Furrow
 from ops.bench.engine.ranks import Ranks
-from worker.collective import interpreted
+from worker.collective import native
 
 TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -29,10 +29,10 @@ def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(found.seconds) == 6 and all(seconds > 0 for seconds in found.seconds)
 
 
-@pytest.mark.skipif(not interpreted.ordered(), reason="this processor does not keep the order of stores")
+@pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
 def test_every_exchange_has_its_figure() -> None:
     """Each kind in each size, measured as often as asked."""
-    found = collectives.measure("interpreted", ranks=2, repeat=20)
+    found = collectives.measure(collectives.SHARED, ranks=2, repeat=20)
     assert {(one.what, one.floats) for one in found} == {
         (what, floats) for what in ("all-reduce", "all-gather") for floats in collectives.SIZES
     }

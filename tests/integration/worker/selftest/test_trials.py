@@ -218,7 +218,7 @@ def test_the_command_prints_a_table(folder: Path, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[0].startswith("device: ") and "GB/s" in ran.stdout
-    for name in ("cpp", "collective.native", "collective.interpreted"):
+    for name in ("cpp", "collective.native"):
         assert f"\n{name} " in ran.stdout
     assert "everything that is available here works" in ran.stdout
     assert len(list((tmp_path / "furrow" / "verdicts").glob("*.json"))) == 2

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from worker.collective import segment
 from worker.collective.abort import Abort
-from worker.collective.exchange import Exchange
+from worker.collective.native import NativeExchange, library
 from worker.collective.peers import Peers
-from worker.collective.rendezvous import WAYS
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
 
@@ -23,7 +24,7 @@ class Threads:
     """The ranks of one group."""
 
     ranks: list[SharedMemoryCollective]
-    exchanges: list[Exchange]
+    exchanges: list[NativeExchange]
     aborts: list[Abort]
     pool: ThreadPoolExecutor
 
@@ -33,13 +34,15 @@ class Threads:
 
 
 @contextmanager
-def group(way: str, world_size: int, pids: list[int] | None = None, deadline_s: float = 20.0) -> Iterator[Threads]:
+def group(world_size: int, pids: list[int] | None = None, deadline_s: float = 20.0) -> Iterator[Threads]:
     """`pids` are the processes that the ranks watch; by default this one, which lives."""
+    if library() is None:
+        pytest.skip("no C++ compiler here")
     descriptor = segment.create(world_size)
     try:
         aborts = [Abort() for _ in range(world_size)]
         exchanges = [
-            WAYS[way](
+            NativeExchange(
                 Segment(descriptor, rank, world_size),
                 Peers(pids or [os.getpid()] * world_size, rank),
                 aborts[rank],

@@ -26,9 +26,9 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_dead_peer_is_an_error_naming_it(way: str, process: subprocess.Popen[bytes], before: bool) -> None:
+def test_a_dead_peer_is_an_error_naming_it(process: subprocess.Popen[bytes], before: bool) -> None:
     """A peer's death is found before and during a wait, also if its process is a zombie."""
-    with group(way, 2, pids=[os.getpid(), process.pid]) as threads:
+    with group(2, pids=[os.getpid(), process.pid]) as threads:
         if before:
             process.send_signal(signal.SIGKILL)
         waiting = threads.pool.submit(threads.ranks[0].all_reduce, torch.ones(1))
@@ -37,9 +37,9 @@ def test_a_dead_peer_is_an_error_naming_it(way: str, process: subprocess.Popen[b
             waiting.result()
 
 
-def test_what_a_peer_left_before_its_end_counts(way: str, process: subprocess.Popen[bytes]) -> None:
+def test_what_a_peer_left_before_its_end_counts(process: subprocess.Popen[bytes]) -> None:
     """The data of a rank are there for the others, though it died before they read them."""
-    with group(way, 2, pids=[os.getpid(), process.pid]) as threads:
+    with group(2, pids=[os.getpid(), process.pid]) as threads:
         given = torch.arange(3.0)
         threads.ranks[1].broadcast(given, 1)
         process.kill()

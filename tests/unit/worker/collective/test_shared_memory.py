@@ -32,9 +32,9 @@ def in_rank_order(brought: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_sum_is_exactly_that_in_rank_order(way: str, world_size: int, dtype: torch.dtype) -> None:
+def test_a_sum_is_exactly_that_in_rank_order(world_size: int, dtype: torch.dtype) -> None:
     """Bit for bit, on every rank, whether a slot holds it or not."""
-    with group(way, world_size) as threads:
+    with group(world_size) as threads:
         for count in (1, 1000, SLOT_FLOATS, 2 * SLOT_FLOATS + 3):
             brought = parts(world_size, (count,), dtype)
             expected = in_rank_order(brought, dtype)
@@ -43,25 +43,25 @@ def test_a_sum_is_exactly_that_in_rank_order(way: str, world_size: int, dtype: t
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_whole_numbers_are_summed_exactly(way: str, dtype: torch.dtype) -> None:
+def test_whole_numbers_are_summed_exactly(dtype: torch.dtype) -> None:
     """Also those that no float holds."""
     large = 2**61 + 1 if dtype is torch.int64 else 2**29 + 1
-    with group(way, 2) as threads:
+    with group(2) as threads:
         found = threads.each(lambda rank: rank.all_reduce(torch.tensor([large, rank.rank], dtype=dtype)))
     assert [one.tolist() for one in found] == [[2 * large, 1]] * 2
 
 
-def test_a_type_that_has_no_sum_is_refused(way: str) -> None:
+def test_a_type_that_has_no_sum_is_refused() -> None:
     """Before anything is exchanged, by its name."""
-    with group(way, 2) as threads, pytest.raises(TypeError, match="complex64"):
+    with group(2) as threads, pytest.raises(TypeError, match="complex64"):
         threads.ranks[0].all_reduce(torch.zeros(3, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
-def test_rows_are_gathered_side_by_side(way: str, world_size: int, dtype: torch.dtype) -> None:
+def test_rows_are_gathered_side_by_side(world_size: int, dtype: torch.dtype) -> None:
     """As torch.cat along the last dimension, for rows that fit a slot together, alone, and not at all."""
-    with group(way, world_size) as threads:
+    with group(world_size) as threads:
         for shape in ((1,), (3, 5), (2, 3, 7), (300, 1000), (2, SLOT_BYTES + 5)):
             brought = parts(world_size, shape, dtype)
             expected = torch.cat(brought, dim=-1)
@@ -71,9 +71,9 @@ def test_rows_are_gathered_side_by_side(way: str, world_size: int, dtype: torch.
 
 @pytest.mark.parametrize("source", [0, 1])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64])
-def test_a_broadcast_is_the_source_s(way: str, source: int, dtype: torch.dtype) -> None:
+def test_a_broadcast_is_the_source_s(source: int, dtype: torch.dtype) -> None:
     """In place, in every size."""
-    with group(way, 3) as threads:
+    with group(3) as threads:
         for count in (1, 64, SLOT_FLOATS + 1):
             brought = parts(3, (count,), dtype)
             expected = brought[source].clone()
@@ -81,7 +81,7 @@ def test_a_broadcast_is_the_source_s(way: str, source: int, dtype: torch.dtype) 
                 assert torch.equal(found, expected)
 
 
-def test_tensors_with_gaps_are_exchanged_in_place(way: str) -> None:
+def test_tensors_with_gaps_are_exchanged_in_place() -> None:
     """A view of another tensor's column, too: only what it shows changes."""
 
     def job(rank: SharedMemoryCollective) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,14 +90,14 @@ def test_tensors_with_gaps_are_exchanged_in_place(way: str) -> None:
         rank.broadcast(whole[:, 2].mul_(rank.rank + 1))
         return whole[:, 0], whole[:, 1], whole[:, 2]
 
-    with group(way, 2) as threads:
+    with group(2) as threads:
         for first, second, third in threads.each(job):
             assert first.tolist() == [0, 3, 6, 9]
             assert second.tolist() == [2, 8, 14, 20]
             assert third.tolist() == [2, 5, 8, 11]
 
 
-def test_nothing_is_exchanged_as_well(way: str) -> None:
+def test_nothing_is_exchanged_as_well() -> None:
     """Empty tensors come back, and count like any other."""
 
     def job(rank: SharedMemoryCollective) -> int:
@@ -107,7 +107,7 @@ def test_nothing_is_exchanged_as_well(way: str) -> None:
         assert rank.broadcast(torch.empty(0)).shape == (0,)
         return rank.count
 
-    with group(way, 2) as threads:
+    with group(2) as threads:
         assert threads.each(job) == [4, 4]
 
 
@@ -123,9 +123,9 @@ def mixture(rank: SharedMemoryCollective) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_a_slot_is_never_overwritten_too_early(way: str, world_size: int) -> None:
+def test_a_slot_is_never_overwritten_too_early(world_size: int) -> None:
     """Broadcasts, in which the source waits for nobody, between sums: every rank sees the same all along."""
-    with group(way, world_size) as threads:
+    with group(world_size) as threads:
         first, *others = threads.each(mixture)
     for other in others:
         assert all(torch.equal(*pair) for pair in zip(first, other, strict=True))
@@ -134,23 +134,20 @@ def test_a_slot_is_never_overwritten_too_early(way: str, world_size: int) -> Non
 def start_near_the_end(threads: Threads, published: int) -> None:
     """As after so many rounds."""
     for rank, exchange in enumerate(threads.exchanges):
-        if hasattr(exchange, "_group"):
-            memory, exchange._group.round = exchange._kept[0].memory, published
-        else:
-            memory, exchange._round = exchange._segment.memory, published  # type: ignore[attr-defined]
+        memory, exchange._group.round = exchange._kept[0].memory, published
         with memoryview(memory) as bytes_, bytes_.cast("I") as words:
             words[rank * 32] = published
 
 
-def test_rounds_are_counted_beyond_32_bits(way: str) -> None:
+def test_rounds_are_counted_beyond_32_bits() -> None:
     """A group that serves for weeks goes on where the count starts over."""
-    with group(way, 2) as threads:
+    with group(2) as threads:
         start_near_the_end(threads, 2**32 - 5)
         first, other = threads.each(mixture)
     assert all(torch.equal(*pair) for pair in zip(first, other, strict=True))
 
 
-def test_a_rank_at_another_collective_is_named(way: str) -> None:
+def test_a_rank_at_another_collective_is_named() -> None:
     """Instead of a sum of what does not belong together; nothing is exchanged after that."""
 
     def job(rank: SharedMemoryCollective) -> str:
@@ -160,16 +157,16 @@ def test_a_rank_at_another_collective_is_named(way: str) -> None:
             rank.broadcast(torch.zeros(1))
         return str(caught.value)
 
-    with group(way, 2) as threads:
+    with group(2) as threads:
         found = threads.each(job)
     # The second rank to find it may find the other gone already.
     assert any("is at another collective" in one for one in found)
     assert all(f"rank {1 - rank} " in one for rank, one in enumerate(found))
 
 
-def test_a_rank_that_was_closed_is_missed_at_once(way: str) -> None:
+def test_a_rank_that_was_closed_is_missed_at_once() -> None:
     """Its peers do not wait for the deadline, and itself it can't come back."""
-    with group(way, 2) as threads:
+    with group(2) as threads:
         waiting = threads.pool.submit(threads.ranks[0].all_reduce, torch.ones(1))
         threads.ranks[1].close()
         with pytest.raises(CollectiveFailed, match="rank 1 has left"):
@@ -178,16 +175,16 @@ def test_a_rank_that_was_closed_is_missed_at_once(way: str) -> None:
             threads.ranks[1].all_reduce(torch.ones(1))
 
 
-def test_who_is_told_to_leave_leaves(way: str) -> None:
+def test_who_is_told_to_leave_leaves() -> None:
     """From another thread, with the reason in the error."""
-    with group(way, 2) as threads:
+    with group(2) as threads:
         waiting = threads.pool.submit(threads.ranks[0].all_reduce, torch.ones(1))
         threads.aborts[0].say("the epoch is over")
         with pytest.raises(CollectiveLeft, match="the epoch is over"):
             waiting.result()
 
 
-def test_nobody_waits_for_ever(way: str) -> None:
+def test_nobody_waits_for_ever() -> None:
     """A peer that lives and never comes is named when the last resort has passed."""
-    with group(way, 2, deadline_s=0.05) as threads, pytest.raises(CollectiveFailed, match=r"rank 1 .* within 0.05 s"):
+    with group(2, deadline_s=0.05) as threads, pytest.raises(CollectiveFailed, match=r"rank 1 .* within 0.05 s"):
         threads.ranks[0].all_reduce(torch.ones(1))

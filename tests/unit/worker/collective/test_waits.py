@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.unit.worker.collective.groups import group
 from tests.waiting import until
-from worker.collective import exchange
+from worker.collective import native
 from worker.collective.base import Collective, Solo, Waits
 from worker.collective.process_group import ProcessGroupCollective
 
@@ -37,9 +37,9 @@ def check(first: Waits, second: Waits) -> None:
     assert other_took >= LATE_S * 0.9 and other_waited < LATE_S / 3
 
 
-def test_the_rank_that_comes_first_waits_and_the_late_one_does_not(way: str) -> None:
-    """In both exchanges through shared memory. A broadcast between two forwards counts in neither."""
-    with group(way, 2) as threads:
+def test_the_rank_that_comes_first_waits_and_the_late_one_does_not() -> None:
+    """A broadcast between two forwards counts in neither."""
+    with group(2) as threads:
         first, second = threads.ranks[0].waits, threads.ranks[1].waits
         threads.each(forward)
         check(first, second)
@@ -54,13 +54,13 @@ def late(rank: Collective) -> None:
     rank.broadcast(torch.ones(1), source=1)
 
 
-def test_a_long_wait_counts_before_it_ends(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_counts_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any thread; a short one counts once it has ended, by the time at which the peer came."""
-    with group(way, 2) as threads:
+    with group(2) as threads:
         waiting = threads.pool.submit(threads.ranks[0].all_reduce, torch.ones(3))
         time.sleep(0.05)
         assert threads.exchanges[0].waited_s() == 0.0
-        monkeypatch.setattr(exchange, "LONG_NS", 1_000_000)
+        monkeypatch.setattr(native, "LONG_NS", 1_000_000)
         until(lambda: threads.exchanges[0].waited_s() > 0.05, 40.0)
         assert not waiting.done()
         threads.ranks[1].all_reduce(torch.ones(3))
