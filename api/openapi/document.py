@@ -6,17 +6,21 @@ the headers of generating requests and the shape of all errors are added here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import msgspec
-from litestar.connection import Request
+from litestar import Litestar, get
 from litestar.enums import MediaType
-from litestar.openapi.plugins import OpenAPIRenderPlugin
+from litestar.openapi import OpenAPIConfig
+from litestar.types import ControllerRouterHandler
 
 from api.openapi.answered import ANSWERED, Answered, answered
 from api.openapi.answers import Error
 from api.openapi.bounds import bound_number
+from api.openapi.openapi import add_bodies
 from api.openapi.reference import page
 from control.requests.bounds import RANGES
 
@@ -116,19 +120,44 @@ def _stream(kinds: list[JsonObject]) -> JsonObject:
     return {"schema": {"type": "string", "description": text}, "x-event-data": {"anyOf": kinds}}
 
 
-class Served(OpenAPIRenderPlugin):
-    """One form of the document, made when it is first asked for."""
+class Document:
+    """The document of these routes, made when it is first read: that takes as long as the rest of the API's start."""
 
-    def __init__(self, path: str, media_type: MediaType, form: Callable[[JsonObject], bytes]) -> None:
-        super().__init__(path=path, media_type=media_type)
-        self._form = form
-        self._bytes = b""
+    def __init__(self, routes: Sequence[ControllerRouterHandler]) -> None:
+        self._routes = routes
+        self._making = Lock()
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: JsonObject) -> bytes:
-        self._bytes = self._bytes or self._form(complete(openapi_schema))
-        return self._bytes
+    @property
+    def whole(self) -> JsonObject:
+        with self._making:
+            return self._whole
+
+    @cached_property
+    def _whole(self) -> JsonObject:
+        config = OpenAPIConfig(title="Furrow", version="1", use_handler_docstrings=True)
+        described = Litestar(route_handlers=self._routes, openapi_config=config).openapi_schema
+        add_bodies(described)
+        return complete(described.to_schema())
+
+    @cached_property
+    def json(self) -> bytes:
+        return msgspec.json.encode(self.whole)
+
+    @cached_property
+    def page(self) -> bytes:
+        """For people; it loads nothing from any host."""
+        return page(self.whole)
 
 
-def served() -> list[Served]:
-    """`/schema/openapi.json`, and for people `/schema`, a page that loads nothing from any host."""
-    return [Served("/", MediaType.HTML, page), Served("/openapi.json", MediaType.JSON, msgspec.json.encode)]
+def document_routes(document: Document) -> list[ControllerRouterHandler]:
+    """`/schema/openapi.json`, and `/schema` for people; threads make them, so that streams go on meanwhile."""
+
+    @get("/schema/openapi.json", include_in_schema=False, media_type=MediaType.JSON, sync_to_thread=True)
+    def as_json() -> bytes:
+        return document.json
+
+    @get("/schema", include_in_schema=False, media_type=MediaType.HTML, sync_to_thread=True)
+    def as_page() -> bytes:
+        return document.page
+
+    return [as_json, as_page]

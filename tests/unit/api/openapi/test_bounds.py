@@ -8,11 +8,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from api.app import create_app
+from api.app import ROUTES
+from api.openapi.document import Document
 from api.schemas.chat import parse_chat
 from api.schemas.completions import parse_completion
 from api.schemas.message_request import parse_message
-from api.settings import ApiSettings
 from control.errors import RequestError
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
@@ -25,7 +25,7 @@ PARSERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return create_app(ApiSettings(redis_url="redis://127.0.0.1:1")).openapi_schema.to_schema()
+    return Document(ROUTES).whole
 
 
 @pytest.mark.parametrize(
