@@ -202,25 +202,45 @@ MUTATIONS = {
     "product.h": ("minus(sum, load(matrix.sums + output))", "sum"),
     "attention.h": ("task.position + token + 1 - task.window", "task.position + token + 2 - task.window"),
 }
+MUTATED = """
+#include <cstdlib>
+#include <cstring>
+// Whether the file `name` is wrong, which the environment says when the library is loaded.
+inline bool is_wrong(const char* name) {
+  const char* wrong = std::getenv("WRONG");
+  return wrong && !std::strcmp(wrong, name);
+}
+inline const bool wrong_product = is_wrong("product.h"), wrong_attention = is_wrong("attention.h");
+"""
+
+
+@pytest.fixture(scope="module")
+def mutated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library with all mutations, each of which the environment switches on: one compilation for all tests."""
+    folder = tmp_path_factory.mktemp("mutated")
+    sources = folder / "source"
+    shutil.copytree(NATIVE.parent, sources)
+    for name, (old, new) in MUTATIONS.items():
+        text = (sources / name).read_text()
+        assert text.count(old) >= 1
+        switch = f"wrong_{name.removesuffix('.h')}"
+        (sources / name).write_text(text.replace(old, f"({switch} ? {new} : {old})"))
+    header = folder / "mutated.h"
+    header.write_text(MUTATED)
+    kinds = f"-DFURROW_KINDS={bits_of(['int8']):#x}"  # the others take most of the compiler's time
+    flags = ["-std=c++17", "-Og", "-shared", "-fPIC", "-march=native", kinds, "-include", header]
+    built = folder / "library.so"
+    subprocess.run(["c++", *flags, "-o", built, sources / "native.cpp"], check=True, capture_output=True, timeout=50)
+    return built
 
 
 @needs_compiler
 @needs_vectors
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
-def test_the_check_finds_what_is_wrong(name: str | None, tmp_path: Path) -> None:
+def test_the_check_finds_what_is_wrong(name: str | None, mutated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control passes; a wrong integer sum and a window that is off by one are found."""
-    sources = tmp_path / "source"
-    shutil.copytree(NATIVE.parent, sources)
-    if name is not None:
-        old, new = MUTATIONS[name]
-        text = (sources / name).read_text()
-        assert text.count(old) >= 1
-        (sources / name).write_text(text.replace(old, new))
-    kinds = f"-DFURROW_KINDS={bits_of(['int8']):#x}"  # the others take most of the compiler's time
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-march=native", kinds]
-    built = tmp_path / "library.so"
-    subprocess.run(["c++", *flags, "-o", built, sources / "native.cpp"], check=True, capture_output=True, timeout=50)
-    reason = compiled.failure(built)
+    monkeypatch.setenv("WRONG", name or "")
+    reason = compiled.failure(mutated)
     if name == "product.h" and "vnni" not in Path("/proc/cpuinfo").read_text():
         assert reason == ""  # nothing is subtracted there
     else:
