@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, models
 from tests.experts_layout import experts_apart, experts_together, fused
-from worker.formats.blocks import BLOCK_FORMATS, MXFP4
-from worker.models.gguf.dequantize import dequantize
-from worker.models.layers.blocks import Blocks
+from worker.weights.blocks import Blocks
+from worker.weights.dequantize import dequantize
+from worker.weights.formats import BLOCK_FORMATS, MXFP4
 
 Floats = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests import models
-from worker.repository.multimodal.image_part import image_name
+from worker.weights.safetensors_header import image_name
 
 SHAPE: dict[str, Any] = {"head_dim": 32, "intermediate_size": 256, "initializer_range": 0.1}
 """Two ranks share whole groups of 32 inputs and blocks of 64."""

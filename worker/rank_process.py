@@ -22,7 +22,6 @@ from control.settings import Settings, host_id
 from control.structs import describe_structs
 from worker.collective import native
 from worker.leader.leader import Leader
-from worker.models.packed.cache import WeightCache
 from worker.rank.address import rendezvous_address
 from worker.rank.counters import Labels, counters_of
 from worker.rank.ending import exit_status
@@ -32,6 +31,7 @@ from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
 from worker.selftest.choice import choose_collective
+from worker.weights.cache import WeightCache
 
 
 def run_rank() -> int:

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from ops.bench.peers.gguf import encode_text
-from worker.repository.gguf.header import read_header
+from worker.weights.gguf import read_header
 
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\nYou call functions. <tools>' }}

@@ -19,11 +19,11 @@ from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.gguf.checkpoint import GgufCheckpoint
 from worker.models.loading import load
 from worker.repository.files import inspect
 from worker.repository.gguf.description import describe
 from worker.repository.packaged import packaged
+from worker.weights.gguf_checkpoint import GgufCheckpoint
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n    ", "Once upon a time, in 1986,")
 NEW = 24

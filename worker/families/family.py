@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worker.families.gguf import Gguf
-from worker.formats.recurrence import Recurrence
-from worker.formats.roles import Roles
+from worker.families.recurrence import Recurrence
+from worker.families.roles import Roles
 
 DEFAULTS_FILE = Path(__file__).with_name("defaults.json")
 DEFAULTS: dict[str, dict[str, Any]] = json.loads(DEFAULTS_FILE.read_text())
@@ -179,7 +179,7 @@ class Family:
 
     experts: Experts | None = None
     recurrent: Callable[[dict[str, Any]], Recurrence | None] | None = None
-    """The reader of the recurrent layers from config.json (formats/recurrence.py); None for a type without."""
+    """The reader of the recurrent layers from config.json (families/recurrence.py); None for a type without."""
     heads_by_layer: Callable[[dict[str, Any]], list[dict[str, int]]] | None = None
     """For each layer the fields `head_dim` and `num_key_value_heads` where they differ from the model's; None for a
     type whose layers are alike."""

@@ -7,7 +7,7 @@ from typing import Any
 from worker.families.family import AROUND, Family, Images, TextPart
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described
 from worker.families.parts import DENSE, OMITTED, SIZES, SLIDING, WINDOWS, all_but_every, all_but_every_pattern
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 _GEMMA = (*SIZES, "intermediate_size", "attention_bias")
 _GEMMA2 = (*_GEMMA, *WINDOWS, "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping")

@@ -4,7 +4,7 @@ from typing import Any
 
 from worker.families.family import BATCHABLE_ROPE, Experts, Family, TextPart
 from worker.families.parts import DENSE, OMITTED, SLIDING
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 
 def layer_kinds(config: dict[str, Any]) -> list[str]:

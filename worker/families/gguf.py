@@ -39,7 +39,7 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class Metadata(Protocol):
-    """The metadata of a GGUF model (repository/gguf/model.py). Readers raise ModelFilesError naming key and value."""
+    """The metadata of a GGUF model (weights/gguf.py). Readers raise ModelFilesError naming key and value."""
 
     @property
     def architecture(self) -> str: ...

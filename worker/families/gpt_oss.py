@@ -5,7 +5,7 @@ from typing import Any
 from worker.families.family import Experts, Family
 from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, layers_described
 from worker.families.parts import ATTENTION, EXPERTS, QWEN_EXPERTS, SLIDING, WINDOWS, WITH_BIAS, all_but_every
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:

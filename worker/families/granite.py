@@ -1,7 +1,7 @@
 from worker.families.family import Experts, Family
+from worker.families.mamba import mamba_of
 from worker.families.parts import ATTENTION, DENSE, WITH_BIASES
-from worker.formats.mamba import mamba_of
-from worker.formats.roles import Roles
+from worker.families.roles import Roles
 
 _MAMBA: Roles = {
     "mamba.in_proj": "mamba",

@@ -1,7 +1,7 @@
 from worker.families.family import Family
 from worker.families.parts import QUERY_KEY_VALUE
-from worker.formats.roles import Roles
-from worker.formats.short_convolution import feed_forward_width, short_convolutions_of
+from worker.families.roles import Roles
+from worker.families.short_convolution import feed_forward_width, short_convolutions_of
 
 _CONVOLUTION: Roles = {"conv.in_proj": "regions", "conv.conv": "colwise", "conv.out_proj": "rowwise"}
 _FEED_FORWARD: Roles = {"feed_forward.w1": "colwise", "feed_forward.w3": "colwise", "feed_forward.w2": "rowwise"}

@@ -7,7 +7,7 @@ from typing import Any
 from worker.families.family import Family, Fields
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata
 from worker.families.parts import ATTENTION, DENSE, GATED, UNGATED_FEED_FORWARD, WINDOWS, WITH_BIAS, WITH_BIASES
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:

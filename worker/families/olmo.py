@@ -1,6 +1,6 @@
 from worker.families.family import ONLY_AFTER, Family
 from worker.families.parts import DENSE, SLIDING, WIDTH_NORMS, WINDOWS, WITH_BIAS, all_but_every
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 FAMILIES = [
     Family("olmo2", {**DENSE, **WIDTH_NORMS}, WITH_BIAS, norms=ONLY_AFTER, head_norms="all_heads"),

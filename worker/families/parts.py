@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worker.families.family import Experts, Fields
-from worker.formats.roles import Roles
+from worker.families.roles import Roles
 
 SLIDING = "sliding_attention"
 

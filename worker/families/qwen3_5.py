@@ -7,8 +7,8 @@ from typing import Any
 from worker.families.family import Experts, Family, Images, TextPart
 from worker.families.gguf import EXPERT_LAYER_NAMES, Gguf, Metadata, experts_described
 from worker.families.parts import ATTENTION, DENSE, EXPERTS, QWEN_EXPERTS, SIZES, SPARSE_LAYERS, shared
-from worker.formats.recurrence import FULL, LINEAR, TILED, delta_rule_of
-from worker.formats.roles import Roles
+from worker.families.recurrence import FULL, LINEAR, TILED, delta_rule_of
+from worker.families.roles import Roles
 
 _HEADS: Roles = {
     "linear_attn.conv1d": "regions",

@@ -12,7 +12,7 @@ from pathlib import Path
 from worker.families.family import Family, TextPart
 from worker.families.gguf import Gguf
 
-_SHARED = {"family", "gguf", "parts", "registry"}
+_SHARED = {"family", "gguf", "mamba", "parts", "recurrence", "registry", "roles", "short_convolution"}
 _MODULES = [
     importlib.import_module(f"worker.families.{module.name}")
     for module in pkgutil.iter_modules([str(Path(__file__).parent)])

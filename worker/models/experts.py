@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.checkpoint import StoredTensors, checked
-from worker.models.layers.blocks import Weights
 from worker.models.layers.packing import Pack
-from worker.models.layers.sharding import ShardPlan
+from worker.weights.blocks import Weights
+from worker.weights.checkpoint import StoredTensors, checked
+from worker.weights.sharding import ShardPlan
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 ExpertKeys = tuple[str, str, str]

@@ -19,41 +19,40 @@ import torch
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
+from worker.collective.link import Link
 from worker.families.family import Family
 from worker.families.parts import SLIDING
-from worker.formats.recurrence import LINEAR, Recurrence
+from worker.families.recurrence import LINEAR, Recurrence
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.whole import WholeLayout
-from worker.models.checkpoint import Checkpoint, StoredTensors
-from worker.models.gguf.checkpoint import GgufCheckpoint
-from worker.models.layers import parallel
 from worker.models.layers.norms import fuse_norms
 from worker.models.layers.packing import Packing, packing
-from worker.models.layers.sharding import ShardPlan
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.unsupported import NotNative
-from worker.models.packed.cache import WeightCache
-from worker.models.packed.subject import subject_of
 from worker.models.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
-from worker.models.quantizer import Quantizer
 from worker.models.recurrent import install
-from worker.models.safetensors.quantized import QuantizedCheckpoint
-from worker.models.safetensors.stored_together import StoredAbove, StoredTogether
 from worker.models.served import ServedModel
 from worker.models.weight_loader import WeightLoader
 from worker.native.host import unavailable
 from worker.native.library import KindMissing
-from worker.repository import validation
+from worker.repository import quantized, validation
 from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.fingerprint import fingerprint
+from worker.repository.kinds import kinds_of
 from worker.repository.multimodal import tower_tensors
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_encoder, is_whole
-from worker.repository.quantization import tensors
-from worker.repository.quantization.kinds import kinds_of
-from worker.repository.quantization.scheme import scheme_of
 from worker.selftest.shapes import of_config
+from worker.weights.cache import WeightCache, subject_of
+from worker.weights.checkpoint import Checkpoint, StoredTensors
+from worker.weights.gguf_checkpoint import GgufCheckpoint
+from worker.weights.quantized_checkpoint import QuantizedCheckpoint
+from worker.weights.quantizer import Quantizer
+from worker.weights.schemes import scheme_of
+from worker.weights.sharding import ShardPlan
+from worker.weights.stored_together import StoredAbove, StoredTogether
 
 if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports transformers
@@ -102,7 +101,7 @@ def _load(
     KindMissing without it."""
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
-    tensors.check(files.config, files.weights, collective.world_size, [device])
+    quantized.check(files.config, files.weights, collective.world_size, [device])
     validation.check_devices(files.config, [device])
     where = torch.device(device)
     chosen = resolve_dtype(dtype, where, files.config)
@@ -111,7 +110,7 @@ def _load(
         return load_encoder(files, pooling, collective, chosen, where, tell)
     kinds = None if every_kind else kinds_of(files, quant, dequantize)
     kept = packing(quant, chosen, where, kinds, of_config(files.config, dtype, collective.world_size))
-    one = _Load(files, parallel.Link(collective), chosen, where, quant, dequantize, kept, tell)
+    one = _Load(files, Link(collective), chosen, where, quant, dequantize, kept, tell)
     possible = kept.threads is not None and (pooling is None or not is_whole(files.config, pooling))
     if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = one.cached(native, cache if pooling is None else None)
@@ -128,7 +127,7 @@ class _Load:
     """One load: what was asked for, and what follows from it."""
 
     files: ModelFiles
-    link: parallel.Link
+    link: Link
     dtype: torch.dtype
     device: torch.device
     quant: str | None
@@ -142,7 +141,8 @@ class _Load:
         threads, group = self.packing.threads, self.link.collective
         if cache is None or not cache.on or threads is None:
             return self.served(self.filled(model)[0])
-        subject = subject_of(self.files, self.dtype, self.quant, self.dequantize, group.rank, group.world_size, threads)
+        made_of = fingerprint(self.files, str(self.dtype), self.quant, self.dequantize)
+        subject = subject_of(self.files.weights, made_of, self.quant, group.rank, group.world_size, threads)
         found: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, self.link, self.tell)
         if found is not None:
             if found[1] is not None:
@@ -151,7 +151,7 @@ class _Load:
         filled = self.filled(model)
         served = self.served(filled[0])
         if served.is_native:
-            cache.keep(subject, self.files, filled)
+            cache.keep(subject, self.files.weights, filled)
         return served
 
     def filled(self, model: Any) -> tuple[Any, Quantizer | None]:

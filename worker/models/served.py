@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from control.errors import RankError
 from worker.collective import Collective
+from worker.collective.link import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.kv.whole import WholeLayout
 from worker.models.batch import Batch, ImageRows
 from worker.models.experts import are_in_model
-from worker.models.layers.parallel import Link
 from worker.models.native.forward import native_forward
 from worker.models.pooled.pooler import Pooler
 from worker.models.vision.rotary import SectionedRotary

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from worker.families.family import Family
-from worker.formats.shares import padded_share
 from worker.models import experts
-from worker.models.checkpoint import StoredTensors, checked
 from worker.models.layers import fusing, parallel
-from worker.models.layers.blocks import Blocks, Weights
 from worker.models.layers.dense import DenseLinear, stacked
 from worker.models.layers.embedding import HalfEmbedding
 from worker.models.layers.linear import NativeLinear, PackedEmbedding
 from worker.models.layers.packing import Packing
-from worker.models.layers.sharding import OUTPUTS, ShardPlan
-from worker.models.quantizer import Quantizer
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.checkpoint import StoredTensors, checked
+from worker.weights.quantizer import Quantizer
+from worker.weights.sharding import OUTPUTS, ShardPlan, padded_share
 
 LAYERS_TABLE = "embed_tokens_per_layer"
 

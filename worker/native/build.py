@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable
 from ctypes import c_int32, c_int64, c_uint32, c_void_p
 
-from worker.formats.kinds import ALL, bits_of
 from worker.native import compiled
 from worker.native.host import SOURCE, SWITCH
+from worker.native.kinds import ALL, bits_of
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes
 

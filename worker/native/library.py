@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import platform
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from typing import NamedTuple
 
 import structlog
 import torch
 
-from worker.formats.blocks import BlockFormat
-from worker.formats.kinds import NUMBERS
 from worker.native.compiled import source_digest
 from worker.native.host import SOURCE
+from worker.native.kinds import NUMBERS
 
 log = structlog.get_logger()
 
@@ -22,18 +20,6 @@ EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
 BOTH, KEYS_ALONE, NEITHER = range(3)
 WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
-
-
-class Groups(NamedTuple):
-    """Weights in codes with a scale by `group` inputs: `kind` is e4m3, int4, e2m1, or int8, whose group is all inputs
-    and whose activations are rounded to 8 bits too."""
-
-    kind: str
-    group: int
-
-
-Kept = torch.dtype | BlockFormat | Groups
-"""A kind of packed weights."""
 
 
 class KindMissing(Exception):
@@ -227,13 +213,6 @@ class Batch(ctypes.Structure):
     ]
 
 
-def name_of(kind: Kept) -> str:
-    """The kind's name in formats/kinds.py."""
-    if isinstance(kind, torch.dtype):
-        return str(kind).removeprefix("torch.")
-    return kind.name if isinstance(kind, BlockFormat) else kind.kind
-
-
 class Threads:
     """The threads of one model, as many as torch has here when this is made."""
 
@@ -253,11 +232,11 @@ class Threads:
         built = self.library.furrow_build().decode()
         return f"C++ {source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
 
-    def number(self, kind: Kept) -> int:
-        """The kind's number in the library. Raises KindMissing."""
-        number = NUMBERS[name_of(kind)]
+    def number(self, kind: str) -> int:
+        """The number in the library of the kind with this name (kinds.py). Raises KindMissing."""
+        number = NUMBERS[kind]
         if not self.library.furrow_kinds() >> number & 1:
-            raise KindMissing(f"the C++ library was compiled without weights in {name_of(kind)}")
+            raise KindMissing(f"the C++ library was compiled without weights in {kind}")
         return number
 
     def __del__(self) -> None:

@@ -13,7 +13,7 @@ from control.errors import FurrowError
 from control.messages import Assignment
 from worker.native.build import library
 from worker.repository.files import inspect
-from worker.repository.quantization.kinds import kinds_of
+from worker.repository.kinds import kinds_of
 from worker.selftest.shapes import of_config
 
 DTYPES = ("auto", "float32")

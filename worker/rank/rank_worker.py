@@ -51,13 +51,13 @@ from worker.kv.base import KVStore
 from worker.kv.stores import store_for
 from worker.models.backend import describe
 from worker.models.loading import ServedModel, load, resolve_dtype
-from worker.models.packed.cache import WeightCache
 from worker.rank.heartbeat import Heartbeat
 from worker.rank.page_faults import progress_of_load
 from worker.rank.progress import Progress
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
 from worker.selftest.choice import choose
+from worker.weights.cache import WeightCache
 
 log = structlog.get_logger()
 

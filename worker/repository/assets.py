@@ -10,10 +10,10 @@ from control.errors import ModelFilesError
 from control.messages import ModelAssets, PoolingAssets
 from control.text.tokenizer_check import judge
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.model import GgufModel
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
 from worker.repository.validation import ModelFiles, context_length, eos_ids
+from worker.weights.gguf import GgufModel
 
 MOST_TOKENIZER_BYTES = 256 << 20
 """Published ones have some 35 MB at most."""

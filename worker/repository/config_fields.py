@@ -11,7 +11,7 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Family
 from worker.families.gemma4 import layer_kinds
 from worker.families.parts import SLIDING
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 
 LARGEST = 2**31 - 1
 """No size that a model has is above it, and no product of two of them overflows."""
@@ -85,7 +85,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in SWITCHES:
         if not isinstance(value := config.get(name), bool | None):
             raise _wrong(name, value, "true or false")
-    if family.recurrent is None:  # formats/recurrence.py checks the layers of those
+    if family.recurrent is None:  # families/recurrence.py checks the layers of those
         _check_layers(config)
     _check_heads_by_layer(config, family)
     _check_experts(config, family)

@@ -12,11 +12,11 @@ import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.configuration import configuration
-from worker.repository.gguf.model import GgufModel, read_model
 from worker.repository.multimodal.image_part import FIELD
 from worker.repository.multimodal.image_reading import image_part
 from worker.repository.multimodal.text_part import text_config
 from worker.repository.pooling.gate import described
+from worker.weights.gguf import GgufModel, read_model
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

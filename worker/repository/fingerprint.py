@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from worker.repository.files import ModelFiles, is_gguf
-from worker.repository.gguf.header import read_header
 from worker.repository.pooling.description import pooling_of, without_places
+from worker.weights.gguf import read_header
 
 SAMPLES, SAMPLE_BYTES = 8, 32
 """Places in each tensor that are read, evenly apart, and how much at each."""

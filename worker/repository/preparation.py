@@ -21,12 +21,11 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
-from worker.repository import assets, source, validation
+from worker.repository import assets, quantized, source, validation
 from worker.repository.download import Download
 from worker.repository.downloaded import Downloaded, Tell
 from worker.repository.gguf import gate
 from worker.repository.multimodal import tower_tensors
-from worker.repository.quantization import tensors
 
 log = structlog.get_logger()
 
@@ -51,7 +50,7 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
-    tensors.check(files.config, files.weights, spec.tp, assignment.devices)
+    quantized.check(files.config, files.weights, spec.tp, assignment.devices)
     tower_tensors.check(files.config, files.weights)
     validation.check_devices(files.config, assignment.devices)
     assets.check_tokenizer(files)

@@ -22,11 +22,11 @@ from control.settings import host_id
 from worker.repository.downloaded import Tell
 from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
-from worker.repository.gguf.model import read_model
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
 from worker.repository.packaged import PACKAGED, packaged
 from worker.repository.pooling.sentence_transformers import MODULES, module_files
+from worker.weights.gguf import read_model
 
 log = structlog.get_logger()
 

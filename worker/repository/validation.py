@@ -7,15 +7,15 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.families.family import Family
+from worker.families.mamba import Mamba, mamba_of
+from worker.families.recurrence import Recurrence
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
-from worker.formats.mamba import Mamba, mamba_of
-from worker.formats.recurrence import Recurrence
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.pooling import gate
 from worker.repository.pooling.description import pooling_of
-from worker.repository.quantization.scheme import scheme_of
+from worker.weights.schemes import scheme_of
 
 MOST_RANKS = 64
 """Remedies name no number above it: the size of a hostile file has two billion candidates."""

@@ -20,14 +20,15 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
-from worker.formats.blocks import BLOCK_FORMATS, BlockFormat
-from worker.models.layers.blocks import Blocks, Weights
 from worker.models.layers.half import HalfLinear
 from worker.models.layers.int8 import Int8Linear, pack
 from worker.models.layers.linear import NativeLinear, threads_here
 from worker.models.layers.prepacked import PrepackedLinear
-from worker.native.library import Kept, Threads
-from worker.native.quantize import quantize
+from worker.native.library import Threads
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.formats import BLOCK_FORMATS, BlockFormat
+from worker.weights.packed_matrix import Kept
+from worker.weights.quantizer import quantize
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""

@@ -16,7 +16,7 @@ from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
 from worker.repository.files import inspect, is_gguf
-from worker.repository.gguf.model import read_model
+from worker.weights.gguf import read_model
 
 MIB = 2**20
 EVERY_S = 0.005

@@ -21,7 +21,7 @@ from control.errors import SettingsError
 from ops.bench.common import alphabet
 from ops.bench.peers.weights import BLOCKS
 from worker.families.gguf import EXPERT_LAYER_NAMES, OUTER_NAMES
-from worker.formats.blocks import BlockFormat
+from worker.weights.formats import BlockFormat
 
 Floats = NDArray[np.float32]
 
@@ -232,7 +232,7 @@ def _packed(format: BlockFormat) -> Callable[[Floats], NDArray[Any]]:
         import torch
 
         from worker.models.layers.linear import threads_here
-        from worker.native.quantize import quantize
+        from worker.weights.quantizer import quantize
 
         threads = threads_here()
         if threads is None:

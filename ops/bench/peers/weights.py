@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control.quantization import BLOCK_QUANTS
 from ops.bench.peers.base import Unavailable
-from worker.formats.blocks import BLOCK_FORMATS
+from worker.weights.formats import BLOCK_FORMATS
 
 BLOCKS = {quant: BLOCK_FORMATS[name] for quant, name in BLOCK_QUANTS.items() if name.replace("_k", "k") == quant}
 """Formats of ggml that Furrow's --quant and llama.cpp's files both have."""

@@ -15,10 +15,10 @@ import msgspec
 from control.messages import ModelKind
 from worker.repository.assets import chat_template
 from worker.repository.files import ModelFiles
-from worker.repository.gguf.model import GgufModel
 from worker.repository.pooling.description import pooling_of
-from worker.repository.quantization.scheme import scheme_of
 from worker.repository.validation import context_length
+from worker.weights.gguf import GgufModel
+from worker.weights.schemes import scheme_of
 
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Types of plain weights in safetensors files."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.layers.blocks import Blocks, Weights
-from worker.models.layers.quantized.grouped import Grouped
 from worker.native.build import library
-from worker.native.grouped_matrix import GroupedMatrix
-from worker.native.library import MOST_MATRICES, Groups, Kept, Linear, Matrix, Threads
-from worker.native.matrix import PackedMatrix
+from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
 from worker.selftest.shapes import Shapes
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.grouped import Grouped
+from worker.weights.grouped_matrix import GroupedMatrix
+from worker.weights.packed_matrix import Groups, Kept, PackedMatrix
 
 
 class NativeLinear(nn.Module):
@@ -118,7 +118,7 @@ class PackedEmbedding(nn.Module):
 
 
 def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
-    """Threads for products of a model's `shapes` with weights of `kinds` (formats/kinds.py), or of all; None where they
+    """Threads for products of a model's `shapes` with weights of `kinds` (native/kinds.py), or of all; None where they
     can't be compiled or aren't wanted."""
     loaded = library(kinds, shapes)
     return None if loaded is None else Threads(loaded)

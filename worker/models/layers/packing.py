@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from control.errors import CompilerMissing, SettingsError
 from control.quantization import BLOCK_QUANTS
-from worker.models.layers.blocks import Blocks, Weights
 from worker.models.layers.dense import DenseLinear, stacked
+from worker.models.layers.grouped import GroupedLinear
 from worker.models.layers.half import HalfLinear
 from worker.models.layers.int8 import Int8Linear
 from worker.models.layers.linear import NativeLinear, threads_here
 from worker.models.layers.prepacked import PrepackedLinear
-from worker.models.layers.quantized.grouped import Grouped, GroupedLinear
 from worker.native.build import reason_missing
 from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD, check_host
-from worker.native.library import Groups, Kept, Threads
+from worker.native.library import Threads
 from worker.selftest.shapes import Shapes
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.grouped import Grouped
+from worker.weights.packed_matrix import Groups, Kept
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -65,7 +67,7 @@ def packing(
     shapes: Shapes | None = None,
 ) -> Packing:
     """How linear layers are kept; those with a `Grouped` part at its stored width. `kinds`: those that the C++ products
-    must have, by formats/kinds.py; None: all. `shapes`: those that they are checked with. Raises SettingsError where
+    must have, by native/kinds.py; None: all. `shapes`: those that they are checked with. Raises SettingsError where
     this torch has no kernels for `quant`."""
     native = dtype == torch.float32 and device.type == "cpu"
     plain = _plain_packing(quant, dtype, device, threads_here(kinds, shapes) if native else None)

@@ -8,16 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.collective import Collective
-from worker.formats.shares import padded_share
-from worker.models.layers.sharding import ShardPlan
-
-
-class Link:
-    """The group that a model's modules talk through; exchanged as one when a new epoch joins a new group."""
-
-    def __init__(self, collective: Collective) -> None:
-        self.collective = collective
+from worker.collective.link import Link
+from worker.weights.sharding import ShardPlan, padded_share
 
 
 class RowParallelLinear(nn.Module):

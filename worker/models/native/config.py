@@ -8,9 +8,9 @@ from typing import Any
 from control.errors import ModelFilesError
 from worker.families.family import Family, Fields
 from worker.families.parts import SLIDING
+from worker.families.recurrence import FULL, DeltaRule
 from worker.families.registry import FAMILIES
-from worker.formats.recurrence import FULL, DeltaRule
-from worker.formats.short_convolution import ShortConvolution
+from worker.families.short_convolution import ShortConvolution
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation

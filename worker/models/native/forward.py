@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from worker.collective import Collective
+from worker.collective.link import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.models.batch import Batch
-from worker.models.layers.parallel import Link
 from worker.models.native.plan import Plan
 from worker.models.native.replay import Guesses
 from worker.models.native.unsupported import NotNative

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from worker.families.family import Family
+from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
-from worker.formats.recurrence import LINEAR
-from worker.formats.roles import Roles
+from worker.families.roles import Roles
 from worker.models.layers.norms import FusedRMSNorm
 from worker.models.native.mixtures import CORRECTION
 from worker.models.native.rotary import Rotary, rotaries

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.families.family import Family
+from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
-from worker.formats.recurrence import LINEAR
 from worker.kv.base import CacheLayout, LayerCache
 from worker.models.layers.linear import NativeLinear
 from worker.models.layers.norms import FusedRMSNorm

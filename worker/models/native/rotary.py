@@ -12,7 +12,7 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.families.family import Family
-from worker.formats.recurrence import FULL
+from worker.families.recurrence import FULL
 from worker.models.native.unsupported import require
 
 

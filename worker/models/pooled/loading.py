@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from control.errors import ModelFilesError
 from worker.collective import Collective
+from worker.collective.link import Link
 from worker.kv.whole import WholeLayout
-from worker.models.checkpoint import Checkpoint, checked
 from worker.models.layers.packing import packing
-from worker.models.layers.parallel import Link
 from worker.models.pooled.encoder import BertEncoder
 from worker.models.pooled.modern import ModernEncoder
 from worker.models.pooled.pooler import Pooler, Projection
@@ -23,6 +22,7 @@ from worker.models.served import ServedModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
 from worker.repository.pooling.encoders import ENCODERS, renamed
+from worker.weights.checkpoint import Checkpoint, checked
 
 _PREFIXES = ("", "bert.", "roberta.", "model.", "mpnet.", "distilbert.")
 _OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.formats.mamba import Mamba
-from worker.formats.recurrence import LINEAR, DeltaRule, Recurrence
-from worker.formats.short_convolution import ShortConvolution
+from worker.collective.link import Link
+from worker.families.mamba import Mamba
+from worker.families.recurrence import LINEAR, DeltaRule, Recurrence
+from worker.families.short_convolution import ShortConvolution
 from worker.kv.base import StateLayout
-from worker.models.layers.parallel import Link
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.models.recurrent.mamba import MambaLayer

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.formats.mamba import Mamba
+from worker.collective.link import Link
+from worker.families.mamba import Mamba
 from worker.kv.slab_step import SlabStep
 from worker.kv.states import State
-from worker.models.layers.parallel import Link
 
 NUMBERS_AT_ONCE = 32_768
 """Numbers of a state through which all tokens of a row pass together: a part of a second-level cache, and few enough

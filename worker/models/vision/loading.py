@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
-from worker.models.checkpoint import StoredTensors, checked
 from worker.models.vision.qwen import QwenEncoder
 from worker.models.vision.rotary import interleaved_axes
 from worker.models.vision.siglip import SiglipEncoder
 from worker.models.vision.tower import VisionTower
 from worker.repository.multimodal.image_part import ImagePart
+from worker.weights.checkpoint import StoredTensors, checked
 
 
 def load_tower(

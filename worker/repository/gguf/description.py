@@ -9,8 +9,8 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.repository.gguf.kept import kept_tokenizer
-from worker.repository.gguf.model import GgufModel
 from worker.repository.gguf.tokenizer import refusal
+from worker.weights.gguf import GgufModel
 
 SUFFIX = "-gguf"
 

@@ -9,14 +9,12 @@ from control.errors import ModelFilesError, SettingsError, UnsupportedArchitectu
 from control.messages import ModelSpec
 from worker.families.family import Family
 from worker.families.gguf import RATES, Gguf, fused_name
-from worker.formats.recurrence import LINEAR, TILED, delta_rule_of
-from worker.formats.shares import ends_at
+from worker.families.recurrence import LINEAR, TILED, delta_rule_of
 from worker.native.host import check_host
-from worker.repository.gguf.configuration import architecture, prediction_layers
+from worker.repository.gguf.configuration import FACTORS, prediction_layers
 from worker.repository.gguf.description import check_described
-from worker.repository.gguf.header import StoredTensor
-from worker.repository.gguf.model import FEED_FORWARD, GgufModel
-from worker.repository.gguf.rotary import FACTORS
+from worker.weights.gguf import FEED_FORWARD, GgufModel, StoredTensor, architecture_of
+from worker.weights.sharding import ends_at
 
 RECURRENT_OUT = "ssm_out.weight"
 ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, *FEED_FORWARD)
@@ -37,7 +35,7 @@ def check(model: GgufModel, config: dict[str, Any], spec: ModelSpec, devices: Se
 def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
     """Every tensor of the configuration is there in its shape, and no other: what is not read would be missing."""
     seen = {FACTORS}
-    for name, shape in _expected(*architecture(model), config, model):
+    for name, shape in _expected(*architecture_of(model), config, model):
         stored = model.tensors.get(name)
         if stored is None:
             raise ModelFilesError(f"{model.files[0]} has no tensor {name}. Download or convert the model again.")

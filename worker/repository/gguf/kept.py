@@ -15,8 +15,9 @@ import tokenizers
 
 from control.cache import files as cache_files
 from control.errors import ModelFilesAway
-from worker.repository.gguf.model import GgufModel
 from worker.repository.gguf.tokenizer import read_tokenizer
+from worker.weights import gguf
+from worker.weights.gguf import GgufModel
 
 log = structlog.get_logger()
 
@@ -59,7 +60,7 @@ def _key(model: GgufModel) -> str:
     first = model.files[0]
     starts = [tensor.start for tensor in model.tensors.values() if tensor.path == first]
     digest = hashlib.sha256(tokenizers.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(gguf.__file__)):
         digest.update(source.read_bytes())
     with first.open("rb") as file:
         digest.update(file.read(min(starts, default=-1)))

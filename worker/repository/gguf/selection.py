@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from control.errors import ModelFilesError
-from worker.repository.gguf.model import SPLIT, split_files
+from worker.weights.gguf import SPLIT, split_files
 
 _NO_MODELS = ("mmproj", "imatrix")
 """Parts of the names of files beside a model: a vision encoder, statistics of activations."""

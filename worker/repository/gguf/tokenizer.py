@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from control.errors import ModelFilesError
-from worker.repository.gguf.model import GgufModel
 from worker.repository.gguf.pre_tokenizers import PRE_TOKENIZERS
+from worker.weights.gguf import GgufModel
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 SPACE = "▁"

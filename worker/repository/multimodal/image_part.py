@@ -5,7 +5,6 @@ The part is kept in the configuration of a model under `image_part`, so that ran
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +16,6 @@ from worker.families.registry import TEXT_PARTS
 
 FIELD = "image_part"
 """Where the configuration of a model has its image part."""
-
-_STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
-_TOWER, _INNER = "vision_tower.", "vision_tower.vision_model."
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +49,3 @@ def part_of(config: Mapping[str, Any]) -> ImagePart | None:
     """The image part of a model's configuration as `inspect` made it."""
     given = config.get(FIELD)
     return None if given is None else msgspec.convert(given, ImagePart)
-
-
-def image_name(stored: str) -> str | None:
-    """The name of a tensor of the image part, without the prefixes of the checkpoint; None for other tensors."""
-    found = _STORED.fullmatch(stored)
-    if found is None:
-        return None
-    name = found["name"]
-    return _TOWER + name.removeprefix(_INNER) if name.startswith(_INNER) else name

@@ -1,4 +1,4 @@
-"""The text part of a checkpoint with images: its configuration, and the names of its tensors.
+"""The text part of a checkpoint with images: its configuration.
 
 Only text is served, and for text such a model computes what the model of its text part computes: where a token's
 position has several rows (mRoPE), they are equal.
@@ -6,7 +6,6 @@ position has several rows (mRoPE), they are equal.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from control.errors import ModelFilesError
@@ -16,11 +15,6 @@ _FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config"
 """Fields that checkpoints have beside `text_config`, and that are meant for it too."""
 
 _SECTIONS = ("mrope_section", "mrope_interleaved")
-
-_TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)*(?P<head>lm_head\.)?")
-_OTHER = re.compile(
-    r"(?:model\.)?(?:mtp|visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
-)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -44,16 +38,6 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
             text[name] = _rope_of_text(rope)
     text["model_type"] = part.model_type or text.get("model_type")
     return text
-
-
-def text_name(stored: str) -> str | None:
-    """The name that a tensor of a checkpoint has in the model of its text part; None for a tensor of another part."""
-    if _OTHER.match(stored):
-        return None
-    found = _TEXT.match(stored)
-    if found is None:
-        return stored
-    return f"{'lm_head.' if found['head'] else 'model.'}{stored[found.end() :]}"
 
 
 def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:

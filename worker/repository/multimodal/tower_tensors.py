@@ -9,8 +9,8 @@ from typing import Any
 from control.errors import ModelFilesError
 from worker.repository.config_fields import number
 from worker.repository.multimodal.image_fields import is_whole, whole
-from worker.repository.multimodal.image_part import ImagePart, image_name, part_of
-from worker.repository.quantization.tensors import FLOATS, Headers, headers_of
+from worker.repository.multimodal.image_part import ImagePart, part_of
+from worker.weights.safetensors_header import FLOATS, Headers, headers_of, image_name
 
 Shapes = dict[str, tuple[int, ...]]
 

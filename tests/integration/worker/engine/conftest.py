@@ -14,7 +14,7 @@ from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 from worker.models.layers import packing
 from worker.models.layers.linear import threads_here
-from worker.native.library import Kept, Threads, name_of
+from worker.native.library import Threads
 from worker.selftest.shapes import Shapes
 
 
@@ -32,9 +32,9 @@ def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None, Shapes],
         if found is not None and known is not None:
             number = found.number
 
-            def checked(kind: Kept) -> int:
-                if name_of(kind) not in known:
-                    raise missing(f"{name_of(kind)} is not among {sorted(known)}")
+            def checked(kind: str) -> int:
+                if kind not in known:
+                    raise missing(f"{kind} is not among {sorted(known)}")
                 return number(kind)
 
             found.number = checked

@@ -17,9 +17,9 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-from worker.models.packed.cache import WeightCache
-from worker.models.packed.structure import taken_apart
 from worker.models.served import ServedModel
+from worker.weights.cache import WeightCache
+from worker.weights.structure import taken_apart
 
 Checkpoint = Callable[[str], Path]
 HIT, DAMAGED, KEPT, NOT_KEPT = (

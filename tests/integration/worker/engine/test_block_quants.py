@@ -20,15 +20,15 @@ from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.test_quant import MODEL_DIR, held_out_texts, logits_of, perplexity
 from worker.collective import Solo
 from worker.engine.step import Engine
-from worker.formats.blocks import BLOCK_FORMATS, format_for
 from worker.kv.slabs import SlabStore
-from worker.models.gguf.dequantize import dequantize
-from worker.models.layers.blocks import Blocks
 from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.native.host import SWITCH
-from worker.native.quantize import quantize
-from worker.repository.multimodal.image_part import image_name
+from worker.weights.blocks import Blocks
+from worker.weights.dequantize import dequantize
+from worker.weights.formats import BLOCK_FORMATS, format_for
+from worker.weights.quantizer import quantize
+from worker.weights.safetensors_header import image_name
 
 pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 

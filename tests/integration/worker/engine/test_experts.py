@@ -17,17 +17,17 @@ from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 from tests.integration.worker.engine.test_native import PROMPT, Running, conversation, loaded
 from worker.collective import Solo
-from worker.formats.blocks import format_for
 from worker.kv.base import CacheLayout
 from worker.models.batch import Row
-from worker.models.gguf.dequantize import dequantize
-from worker.models.layers.blocks import Blocks
 from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.native.build import library
-from worker.native.quantize import quantize
+from worker.weights.blocks import Blocks
+from worker.weights.dequantize import dequantize
+from worker.weights.formats import format_for
+from worker.weights.quantizer import quantize
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 

@@ -23,7 +23,7 @@ from worker.models.loading import load
 from worker.native.build import library
 from worker.repository.gguf.configuration import configuration
 from worker.repository.gguf.gate import check_tensors
-from worker.repository.gguf.model import read_model
+from worker.weights.gguf import read_model
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -25,8 +25,8 @@ from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.repository.files import inspect
 from worker.repository.multimodal import tower_tensors
-from worker.repository.multimodal.image_part import FIELD, image_name, part_of
-from worker.repository.quantization.tensors import headers_of
+from worker.repository.multimodal.image_part import FIELD, part_of
+from worker.weights.safetensors_header import headers_of, image_name
 
 NEW = 8
 CHUNKS = (5, 512)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from worker.collective import Solo
-from worker.models.layers.parallel import Link
-from worker.models.packed.structure import Unknown, put_together, taken_apart
+from worker.collective.link import Link
 from worker.native.library import Threads
+from worker.weights.structure import Unknown, put_together, taken_apart
 
 
 class NoThreads(Threads):
@@ -65,9 +65,9 @@ def test_what_is_on_no_list_is_not_written(value: object) -> None:
     [
         ["class", "os", "system"],
         ["class", "subprocess", "Popen"],
-        ["class", "worker.models.packed.structure", "import_module"],
-        ["class", "worker.models.packed.structure", "Link"],  # another module's
-        ["class", "worker.models.packed.cache", "Path"],
+        ["class", "worker.weights.structure", "import_module"],
+        ["class", "worker.weights.structure", "Link"],  # another module's
+        ["class", "worker.weights.cache", "Path"],
         ["class", "worker.nothing", "Here"],
         ["class", "", "dict"],
         ["object", 0, ["subprocess", "Popen"], None],

@@ -25,11 +25,10 @@ from tests.integration.worker.engine.kept_weights import (
 )
 from worker.families.registry import FAMILIES
 from worker.models import weight_loader
-from worker.models.packed import file as stored_file
-from worker.models.packed import subject as subjects
 from worker.native.build import library
 from worker.repository.files import inspect
 from worker.repository.fingerprint import SAMPLE_BYTES, fingerprint
+from worker.weights import cache as weight_cache
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2"),
@@ -106,7 +105,7 @@ def test_what_was_made_of_something_else_is_not_taken(
         case "library":
             monkeypatch.setattr(library(), "_name", "/cache/native-0123.so")
         case "code":
-            monkeypatch.setattr(subjects, "_code", lambda: "0123")
+            monkeypatch.setattr(weight_cache, "_code", lambda: "0123")
         case _:
             monkeypatch.setattr(torch, "__version__", "2.99.0")
     assert HIT not in loaded(source, **given)[1]
@@ -167,7 +166,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "empty": lambda path: os.truncate(path, 0),
     "beginning alone": lambda path: os.truncate(path, 15),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),  # as after a loss of power
-    "an enormous header": lambda path: path.write_bytes(stored_file.MAGIC + b"\xff" * 100),
+    "an enormous header": lambda path: path.write_bytes(weight_cache.MAGIC + b"\xff" * 100),
 }
 
 
@@ -199,7 +198,7 @@ def test_every_byte_that_is_read_is_checked(checkpoint: Checkpoint, weights: Pat
 def test_control_without_checksums_damage_is_served(
     checkpoint: Checkpoint, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_file.zlib, "crc32", lambda data: 0)
+    monkeypatch.setattr(weight_cache.zlib, "crc32", lambda data: 0)
     first = loaded(checkpoint("llama"))[0]
     DAMAGES["tensors"](the_file(weights))
     second, logs = loaded(checkpoint("llama"))

@@ -24,11 +24,11 @@ from tests.integration.worker.engine.parity import (
 )
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from worker.models.layers.quantized.grouped import Grouped
 from worker.models.loading import open_checkpoint
 from worker.native.build import library
 from worker.native.host import SWITCH
 from worker.repository.files import inspect
+from worker.weights.grouped import Grouped
 
 Written = Callable[[str], tuple[Path, Path]]
 

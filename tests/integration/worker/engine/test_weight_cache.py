@@ -25,9 +25,9 @@ from tests.integration.worker.engine.kept_weights import (
 )
 from worker.collective import Solo
 from worker.models.loading import load
-from worker.models.packed.cache import WeightCache
 from worker.models.served import ServedModel
 from worker.native.build import library
+from worker.weights.cache import WeightCache
 
 pytestmark = [
     pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2"),

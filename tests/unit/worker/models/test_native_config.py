@@ -11,13 +11,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
-from worker.models.layers.sharding import ShardPlan
 from worker.models.loading import _cache_layout
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
+from worker.weights.sharding import ShardPlan
 
 NATIVE = sorted(name for name, family in FAMILIES.items() if family.is_native)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -13,10 +13,10 @@ import torch
 from structlog.testing import capture_logs
 
 from control.errors import SettingsError
-from worker.formats.kinds import bits_of
 from worker.models.layers.packing import packing
 from worker.native import build, compiled
 from worker.native.host import SOURCE as NATIVE
+from worker.native.kinds import bits_of
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 

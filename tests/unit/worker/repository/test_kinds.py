@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from control.quantization import BLOCK_QUANTS
-from worker.formats.kinds import ALL, KINDS, NUMBERS, bits_of
-from worker.native.library import Kept, name_of
+from worker.native.kinds import ALL, KINDS, NUMBERS, bits_of
 from worker.repository.files import ModelFiles
-from worker.repository.quantization.kinds import kinds_of
+from worker.repository.kinds import kinds_of
+from worker.weights.packed_matrix import Kept, name_of
 
 HALF, WHOLE = torch.bfloat16, torch.float32
 

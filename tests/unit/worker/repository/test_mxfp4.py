@@ -11,8 +11,7 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 from tests.quantized import GPTQ, MXFP4
 from tests.unit.worker.repository.test_quantization import written
 from tests.unit.worker.repository.test_validation import LLAMA
-from worker.repository import validation
-from worker.repository.quantization import tensors
+from worker.repository import quantized, validation
 
 MIXTURE: dict[str, Any] = LLAMA | {
     "model_type": "gpt_oss",
@@ -50,11 +49,11 @@ def test_experts_in_mxfp4_that_do_not_fit(
     changes: dict[str, tuple[str, list[int]] | None], message: str, tmp_path: Path
 ) -> None:
     config = MIXTURE | {"quantization_config": MXFP4}
-    tensors.check(config, written(tmp_path, EXPERTS), 3, ["cpu"])
+    quantized.check(config, written(tmp_path, EXPERTS), 3, ["cpu"])
     with pytest.raises(UnsupportedArchitecture, match=r"intermediate_size = 96 has 3 groups of 32, which 4 .*--tp 3"):
-        tensors.check(config, written(tmp_path, EXPERTS), 4, ["cpu"])
+        quantized.check(config, written(tmp_path, EXPERTS), 4, ["cpu"])
     stem = "model.layers.0.mlp.experts."
     entries = EXPERTS | {stem + name: entry for name, entry in changes.items()}  # type: ignore[dict-item]
     kept = {name: entry for name, entry in entries.items() if entry is not None}
     with pytest.raises(ModelFilesError, match=message):
-        tensors.check(config, written(tmp_path, kept), 1, ["cpu"])
+        quantized.check(config, written(tmp_path, kept), 1, ["cpu"])

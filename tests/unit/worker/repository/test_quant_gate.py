@@ -11,9 +11,9 @@ from control.messages import Assignment, ModelSpec
 from control.operations.spec import build_spec
 from control.quantization import BLOCK_QUANTS, QUANTS
 from ops.demo import MODEL_DIR
-from worker.formats.blocks import BLOCK_FORMATS, format_for
 from worker.native import compiled, host
 from worker.repository import preparation
+from worker.weights.formats import BLOCK_FORMATS, format_for
 
 
 def assignment(quant: str) -> Assignment:

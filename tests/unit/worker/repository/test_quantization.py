@@ -13,9 +13,9 @@ import pytest
 from control.errors import FurrowError, ModelFilesError, SettingsError, UnsupportedArchitecture
 from tests.quantized import FP8_TOKENS, GPTQ, KINDS, TOKENS, compressed
 from tests.unit.worker.repository.test_validation import LLAMA
-from worker.repository import validation
-from worker.repository.quantization import tensors
-from worker.repository.quantization.scheme import scheme_of
+from worker.repository import quantized, validation
+from worker.weights.safetensors_header import headers_of
+from worker.weights.schemes import scheme_of
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -141,7 +141,7 @@ FP8_DOWN: dict[str, tuple[str, list[int]]] = {
 
 def gate(folder: Path, config: dict[str, Any], entries: dict[str, tuple[str, list[int]]], tp: int = 1) -> None:
     config = {"quantization_config": config}
-    tensors.check(config, written(folder, entries), tp, ["cpu"])
+    quantized.check(config, written(folder, entries), tp, ["cpu"])
 
 
 def test_tensors_that_fit_pass(tmp_path: Path) -> None:
@@ -217,22 +217,22 @@ def test_another_model_s_tensors(tmp_path: Path) -> None:
     """Sizes are compared with config.json's."""
     config = LLAMA | {"quantization_config": GPTQ}
     with pytest.raises(ModelFilesError, match=r"a.down_proj.qweight has .* 96 inputs; config.json says 64 of 90"):
-        tensors.check(config, written(tmp_path, GPTQ_DOWN), 1, ["cpu"])
+        quantized.check(config, written(tmp_path, GPTQ_DOWN), 1, ["cpu"])
 
 
 def test_devices(tmp_path: Path) -> None:
     """A GPU is refused."""
     with pytest.raises(SettingsError, match="are for CPUs, not for cuda:0: use --devices cpu"):
-        tensors.check({"quantization_config": GPTQ}, written(tmp_path, GPTQ_DOWN), 1, ["cuda:0"])
+        quantized.check({"quantization_config": GPTQ}, written(tmp_path, GPTQ_DOWN), 1, ["cuda:0"])
 
 
 def test_experts_are_checked_with_their_own_width(tmp_path: Path) -> None:
     config = LLAMA | {"moe_intermediate_size": 96, "quantization_config": GPTQ}
     entries = {name.replace("a.down", "a.mlp.experts.3.down"): entry for name, entry in GPTQ_DOWN.items()}
-    tensors.check(config, written(tmp_path, entries), 3, ["cpu"])
+    quantized.check(config, written(tmp_path, entries), 3, ["cpu"])
     config["moe_intermediate_size"] = 32
     with pytest.raises(ModelFilesError, match=r"experts.3.down_proj.qweight .* config.json says 64 of 32"):
-        tensors.check(config, written(tmp_path, entries), 1, ["cpu"])
+        quantized.check(config, written(tmp_path, entries), 1, ["cpu"])
 
 
 def test_experts_in_one_tensor_of_a_quantized_checkpoint(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_damaged_header(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(ModelFilesError, match="is not a safetensors file"):
-            tensors.headers_of([path])
+            headers_of([path])
 
 
 def test_a_scheme_is_read_once() -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from tests.unit.worker.models.layers.test_grouped_products import grouped
-from worker.formats.blocks import BLOCK_FORMATS, MXFP4, BlockFormat
-from worker.models.gguf.dequantize import dequantize
-from worker.models.layers.blocks import Blocks
 from worker.models.layers.linear import NativeLinear, threads_here
 from worker.native.build import declare_products
 from worker.native.host import SOURCE
-from worker.native.library import Groups, Threads
+from worker.native.library import Threads
+from worker.weights.blocks import Blocks
+from worker.weights.dequantize import dequantize
+from worker.weights.formats import BLOCK_FORMATS, MXFP4, BlockFormat
+from worker.weights.packed_matrix import Groups
 
 NATIVE = threads_here()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no C++ compiler, or a processor without AVX2")

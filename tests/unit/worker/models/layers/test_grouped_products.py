@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from worker.models.layers.grouped import GroupedLinear, rounded
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.models.layers.quantized.grouped import E2M1, E4M3, INT4, INT8, Grouped, GroupedLinear, rounded
-from worker.native.library import Groups
+from worker.weights.grouped import E2M1, E4M3, INT4, INT8, Grouped
+from worker.weights.packed_matrix import Groups
 
 THREADS = threads_here()
 """None where there is no compiler: torch's layer is held all the same."""

@@ -15,9 +15,8 @@ from tests.gguf_models import Stored, metadata, write
 from worker.repository import validation
 from worker.repository.gguf import gate
 from worker.repository.gguf.configuration import configuration
-from worker.repository.gguf.header import parse
-from worker.repository.gguf.model import GgufModel
 from worker.repository.gguf.tokenizer import read_tokenizer
+from worker.weights.gguf import GgufModel, parse
 
 CASES = 10_000
 MEASURED = 500

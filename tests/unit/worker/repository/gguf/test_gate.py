@@ -12,11 +12,11 @@ import pytest
 from control.errors import FurrowError, ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
 from tests.gguf_models import Stored, metadata, write
-from worker.formats.blocks import BLOCK_FORMATS
 from worker.repository import packaged
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.gguf import gate
+from worker.weights.formats import BLOCK_FORMATS
 
 CONFIG: dict[str, Any] = {
     "num_hidden_layers": 2,

@@ -12,8 +12,8 @@ from tests.gguf_models import Stored, vocabulary, write
 from worker.repository.gguf import kept
 from worker.repository.gguf.description import describe
 from worker.repository.gguf.kept import kept_tokenizer
-from worker.repository.gguf.model import GgufModel, read_model
 from worker.repository.gguf.tokenizer import read_tokenizer
+from worker.weights.gguf import GgufModel, read_model
 
 VECTOR = Stored(0, (8,), bytes(32))
 

@@ -15,8 +15,8 @@ from tests import gguf_models
 from tests.gguf_models import Stored, vocabulary, write
 from worker.repository import source
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.model import read_model
 from worker.repository.gguf.selection import choose
+from worker.weights.gguf import read_model
 
 NAMES = [
     "m-Q4_K_M.gguf",

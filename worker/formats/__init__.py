@@ -1,1 +1,0 @@
-"""Formats of stored weights: their names, blocks, sizes and parts by rank; no torch."""

@@ -1,1 +1,0 @@
-"""Weights of GGUF files as tensors or blocks."""

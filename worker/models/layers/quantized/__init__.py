@@ -1,1 +1,0 @@
-"""Weights of linear layers at the width in which a quantized checkpoint stores them."""

@@ -1,0 +1,1 @@
+"""Stored weights: read, sharded and packed, from safetensors, GGUF and quantized checkpoints; their cache."""

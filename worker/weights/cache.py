@@ -1,0 +1,387 @@
+"""Packed weights kept between starts: found by what they were made of, read, written, and the oldest removed.
+
+A file is a header, the structure of a module, and the memory of its tensors:
+
+    magic (8 bytes) | length of the header (8) | CRC-32 of the header (4) | header (JSON) | structure | tensors
+
+Tensors begin at borders of PAGE bytes and each at one of ALIGNMENT bytes within. Every byte but the gaps between
+tensors is covered by a CRC-32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import structlog
+import torch
+from torch import Tensor, nn
+
+from control import quantization
+from control.cache import files as cache_files
+from worker.collective.link import Link
+from worker.native.library import Threads
+from worker.native.zeros import large_pages
+from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
+
+log = structlog.get_logger()
+
+KIND = "weights"
+LEAST_BYTES = 32 * 2**20
+"""Size of packed weights from which on reading them saves time worth a file."""
+SPARE_BYTES = 2**30
+"""Bytes of the disk that are left free."""
+NICENESS = 10
+PREFIX = "write-"
+ROOMS = ("families", "models", "native", "repository", "weights")
+"""Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
+QUANTIZATION = Path(quantization.__file__)
+"""The formats that `--quant` stands for."""
+LONGEST_LABEL = 60
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """The state of a file of weights. `changed_ns` is the time of its last change by the kernel's clock, which no
+    program can set: it shows a file that was changed in place with its size and modification time restored."""
+
+    name: str
+    bytes: int
+    modified_ns: int
+    changed_ns: int
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """`fingerprint` covers config.json, dtype, quant and samples of each tensor; `library` is the name of the compiled
+    library, which has the hash of its source, flags and processor."""
+
+    label: str
+    fingerprint: str
+    files: tuple[Stamp, ...]
+    quant: str | None
+    rank: int
+    world_size: int
+    library: str
+    code: str
+    torch: str
+
+    @property
+    def name(self) -> str:
+        """The name of its file in the cache."""
+        digest = hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        return f"{self.label}-{self.quant or 'stored'}-rank{self.rank}of{self.world_size}-{digest}.weights"
+
+
+def subject_of(
+    weights: Sequence[Path],
+    fingerprint: str,
+    quant: str | None,
+    rank: int,
+    world_size: int,
+    threads: Threads,
+) -> Subject:
+    """`weights` are the model's files, `fingerprint` is that of what is made of them. Raises OSError if a file went
+    away."""
+    return Subject(
+        label=_label(weights[0]),
+        fingerprint=fingerprint,
+        files=stamps_of(weights),
+        quant=quant,
+        rank=rank,
+        world_size=world_size,
+        library=Path(threads.library._name).stem,
+        code=_code(),
+        torch=str(torch.__version__),
+    )
+
+
+def stamps_of(weights: Sequence[Path]) -> tuple[Stamp, ...]:
+    """Raises OSError if a file went away."""
+    states = sorted((path.name, path.stat()) for path in weights)
+    return tuple(Stamp(name, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for name, one in states)
+
+
+def _label(first: Path) -> str:
+    """A name that tells the file's model to a reader: that of its repository, folder or file."""
+    if first.parent.parent.name == "snapshots":  # the hub's cache: models--OWNER--NAME/snapshots/COMMIT
+        name = first.parent.parent.parent.name.removeprefix("models--").replace("--", "-")
+    else:
+        name = first.stem if first.suffix == ".gguf" else first.parent.name
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:LONGEST_LABEL] or "model"
+
+
+@functools.cache
+def _code() -> str:
+    """The hash of the code of ROOMS, and of QUANTIZATION."""
+    worker, digest = Path(__file__).parents[1], hashlib.sha256(QUANTIZATION.read_bytes())
+    for room in ROOMS:
+        for path in sorted((worker / room).rglob("*.py")):
+            digest.update(path.relative_to(worker).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+MAGIC = b"FURROW\x00\x01"
+_HEAD = struct.Struct("<8sQI")
+LONGEST_HEADER = 2**30
+PAGE, ALIGNMENT = 4096, 64
+PIECE = 4 * 2**20
+"""Bytes that are read and checked at once: they are still in the processor's cache when they are checked."""
+
+
+class Damaged(Exception):
+    """A file does not hold what its name says; the message says how that was seen."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A tensor: its bytes begin `offset` bytes behind the first tensor. `sums` are CRC-32s of its pieces."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parameter: bool
+    offset: int
+    sums: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * dtype_of(self.dtype).itemsize
+
+
+class Header(msgspec.Struct, frozen=True):
+    subject: Subject
+    structure_bytes: int
+    structure_sum: int
+    tensor_bytes: int
+    tensors: tuple[Stored, ...]
+
+
+def file_bytes(structure: bytes, tensors: list[Tensor]) -> int:
+    """About the size of a file."""
+    return len(structure) + sum(tensor.nbytes + ALIGNMENT for tensor in tensors) + PAGE
+
+
+def write_file(file: BinaryIO, subject: Subject, structure: bytes, tensors: list[Tensor]) -> None:
+    """Raises OSError."""
+    stored, end = list[Stored](), 0
+    for tensor in tensors:
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        sums = tuple(zlib.crc32(piece) for piece in _pieces(tensor))
+        name = str(tensor.dtype).removeprefix("torch.")
+        stored.append(Stored(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter), begin, sums))
+        end = begin + tensor.nbytes
+    header = msgspec.json.encode(Header(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
+    file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
+    begin = _border(len(header), len(structure))
+    for one, tensor in zip(stored, tensors, strict=True):
+        file.seek(begin + one.offset)
+        for piece in _pieces(tensor):
+            file.write(piece)
+    file.truncate(begin + end)
+
+
+def read_file(path: Path, subject: Subject, tell: Callable[[float], None], threads: int) -> tuple[bytes, list[Tensor]]:
+    """The structure, and the tensors, which share one piece of memory. `tell` is called with the share that was read.
+    Raises OSError, and Damaged for a file that is not `subject`'s or not whole."""
+    with path.open("rb") as file:
+        header, length = _header(file)
+        if header.subject != subject:
+            raise Damaged("it holds another model's weights")
+        begin = _border(length, header.structure_bytes)
+        size = os.fstat(file.fileno()).st_size
+        if size != begin + header.tensor_bytes:
+            raise Damaged(f"it has {size} bytes, and {begin + header.tensor_bytes} are announced")
+        _check_places(header)
+        structure = file.read(header.structure_bytes)
+        if len(structure) != header.structure_bytes or zlib.crc32(structure) != header.structure_sum:
+            raise Damaged("the checksum of its structure is wrong")
+        memory = large_pages(header.tensor_bytes)
+        _read_all(file.fileno(), begin, header, memory, tell, threads)
+    return structure, [_tensor(one, memory) for one in header.tensors]
+
+
+def _header(file: BinaryIO) -> tuple[Header, int]:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        raise Damaged(f"it has {len(head)} bytes")
+    magic, length, expected = _HEAD.unpack(head)
+    if magic != MAGIC or length > LONGEST_HEADER:
+        raise Damaged("it is no file of packed weights, or of another version")
+    data = file.read(length)
+    if len(data) != length or zlib.crc32(data) != expected:
+        raise Damaged("the checksum of its header is wrong")
+    try:
+        return msgspec.json.decode(data, type=Header), length
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"its header can't be read: {error}") from error
+
+
+def _check_places(header: Header) -> None:
+    for one in header.tensors:
+        inside = one.offset >= 0 and one.offset + one.bytes <= header.tensor_bytes and one.offset % ALIGNMENT == 0
+        if not inside or len(one.sums) != -(-one.bytes // PIECE) or min(one.shape, default=0) < 0:
+            raise Damaged("the place of a tensor is wrong")
+
+
+def _read_all(
+    file: int, begin: int, header: Header, memory: Tensor, tell: Callable[[float], None], threads: int
+) -> None:
+    """Read and check every piece into `memory`, by several threads: reading and checking leave the interpreter free."""
+    room = memoryview(cast("Any", memory.numpy()))
+
+    def fill(start: int, stop: int, expected: int) -> int:
+        place, at = room[start:stop], 0
+        while at < len(place):
+            count = os.preadv(file, [place[at:]], begin + start + at)
+            if not count:
+                raise Damaged("it is shorter than announced")
+            at += count
+        if zlib.crc32(place) != expected:
+            raise Damaged(f"the checksum of the {stop - start} bytes from {begin + start} on is wrong")
+        return stop - start
+
+    done = 0
+    with ThreadPoolExecutor(max(1, threads), "read-weights") as pool:
+        parts = [pool.submit(fill, *piece) for one in header.tensors for piece in _places(one)]
+        try:
+            for part in as_completed(parts):
+                done += part.result()
+                tell(done / max(1, header.tensor_bytes))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _places(one: Stored) -> Iterator[tuple[int, int, int]]:
+    for index, expected in enumerate(one.sums):
+        start = one.offset + index * PIECE
+        yield start, min(start + PIECE, one.offset + one.bytes), expected
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    if tensor.nbytes:
+        data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        for start in range(0, len(data), PIECE):
+            yield memoryview(data[start : start + PIECE])
+
+
+def _tensor(one: Stored, memory: Tensor) -> Tensor:
+    tensor = memory[one.offset : one.offset + one.bytes].view(dtype_of(one.dtype)).view(one.shape)
+    return nn.Parameter(tensor, requires_grad=False) if one.parameter else tensor
+
+
+def _border(header: int, structure: int) -> int:
+    """The place of the first tensor in a file."""
+    return -(-(_HEAD.size + header + structure) // PAGE) * PAGE
+
+
+class WeightCache:
+    """The files of one host's user, at most `limit` bytes of them; 0 keeps and reads none."""
+
+    def __init__(self, limit: int, least: int = LEAST_BYTES) -> None:
+        self._limit, self._least = limit, least
+        self.writing: threading.Thread | None = None
+        """The thread that writes what was kept last."""
+
+    @property
+    def on(self) -> bool:
+        return self._limit > 0
+
+    def read(self, subject: Subject, threads: Threads, link: Link, tell: Callable[[float], None]) -> Any | None:
+        """The contents that `keep` was given for `subject`; None if there are none. A damaged file is removed."""
+        path, begun = cache_files.folder(KIND) / subject.name, time.monotonic()
+        try:
+            structure, tensors = read_file(path, subject, tell, threads.count)
+            found = put_together(structure, tensors, threads, link)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("packed weights not read", file=str(path), error=str(error), action="read_weights")
+            return None
+        except (Damaged, Unknown) as error:
+            log.warning(
+                "packed weights are damaged",
+                file=str(path),
+                reason=str(error),
+                remedy="the checkpoint is read, and the file is written again",
+                action="read_weights",
+            )
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        cache_files.mark_used(path)
+        seconds = round(time.monotonic() - begun, 2)
+        log.info("packed weights read from the cache", file=subject.name, seconds=seconds, action="read_weights")
+        return found
+
+    def keep(self, subject: Subject, weights: Sequence[Path], contents: Any) -> None:
+        """Write `contents`, which no one may change from now on, in a thread of lower priority. Nothing is kept where a
+        file of `weights` was changed since `subject` was taken. Raises nothing."""
+        try:
+            structure, tensors = taken_apart(contents)
+        except (Unknown, TypeError, ValueError, AttributeError) as error:
+            log.warning("packed weights not kept", reason=str(error), action="keep_weights")
+            return
+        if sum(tensor.nbytes for tensor in tensors) < self._least:
+            return
+
+        def work() -> None:
+            if sys.platform == "linux":
+                os.nice(NICENESS)  # of this thread
+            try:
+                if stamps_of(weights) == subject.files:
+                    self._write(subject, structure, tensors)
+            except OSError as error:
+                log.warning("packed weights not kept", reason=str(error), action="keep_weights")
+
+        self.writing = threading.Thread(target=work, name="keep-weights", daemon=True)
+        self.writing.start()
+
+    def _write(self, subject: Subject, structure: bytes, tensors: list[Tensor]) -> None:
+        place, size = cache_files.folder(KIND), file_bytes(structure, tensors)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _remove_abandoned(place)
+        if (place / subject.name).exists():  # another process was faster
+            return
+        if not cache_files.make_room(KIND, size, self._limit, SPARE_BYTES):
+            log.warning(
+                "packed weights not kept",
+                reason=f"{size / 2**30:.1f} GiB fit neither the limit of {self._limit / 2**30:.1f} GiB nor the disk",
+                remedy="raise FURROW_WEIGHT_CACHE, or free disk space",
+                action="keep_weights",
+            )
+            return
+        begun = time.monotonic()
+        with tempfile.NamedTemporaryFile(dir=place, prefix=PREFIX, delete=False) as fresh:
+            try:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(fresh, fcntl.LOCK_EX)
+                write_file(cast("Any", fresh), subject, structure, tensors)
+                fresh.flush()
+                Path(fresh.name).replace(place / subject.name)  # whole or not at all, however many write it
+            except BaseException:
+                Path(fresh.name).unlink(missing_ok=True)
+                raise
+        seconds = round(time.monotonic() - begun, 2)
+        log.info("packed weights kept", file=subject.name, mib=size >> 20, seconds=seconds, action="keep_weights")
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove files that a process left unfinished: the lock of a file goes with the process that wrote it."""
+    for path in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()

@@ -1,0 +1,150 @@
+"""Blocks of a file as plain numbers, with the bits of ggml's own functions.
+
+Each function takes blocks (count, bytes of one) as uint8 and gives (count, weights of one) in float32. Sums and
+products are in the order of `dequantize_row_q…` in github.com/ggml-org/ggml, src/ggml-quants.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from worker.weights.blocks import Blocks
+
+CHUNK = 2**22
+"""Weights that are computed at a time: the temporaries stay a few times as large as they."""
+
+
+def dequantize(blocks: Blocks) -> Tensor:
+    """The matrix (outputs, inputs) in float32."""
+    outputs, inputs = blocks.shape
+    numbers = torch.empty(outputs, inputs)
+    size, convert = blocks.format.bytes, FUNCTIONS[blocks.format.name]
+    step = max(1, CHUNK // max(1, inputs))
+    for start in range(0, outputs, step):
+        part = blocks.data[start : start + step]
+        numbers[start : start + step] = convert(part.reshape(-1, size)).view(part.shape[0], inputs)
+    return numbers
+
+
+def _half(data: Tensor) -> Tensor:
+    """(count, 2) bytes → (count, 1) float32."""
+    return data.contiguous().view(torch.float16).float()
+
+
+def _nibbles(data: Tensor, run: int) -> Tensor:
+    """Low halves of each `run` bytes, then their high ones: (count, bytes) → (count, 2 · bytes)."""
+    return _fields(data, run, (0, 4), 15)
+
+
+def _fields(data: Tensor, run: int, shifts: tuple[int, ...], mask: int) -> Tensor:
+    """Of each `run` bytes the bits at the first shift, then those at the next: (count, bytes · shifts)."""
+    parts = data.reshape(data.shape[0], -1, 1, run) >> torch.tensor(shifts, dtype=torch.uint8).view(1, 1, -1, 1)
+    return (parts & mask).reshape(data.shape[0], -1)
+
+
+def _q4_0(data: Tensor) -> Tensor:
+    return _half(data[:, :2]) * (_nibbles(data[:, 2:], 16).float() - 8)
+
+
+def _q4_1(data: Tensor) -> Tensor:
+    return _half(data[:, :2]) * _nibbles(data[:, 4:], 16).float() + _half(data[:, 2:4])
+
+
+def _fifth_bits(data: Tensor) -> Tensor:
+    """32 bits, the lowest first, each worth 16: (count, 4) → (count, 32)."""
+    return _fields(data, 1, tuple(range(8)), 1) << 4
+
+
+def _q5_0(data: Tensor) -> Tensor:
+    whole = _nibbles(data[:, 6:], 16) | _fifth_bits(data[:, 2:6])
+    return _half(data[:, :2]) * (whole.float() - 16)
+
+
+def _q5_1(data: Tensor) -> Tensor:
+    whole = _nibbles(data[:, 8:], 16) | _fifth_bits(data[:, 4:8])
+    return _half(data[:, :2]) * whole.float() + _half(data[:, 2:4])
+
+
+def _q8_0(data: Tensor) -> Tensor:
+    return _half(data[:, :2]) * data[:, 2:].contiguous().view(torch.int8).float()
+
+
+def _q2_k(data: Tensor) -> Tensor:
+    """16 bytes of scales and minima, 64 of weights, two halves."""
+    scale = _half(data[:, 80:82]) * (data[:, :16] & 15).float()
+    least = _half(data[:, 82:84]) * (data[:, :16] >> 4).float()
+    whole = _fields(data[:, 16:80], 32, (0, 2, 4, 6), 3).view(-1, 16, 16).float()
+    return (scale.unsqueeze(2) * whole - least.unsqueeze(2)).flatten(1)
+
+
+def _q3_k(data: Tensor) -> Tensor:
+    """32 bytes of third bits, 64 of lower ones, 12 of scales, a half."""
+    lower, upper = _fields(data[:, 96:104], 8, (0, 4), 15), _fields(data[:, 104:108], 4, (0, 2, 4, 6), 3)
+    scale = _half(data[:, 108:110]) * ((lower | (upper << 4)).float() - 32)
+    whole = _fields(data[:, 32:96], 32, (0, 2, 4, 6), 3).float()
+    lacking = 1 - _fields(data[:, :32], 32, tuple(range(8)), 1).float()
+    return (scale.unsqueeze(2) * (whole - 4 * lacking).view(-1, 16, 16)).flatten(1)
+
+
+def _scales_and_minima(data: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight of six bits each, as Q4_K and Q5_K pack them: (count, 12) → two of (count, 8, 1)."""
+    scale, least, upper = data[:, :4], data[:, 4:8], data[:, 8:]
+    scales = torch.cat([scale & 63, (upper & 15) | ((scale >> 2) & 48)], dim=1)
+    minima = torch.cat([least & 63, (upper >> 4) | ((least >> 2) & 48)], dim=1)
+    return scales.float().unsqueeze(2), minima.float().unsqueeze(2)
+
+
+def _q4_k(data: Tensor) -> Tensor:
+    """Two halves, 12 bytes of scales and minima, 128 of weights."""
+    scales, minima = _scales_and_minima(data[:, 4:16])
+    whole = _nibbles(data[:, 16:], 32).view(-1, 8, 32).float()
+    return _with_minima(data, scales, minima, whole)
+
+
+def _q5_k(data: Tensor) -> Tensor:
+    """Two halves, 12 bytes of scales and minima, 32 of fifth bits, 128 of lower ones."""
+    scales, minima = _scales_and_minima(data[:, 4:16])
+    upper = _fields(data[:, 16:48], 32, tuple(range(8)), 1) << 4
+    whole = (_nibbles(data[:, 48:], 32) | upper).view(-1, 8, 32).float()
+    return _with_minima(data, scales, minima, whole)
+
+
+def _with_minima(data: Tensor, scales: Tensor, minima: Tensor, whole: Tensor) -> Tensor:
+    scale, least = _half(data[:, :2]).unsqueeze(2), _half(data[:, 2:4]).unsqueeze(2)
+    return ((scale * scales) * whole - least * minima).flatten(1)
+
+
+def _q6_k(data: Tensor) -> Tensor:
+    """128 bytes of lower bits, 64 of upper ones, 16 scales, a half."""
+    scale = _half(data[:, 208:210]) * data[:, 192:208].contiguous().view(torch.int8).float()
+    lower, upper = _nibbles(data[:, :128], 64), _fields(data[:, 128:192], 32, (0, 2, 4, 6), 3)
+    whole = (lower | (upper << 4)).float() - 32
+    return (scale.unsqueeze(2) * whole.view(-1, 16, 16)).flatten(1)
+
+
+_E2M1 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32)
+"""Twice the values of 4-bit floats."""
+
+
+def _mxfp4(data: Tensor) -> Tensor:
+    """An exponent of two plus 127, which stands for half of that power here, and 16 bytes of weights."""
+    half = torch.ldexp(torch.ones(data.shape[0], 1, dtype=torch.float64), data[:, :1].int() - 128).float()
+    return half * _E2M1[_nibbles(data[:, 1:], 16).long()]
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,102 @@
+"""Formats of stored weights: blocks of ggml's formats, and the types of tensors in GGUF files; no torch.
+
+The layouts of blocks are those of ggml's `block_q…` structs (github.com/ggml-org/ggml, src/ggml-common.h), the numbers
+of types those of include/ggml.h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One format. `ggml_type` is its number in a GGUF file, `weights` and `bytes` are those of one block."""
+
+    name: str
+    ggml_type: int
+    weights: int
+    bytes: int
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of one output's weights; `inputs` is a multiple of `weights`."""
+        return inputs // self.weights * self.bytes
+
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    name: BlockFormat(name, number, weights, size)
+    for name, number, weights, size in (
+        ("q4_0", 2, 32, 18),
+        ("q4_1", 3, 32, 20),
+        ("q5_0", 6, 32, 22),
+        ("q5_1", 7, 32, 24),
+        ("q8_0", 8, 32, 34),
+        ("q2_k", 10, 256, 84),
+        ("q3_k", 11, 256, 110),
+        ("q4_k", 12, 256, 144),
+        ("q5_k", 13, 256, 176),
+        ("q6_k", 14, 256, 210),
+    )
+}
+MXFP4 = BlockFormat("mxfp4", 39, 32, 17)
+"""Four bits (E2M1) and a power of two by block; no quantiser makes it, files of published MXFP4 models have it."""
+SMALLER: dict[str, str] = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+"""Formats with blocks of 256 → those with blocks of 32 that llama.cpp's quantiser takes where 256 does not divide a
+row. For Q2_K and Q3_K that is IQ4_NL there."""
+
+BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in (*BLOCK_FORMATS.values(), MXFP4)}
+
+
+def format_for(name: str, inputs: int) -> BlockFormat | None:
+    """The format `name`, or its smaller one where its blocks don't divide `inputs`; None where neither does."""
+    for one in (name, SMALLER.get(name, name)):
+        if inputs % BLOCK_FORMATS[one].weights == 0:
+            return BLOCK_FORMATS[one]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """`weights` are stored in `bytes`; `blocks` is the format of a type that keeps several together."""
+
+    name: str
+    weights: int
+    bytes: int
+    blocks: BlockFormat | None = None
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor; its last dimension is a multiple of `weights`."""
+        return prod(shape) // self.weights * self.bytes
+
+
+TENSOR_TYPES: dict[int, TensorType] = {
+    0: TensorType("f32", 1, 4),
+    1: TensorType("f16", 1, 2),
+    30: TensorType("bf16", 1, 2),
+    **{number: TensorType(one.name, one.weights, one.bytes, one) for number, one in BY_GGML_TYPE.items()},
+}
+"""The types that are read."""
+
+REFUSED_TYPES: dict[int, str] = {
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+}
+"""Names of the other types, for messages."""

@@ -1,0 +1,171 @@
+"""Tensors of GGUF files by transformers' names, read by the slice as `Checkpoint` reads safetensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from control.errors import ModelFilesError
+from worker.families.gguf import RATES, expert_of, fused_name
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.checkpoint import MappedFile, Ranges
+from worker.weights.dequantize import dequantize
+from worker.weights.gguf import GgufModel, StoredTensor, architecture_of, read_model
+
+_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+"""Small, and their scores decide which experts are used: always plain numbers."""
+_RECURRENT_NORM = "ssm_norm.weight"
+_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class GgufCheckpoint:
+    """The tensors of a model; open only inside `with`. Blocks stay blocks unless `dequantized`."""
+
+    def __init__(self, files: list[Path], dequantized: bool) -> None:
+        self._model: GgufModel = read_model(files[0])
+        self._family, self._kind = architecture_of(self._model)
+        self._dequantized = dequantized
+        self._mapped: dict[Path, MappedFile] = {}
+        self._left = {name: one.bytes for name, one in self._model.tensors.items()}
+        """The bytes of each tensor that was not read yet."""
+        self._all = sum(self._left.values())
+
+    def __enter__(self) -> GgufCheckpoint:
+        for path in self._model.files:
+            self._mapped[path] = MappedFile(path)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+        self._mapped.clear()
+
+    def release(self) -> None:
+        """Give back the memory of what was read; its views stay valid, and read the file again."""
+        for mapped in self._mapped.values():
+            mapped.release()
+
+    def __contains__(self, name: str) -> bool:
+        return self._place(name) is not None
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Multiples of inputs at which a rank's share of a feed-forward width may end; the largest first."""
+        return self._model.borders
+
+    @property
+    def read_share(self) -> float:
+        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        return 1 - sum(self._left.values()) / max(1, self._all)
+
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
+        """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
+        one whose blocks a border would cut."""
+        found = self._place(name)
+        if found is None:
+            missing = self._kind.stored_name(name) or name
+            raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
+        stored, place, half = found
+        self._left.pop(stored, None)
+        if (expert := expert_of(name)) is not None:
+            place = _slice(stored, place, expert)
+        if half is not None:
+            place = _half(place, half)
+        whole = self._whole(stored, place)
+        if stored.endswith(RATES):
+            whole = self._rates(whole, 0 if name.endswith("in_proj_b.weight") else 1)
+        if dim is None or ranges is None:
+            part = whole
+        elif isinstance(whole, Blocks):
+            part = self._block_ranges(stored, whole, dim, ranges)
+        else:
+            parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
+            part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        if isinstance(part, Blocks):
+            return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
+        if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
+            return part - 1.0
+        return _as_transformers(stored, part)
+
+    def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
+        """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
+        with another one."""
+        stored, tensors = self._kind.stored_name(name), self._model.tensors
+        if stored is None:
+            return None
+        if stored in tensors:
+            return stored, tensors[stored], None
+        fused = fused_name(stored)
+        return None if fused is None or fused[0] not in tensors else (fused[0], tensors[fused[0]], fused[1])
+
+    def _rates(self, whole: Weights, which: int) -> Weights:
+        """The rows of beta (0) or alpha (1)."""
+        keys = self._model.whole(f"{self._model.architecture}.ssm.group_count")
+        rows = whole.data if isinstance(whole, Blocks) else whole
+        chosen = rows.view(keys, 2, -1, rows.shape[-1])[:, which].flatten(0, 1)
+        return Blocks(whole.format, chosen) if isinstance(whole, Blocks) else chosen
+
+    def _whole(self, name: str, place: StoredTensor) -> Weights:
+        """A view of the file, rows in transformers' order."""
+        data = self._mapped[place.path].view(place.start, place.bytes)
+        if place.type.blocks is not None:
+            rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
+            return Blocks(place.type.blocks, self._ordered(name, rows))
+        # A file's alignment may be less than a number's width.
+        plain = data.clone() if place.start % place.type.bytes else data
+        return self._ordered(name, plain.view(_PLAIN[place.type.name]).view(place.shape))
+
+    def _block_ranges(self, name: str, whole: Blocks, dim: int, ranges: Ranges) -> Weights:
+        try:
+            parts = [whole.rows(*one) if dim == 0 else whole.columns(*one) for one in ranges]
+        except ValueError as error:
+            if not self._dequantized:
+                raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
+            numbers = dequantize(whole)
+            return torch.cat([numbers[:, start:stop] for start, stop in ranges], dim=1)
+        return Blocks(whole.format, torch.cat([one.data for one in parts], dim=dim)) if len(parts) > 1 else parts[0]
+
+    def _ordered(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in
+        the file."""
+        arch, leaf = self._model.architecture, name.split(".")[-2]
+        if not self._kind.permuted or leaf not in ("attn_q", "attn_k"):
+            return rows
+        heads = self._model.whole(f"{arch}.attention.head_count")
+        if leaf == "attn_k":
+            heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
+        order = torch.arange(rows.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        return rows[order]
+
+
+def _as_transformers(name: str, part: Tensor) -> Tensor:
+    """Plain numbers of a recurrent layer, or of the gate of a shared expert, in transformers' form."""
+    if name.endswith(".ssm_a"):  # -exp(A_log)
+        if not (part <= 0).all():
+            raise ModelFilesError(
+                f"{name} has the value {part.max():g}; a decay is 0 or less. Convert the model again."
+            )
+        return (-part.double()).log()
+    if name.endswith(".ssm_conv1d.weight"):
+        return part.unsqueeze(1)
+    return part.view(1, -1) if name.endswith(_ROUTERS[1]) else part
+
+
+def _half(place: StoredTensor, half: int) -> StoredTensor:
+    """The first (0) or second (1) half of the rows of a matrix."""
+    size = place.bytes // 2
+    return replace(place, shape=(place.shape[0] // 2, *place.shape[1:]), start=place.start + half * size, bytes=size)
+
+
+def _slice(name: str, place: StoredTensor, index: int) -> StoredTensor:
+    """One matrix, or bias, of a tensor that has several. Raises ModelFilesError where there are not so many."""
+    count = place.shape[0]
+    if len(place.shape) != (2 if name.endswith(".bias") else 3) or index >= count:
+        raise ModelFilesError(f"{place.path}: tensor {name} of shape {place.shape} has no expert {index}.")
+    size = place.bytes // count
+    return replace(place, shape=place.shape[1:], start=place.start + index * size, bytes=size)

@@ -1,0 +1,149 @@
+"""Tensors of a quantized checkpoint by the names of plain ones: weights of linear layers come at their stored width.
+
+Formulas, with group g = i // group of input i, for the weight of output o:
+
+- fp8: w = e4m3[o, i] · weight_scale_inv[o // block, i // block] (transformers, integrations/finegrained_fp8.py), or
+  with one `weight_scale` by tensor or output. Activations stay floats.
+- compressed-tensors (compressors/quantized_compressors): pack-quantized w = (q - z) · weight_scale[o, g], both codes
+  stored plus 8; float-quantized like fp8; int-quantized w = q · weight_scale[o], with activations rounded to ± 127 of a
+  token's largest, as vLLM does (csrc/quantization/w8a8/int8).
+- AutoAWQ (awq/utils/packing_utils.py): w = (q - z) · scales[g, o]; `qweight` (inputs, outputs / 8) and `qzeros` hold
+  the outputs 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest bits up.
+- AutoGPTQ (nn_modules/qlinear): w = (q - z) · scales[g, o]; `qweight` (inputs / 8, outputs) holds eight inputs,
+  `qzeros` (groups, outputs / 8) eight outputs, stored less one (format `gptq`) or as they are (`gptq_v2`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.weights.checkpoint import Checkpoint, Ranges
+from worker.weights.grouped import Grouped, joined
+from worker.weights.quantized_layers import QuantizedLinear, borders, layers
+from worker.weights.safetensors_header import headers_of
+from worker.weights.schemes import E4M3, INT4, Scheme
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+NAN_CODE = 0x7F
+"""The magnitude of both NaNs of e4m3."""
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint whose `read` of a quantized layer's weight gives a `Grouped`."""
+
+    def __init__(self, files: list[Path], scheme: Scheme) -> None:
+        """Raises ModelFilesError or UnsupportedArchitecture for tensors that do not fit the scheme."""
+        super().__init__(files)
+        self._scheme = scheme
+        self._layers = {f"{module}.weight": one for module, one in layers(scheme, headers_of(files)).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._layers or super().__contains__(name)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The sizes of the groups of feed-forward layers; the largest first."""
+        return borders({name.removesuffix(".weight"): one for name, one in self._layers.items()})
+
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
+        """A plain tensor as in a plain checkpoint; of a quantized layer, whole groups as a `Grouped`."""
+        linear = self._layers.get(name)
+        if linear is None:
+            return super().read(name, dim, ranges)
+        if ranges is not None and len(ranges) > 1:
+            if dim == 1:
+                raise UnsupportedArchitecture(f"{linear.weight} would be shared in several pieces. Use --tp 1.")
+            return joined([self.read(name, dim, [one]) for one in ranges])
+        [(start, stop)] = ranges or [(0, linear.outputs)]
+        rows, columns = (0, linear.outputs), (0, linear.inputs)
+        rows, columns = (rows, (start, stop)) if dim == 1 else ((start, stop), columns)
+        group = linear.group if linear.group < linear.inputs else columns[1] - columns[0]
+        if linear.group < linear.inputs and columns[0] % group:
+            raise UnsupportedArchitecture(
+                f"{linear.weight}: inputs from {columns[0]} on cut a group of {group}. Use --tp 1."
+            )
+        if linear.kind != INT4:
+            return self._eight_bits(linear, rows, columns, group)
+        return self._four_bits(linear, rows, columns, group)
+
+    def _eight_bits(
+        self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int], group: int
+    ) -> Grouped:
+        codes = self._slice(linear.weight, rows, columns).contiguous().view(torch.uint8)
+        if linear.kind == E4M3 and bool(((codes & NAN_CODE) == NAN_CODE).any()):
+            raise ModelFilesError(f"{linear.weight} holds NaN. Download the checkpoint again.")
+        scales = self._scales(linear).reshape(-(-linear.outputs // linear.rows), -1)
+        scales = scales.repeat_interleave(linear.rows, dim=0)[rows[0] : rows[1]]
+        return Grouped(linear.kind, codes, _groups(scales, linear, columns), None, group)
+
+    def _four_bits(
+        self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int], group: int
+    ) -> Grouped:
+        if self._scheme.method == "compressed-tensors":
+            words = self._slice(linear.weight, rows, (columns[0] // 8, columns[1] // 8))
+            scales = self._scales(linear)
+            zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
+            if linear.zeros is not None:
+                zeros = _nibbles(super().read(linear.zeros).T.contiguous()).T[: linear.outputs]
+        else:
+            words = self._words_by_output(linear, rows, columns)
+            scales = self._scales(linear).T
+            zeros = self._zeros(linear)
+        scales, zeros = (_groups(one[rows[0] : rows[1]], linear, columns) for one in (scales, zeros))
+        return Grouped(INT4, words.contiguous().view(torch.uint8), scales, zeros, group)
+
+    def _words_by_output(self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+        """(outputs, inputs / 8) of int32, or the same in bytes, from what is stored by input."""
+        if self._scheme.method == "gptq":
+            self._check_order(linear)
+            return self._slice(linear.weight, (columns[0] // 8, columns[1] // 8), rows).T
+        first, last = rows[0] // 8, -(-rows[1] // 8)
+        words = self._slice(linear.weight, columns, (first, last))
+        codes = _nibbles(words, AWQ_ORDER)[:, rows[0] - 8 * first : rows[1] - 8 * first].T
+        return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+    def _zeros(self, linear: QuantizedLinear) -> Tensor:
+        """(outputs, groups) in uint8."""
+        assert linear.zeros is not None
+        if self._scheme.method == "awq":
+            return _nibbles(super().read(linear.zeros), AWQ_ORDER).T
+        return ((_nibbles(super().read(linear.zeros)) + self._scheme.zero_offset) & 15).T
+
+    def _check_order(self, linear: QuantizedLinear) -> None:
+        name = linear.weight.removesuffix("qweight") + "g_idx"
+        if super().__contains__(name):
+            order = super().read(name).long()
+            if not torch.equal(order, torch.arange(linear.inputs) // linear.group):
+                raise UnsupportedArchitecture(
+                    f"{name}: the groups are in the order of activations (desc_act), which is not supported. Use a "
+                    "checkpoint that was made with desc_act = false."
+                )
+
+    def _scales(self, linear: QuantizedLinear) -> Tensor:
+        scales = super().read(linear.scale).float()
+        if not bool(scales.isfinite().all()):
+            raise ModelFilesError(f"{linear.scale} holds NaN or infinity. Download the checkpoint again.")
+        return scales
+
+    def _slice(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+        return super().read(name)[rows[0] : rows[1], columns[0] : columns[1]]
+
+
+def _groups(numbers: Tensor, linear: QuantizedLinear, columns: tuple[int, int]) -> Tensor:
+    """Of numbers (outputs, groups) those of the groups that hold the columns."""
+    if linear.group >= linear.inputs:
+        return numbers.contiguous()
+    return numbers[:, columns[0] // linear.group : -(-columns[1] // linear.group)].contiguous()
+
+
+def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """int32 (rows, words) → uint8 (rows, 8 · words); `order[k]` is the place of the k-th four bits, lowest first."""
+    codes = words.contiguous().view(torch.uint8)
+    pairs = torch.stack([codes & 15, codes >> 4], dim=-1).reshape(words.shape[0], words.shape[1], 8)
+    places = sorted(range(8), key=lambda bits: order[bits])
+    return pairs[:, :, places].reshape(words.shape[0], -1)

@@ -1,0 +1,90 @@
+"""Float weights into blocks of the formats that llama.cpp reads, while a model is loaded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import structlog
+import torch
+from torch import Tensor
+
+from control.errors import ModelFilesError
+from control.quantization import BLOCK_QUANTS
+from worker.native.library import Threads
+from worker.weights.blocks import Blocks, Weights
+from worker.weights.formats import BLOCK_FORMATS, SMALLER, BlockFormat, format_for
+
+log = structlog.get_logger()
+
+CHUNK = 1024
+"""Outputs that are quantised at once, so that no float32 copy of the whole is made."""
+
+UNKNOWN_FORMAT = -2
+"""Result of furrow_quantize for a format that it does not know; -1 is success."""
+
+
+def quantize(weights: Tensor, format: BlockFormat, threads: Threads, name: str = "A tensor") -> Tensor:
+    """The blocks (outputs, row bytes) of `weights` (outputs, inputs), which are of any float type.
+
+    The scales of a block are those with the least squared error that a bounded search finds. The bytes do not depend
+    on the number of threads. Raises ValueError where blocks do not divide the inputs, and ModelFilesError naming the
+    tensor `name` for a weight that is NaN or infinite.
+    """
+    outputs, inputs = weights.shape
+    if inputs % format.weights:
+        raise ValueError(
+            f"{inputs} inputs are no multiple of {format.weights}, the weights of a block of {format.name}"
+        )
+    threads.number(format.name)
+    data = torch.empty(outputs, format.row_bytes(inputs), dtype=torch.uint8)
+    for start in range(0, outputs, CHUNK):
+        rows = weights[start : start + CHUNK].float().contiguous()
+        place = data[start : start + CHUNK]
+        bad: int = threads.library.furrow_quantize(
+            threads.address, format.ggml_type, rows.data_ptr(), rows.shape[0], inputs, place.data_ptr()
+        )
+        if bad >= 0:
+            raise ModelFilesError(f"{name} has NaN or infinity in row {start + bad}. Download the checkpoint again.")
+        if bad == UNKNOWN_FORMAT:
+            raise ValueError(f"no quantiser for {format.name}")
+    return data
+
+
+class Quantizer:
+    """Of one load with `--quant`. Blocks of 32 take the place of those of 256 that don't divide a matrix's inputs; a
+    matrix that 32 does not divide either stays in 16 bits."""
+
+    def __init__(self, quant: str, threads: Threads) -> None:
+        self._quant, self._format, self._threads = quant, BLOCK_QUANTS[quant], threads
+        self._others: defaultdict[str, list[str]] = defaultdict(list)
+        """Names of the matrices that are kept otherwise than asked for, by how."""
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Weights of a block, and of the block that may take its place."""
+        names = (self._format, SMALLER.get(self._format, self._format))
+        return tuple(BLOCK_FORMATS[name].weights for name in names)
+
+    def blocks(self, name: str, weights: Weights) -> Weights:
+        """`weights` (outputs, inputs) in blocks; those that are in blocks already stay what they are. Raises
+        ModelFilesError naming a tensor with NaN or infinity."""
+        if not isinstance(weights, Tensor):
+            return weights
+        chosen = format_for(self._format, weights.shape[1])
+        if chosen is None or chosen.name != self._format:
+            self._others["16 bits" if chosen is None else chosen.name].append(name)
+        return weights if chosen is None else Blocks(chosen, quantize(weights, chosen, self._threads, f"Tensor {name}"))
+
+    def report(self) -> None:
+        """Log what is kept otherwise than asked for."""
+        if self._quant != self._format.replace("_k", "k"):
+            log.info("a format for activations is replaced", quant=self._quant, kept_as=self._format, action="quantize")
+        for kept_as, names in self._others.items():
+            log.warning(
+                "matrices that blocks do not divide",
+                quant=self._quant,
+                kept_as=kept_as,
+                matrices=len(names),
+                first=names[0],
+                action="quantize",
+            )

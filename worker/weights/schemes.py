@@ -1,0 +1,261 @@
+"""Formats of quantized checkpoints, from config.json's quantization_config; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+
+REMEDY = "Use the unquantized checkpoint, or one in another format."
+LARGEST = 2**24
+"""No size of a group or block is above it."""
+
+
+class Fields:
+    """The object at `path` of config.json. A field that is null is one that is missing."""
+
+    def __init__(self, given: object, path: str) -> None:
+        """Raises ModelFilesError if `given` is no object."""
+        if not isinstance(given, dict):
+            raise ModelFilesError(f"config.json: {path} must be an object, not {_shown(given)}.")
+        self._given, self.path = cast(dict[str, Any], given), path
+
+    def has(self, name: str) -> bool:
+        return self._given.get(name) is not None
+
+    def value(self, name: str) -> Any:
+        return self._given.get(name)
+
+    def text(self, name: str, default: str) -> str:
+        given = self._given.get(name)
+        if given is not None and not isinstance(given, str):
+            raise self._wrong(name, "a text")
+        return given or default
+
+    def one_of(self, name: str, allowed: tuple[object, ...], why: str = "") -> Any:
+        """The field's value; UnsupportedArchitecture if it is none of `allowed`, compared with its type."""
+        given = self._given.get(name)
+        if not any(given is one or (type(given) is type(one) and given == one) for one in allowed):
+            served = ", ".join(_shown(one) for one in allowed if one is not None) or "nothing"
+            raise UnsupportedArchitecture(
+                f"config.json has {self.path}.{name} = {_shown(given)}, which is not supported (served: {served}). "
+                f"{f'{why}. ' if why else ''}{REMEDY}"
+            )
+        return given
+
+    def empty(self, name: str) -> None:
+        """Raises UnsupportedArchitecture for anything but null, {} and []."""
+        if self._given.get(name):
+            raise UnsupportedArchitecture(
+                f"config.json has {self.path}.{name} = {_shown(self._given[name])}, which is not supported. {REMEDY}"
+            )
+
+    def sizes(self, name: str, count: int) -> Any:
+        """A tuple of `count` positive whole numbers."""
+        given = self._given.get(name)
+        if not isinstance(given, list) or len(given) != count or not all(_size(one) for one in given):
+            raise self._wrong(name, f"{count} positive whole numbers")
+        return tuple(given)
+
+    def group(self, name: str) -> int:
+        """The inputs that share a scale: a multiple of 8, or -1 for all inputs."""
+        given: Any = self._given.get(name)
+        if type(given) is int and (given == -1 or (0 < given <= LARGEST and given % 8 == 0)):
+            return given
+        raise self._wrong(name, "a positive multiple of 8, or -1")
+
+    def object(self, name: str) -> Fields:
+        return Fields(self._given.get(name), f"{self.path}.{name}")
+
+    def objects(self, name: str) -> Iterator[Fields]:
+        """The objects of the object `name`, at least one."""
+        given = self._given.get(name)
+        if not isinstance(given, dict) or not given:
+            raise self._wrong(name, "an object with at least one group")
+        for key, one in given.items():
+            yield Fields(one, f"{self.path}.{name}.{key}")
+
+    def _wrong(self, name: str, needed: str) -> ModelFilesError:
+        return ModelFilesError(
+            f"config.json has {self.path}.{name} = {_shown(self._given.get(name))}; needed is {needed}."
+        )
+
+
+def _size(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and 0 < given <= LARGEST
+
+
+def _shown(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+FORMATS = {
+    "pack-quantized": "int4",
+    "int-quantized": "int8",
+    "float-quantized": "e4m3",
+    "naive-quantized": None,
+    "mixed-precision": None,
+}
+"""The kind of weights of a format; None: by the group."""
+
+
+def _compressed_kinds(fields: Fields) -> frozenset[str]:
+    """The kinds of weights of a quantization_config. A layer's tensors say which kind it is in. Keys and values are
+    cached as floats, with and without a kv_cache_scheme. Raises UnsupportedArchitecture for what is not served, as
+    sparsity, other bits and groups in the order of activations, and ModelFilesError for a value of another type."""
+    fields.one_of("quantization_status", (None, "compressed"))
+    fields.empty("transform_config")
+    if fields.value("sparsity_config"):
+        fields.object("sparsity_config").one_of("format", (None, "dense"), "Sparse weights are not supported")
+    named = fields.one_of("format", (None, *FORMATS))
+    return frozenset(_kind(group, named) for group in fields.objects("config_groups"))
+
+
+def _kind(group: Fields, named: str | None) -> str:
+    weights = group.object("weights")
+    group.empty("output_activations")
+    own = group.one_of("format", (None, *FORMATS)) or named
+    bits = weights.one_of("num_bits", (4, 8))
+    numbers = (None, "int") if bits == 4 else (None, "int", "float")
+    kind = "int4" if bits == 4 else "e4m3" if weights.one_of("type", numbers) == "float" else "int8"
+    weights.one_of("type", numbers)
+    if own is not None and FORMATS[own] not in (None, kind):
+        raise UnsupportedArchitecture(
+            f"config.json has {weights.path} of {bits} bits in the format '{own}', which is not supported. {REMEDY}"
+        )
+    weights.one_of("dynamic", (None, False))
+    _weights(weights, kind)
+    _activations(group, kind)
+    return kind
+
+
+def _weights(weights: Fields, kind: str) -> None:
+    weights.one_of(
+        "actorder", (None, False, "weight", "static"), "Groups in the order of activations are not supported"
+    )
+    if kind == "int4":
+        if weights.one_of("strategy", (None, "group", "channel")) != "channel":
+            weights.group("group_size")
+        return
+    weights.one_of("symmetric", (None, True))
+    strategies = ("tensor", "channel", "block") if kind == "e4m3" else ("tensor", "channel")
+    if weights.one_of("strategy", (None, *strategies)) == "block":
+        weights.one_of("block_structure", ([128, 128],))
+
+
+def _activations(group: Fields, kind: str) -> None:
+    """Of whole 8-bit weights the activations are 8 bits too, with a scale by token. Weights of 4 bits and FP8 meet
+    activations as they are."""
+    if kind == "int4":
+        return group.empty("input_activations")
+    if kind == "e4m3" and not group.has("input_activations"):
+        return None
+    given = group.object("input_activations")
+    given.one_of("num_bits", (8,))
+    if kind == "e4m3":
+        given.one_of("type", ("float",))
+        return None
+    given.one_of("type", (None, "int"))
+    given.one_of("symmetric", (None, True))
+    given.one_of("strategy", ("token",))
+    given.one_of("dynamic", (True,), "Activations with a fixed scale are not supported")
+    return None
+
+
+SERVED = "fp8, compressed-tensors (W8A8, W4A16, FP8), awq and gptq of 4 bits, mxfp4 (gpt_oss)"
+
+MXFP4_GROUP = 32
+"""Inputs that share a scale in MXFP4 (OCP Microscaling Formats 1.0)."""
+
+E4M3, INT8, INT4, E2M1 = "e4m3", "int8", "int4", "e2m1"
+"""Kinds of stored weights: 8-bit floats, whole numbers of 8 and 4 bits, and 4-bit floats."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A checkpoint's format. `method` is its quant_method, `kinds` are the kinds of weights that it may hold.
+
+    `block` (outputs, inputs) share a scale in fp8 checkpoints; None: a scale by tensor or output. `group` inputs share
+    a scale in checkpoints of 4 bits; -1: all inputs; None: the tensors' shapes say it. `zero_offset` is added to stored
+    zero points.
+    """
+
+    method: str
+    kinds: frozenset[str]
+    block: tuple[int, int] | None = None
+    group: int | None = None
+    zero_offset: int = 0
+
+
+def scheme_of(config: dict[str, Any]) -> Scheme | None:
+    """The format of the checkpoint with this config.json; None for plain weights. Raises UnsupportedArchitecture naming
+    field and value of what is not served, ModelFilesError for a value that is none."""
+    given = config.get("quantization_config") or config.get("compression_config")
+    if not given:
+        return None
+    fields = Fields(given, "quantization_config")
+    method = fields.text("quant_method", "")
+    if method not in PARSERS:
+        named = _bits_and_bytes(fields) if method == "bitsandbytes" else repr(method)
+        raise UnsupportedArchitecture(
+            f"The checkpoint is quantized: quantization_config.quant_method is {named}, which is not supported. "
+            f"Served are {SERVED}; else use the unquantized checkpoint."
+        )
+    return PARSERS[method](fields)
+
+
+def _fp8(fields: Fields) -> Scheme:
+    """DeepSeek's and Qwen3's block-wise FP8, and scales by tensor or output (transformers' FineGrainedFP8Config)."""
+    fields.one_of("fmt", (None, "e4m3"))
+    fields.one_of("scale_fmt", (None, "float"))
+    fields.one_of("activation_scheme", (None, "dynamic", "static"))
+    block = fields.value("weight_block_size")
+    return Scheme("fp8", frozenset({E4M3}), block=None if block is None else fields.sizes("weight_block_size", 2))
+
+
+def _compressed(fields: Fields) -> Scheme:
+    return Scheme("compressed-tensors", _compressed_kinds(fields))
+
+
+def _awq(fields: Fields) -> Scheme:
+    """AutoAWQ's layout `gemm`."""
+    fields.one_of("bits" if fields.has("bits") else "w_bit", (4,))
+    fields.one_of("version" if fields.has("version") else "format", (None, "gemm", "GEMM"))
+    fields.one_of("zero_point", (None, True))
+    return Scheme(
+        "awq", frozenset({INT4}), group=fields.group("group_size" if fields.has("group_size") else "q_group_size")
+    )
+
+
+def _gptq(fields: Fields) -> Scheme:
+    """AutoGPTQ's layout, whose zero points are stored less one, and GPTQModel's `gptq_v2`, where they are not."""
+    fields.one_of("bits", (4,))
+    fields.one_of("desc_act", (None, False), "Checkpoints in the order of activations are not supported")
+    fields.one_of("is_marlin_format", (None, False))
+    fields.one_of("pack_dtype", (None, "int32"))
+    fields.one_of("lm_head", (None, False))
+    fields.empty("dynamic")
+    name = "checkpoint_format" if fields.has("checkpoint_format") else "format"
+    layout = fields.one_of(name, (None, "gptq", "gptq_v2"))
+    return Scheme("gptq", frozenset({INT4}), group=fields.group("group_size"), zero_offset=int(layout != "gptq_v2"))
+
+
+def _mxfp4(fields: Fields) -> Scheme:
+    """gpt_oss as it is published; `modules_to_not_convert` names what the tensors show."""
+    return Scheme("mxfp4", frozenset({E2M1}), group=MXFP4_GROUP)
+
+
+def _bits_and_bytes(fields: Fields) -> str:
+    return f"'bitsandbytes' of {4 if fields.value('load_in_4bit') else 8} bits"
+
+
+PARSERS: dict[str, Callable[[Fields], Scheme]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "awq": _awq,
+    "gptq": _gptq,
+    "mxfp4": _mxfp4,
+}

@@ -1,0 +1,196 @@
+"""A loaded module as JSON without its memory: the tensors stay apart, threads and group are those of the reader.
+
+An object is its class, which must be on the list, and its state; reading sets attributes and calls no constructor. A
+value that JSON has is itself, all others are a list `[kind, …]`. An object that is met again is a reference to the
+first one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from types import MethodType, SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from worker.collective.link import Link
+from worker.native.library import Threads
+
+CLASSES = (
+    "worker.families.",
+    "worker.models.",
+    "worker.native.",
+    "worker.weights.",
+    "torch.nn.modules.",
+)
+"""Prefixes of the modules whose classes may be read."""
+PLAIN = (type(None), bool, int, str)
+OTHERS: dict[str, type] = {"list": list, "SimpleNamespace": SimpleNamespace}
+"""Other classes, by name."""
+Kind = Callable[[Any], Any]
+
+
+class Unknown(Exception):
+    """A structure has something that is on no list; the message names it."""
+
+
+def taken_apart(contents: Any) -> tuple[bytes, list[Tensor]]:
+    """`contents` without its memory, and its tensors. Raises Unknown for an object of an unknown class."""
+    writer = _Writer()
+    return msgspec.json.encode(writer.node(contents)), writer.tensors
+
+
+def put_together(structure: bytes, tensors: Sequence[Tensor], threads: Threads, link: Link) -> Any:
+    """The contents that `taken_apart` was given, over the memory of `tensors`. Raises Unknown for a structure with an
+    unknown class, or one that it did not write."""
+    try:
+        return _Reader(tensors, threads, link).value(msgspec.json.decode(structure))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError) as error:
+        raise Unknown(f"its structure can't be read: {type(error).__name__}: {error}") from error
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The type `name`, without "torch.". Raises Unknown for another word."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise Unknown(f"{name!r} is no type of numbers")
+    return found
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._met: dict[int, tuple[int, Any]] = {}
+        """By address: an object's number, and the object, so that no other one gets its address."""
+
+    def node(self, value: Any) -> Any:
+        if type(value) in PLAIN:
+            return value
+        match value:
+            case float():
+                return ["float", value.hex()]
+            case Threads() | Link():
+                return ["threads" if isinstance(value, Threads) else "link"]
+            case torch.dtype():
+                return ["dtype", str(value).removeprefix("torch.")]
+            case torch.device():
+                return ["device", str(value)]
+            case type():
+                return ["class", *_name(value)]
+            case MethodType():
+                return ["method", self.node(value.__self__), value.__name__]
+            case _:
+                return self._object(value)
+
+    def _object(self, value: Any) -> Any:
+        if id(value) in self._met:
+            return ["met", self._met[id(value)][0]]
+        number = len(self._met)
+        self._met[id(value)] = number, value
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return ["tensor", number, len(self.tensors) - 1]
+        if type(value) in (list, tuple, set, frozenset):
+            return [type(value).__name__, number, [self.node(one) for one in value]]
+        if type(value) in (dict, OrderedDict, defaultdict):
+            factory = self.node(getattr(value, "default_factory", None))
+            return [
+                type(value).__name__,
+                number,
+                factory,
+                [[self.node(key), self.node(one)] for key, one in value.items()],
+            ]
+        if type(value) is partial:
+            return ["partial", number, self.node(value.func), self.node(value.args), self.node(value.keywords)]
+        return ["object", number, _name(type(value)), self.node(value.__getstate__())]
+
+
+class _Reader:
+    def __init__(self, tensors: Sequence[Tensor], threads: Threads, link: Link) -> None:
+        self._tensors, self._met = tensors, dict[int, Any]()
+        self._kinds: dict[str, Callable[..., Any]] = {
+            "float": float.fromhex,
+            "threads": lambda: threads,
+            "link": lambda: link,
+            "dtype": dtype_of,
+            "device": torch.device,
+            "class": _class,
+            "method": self._method,
+            "met": self._met.__getitem__,
+            "tensor": self._tensor,
+            "list": self._list,
+            "object": self._object,
+            "partial": self._partial,
+            **{kind.__name__: partial(self._many, kind) for kind in (tuple, set, frozenset)},
+            **{kind.__name__: partial(self._mapping, kind) for kind in (dict, OrderedDict, defaultdict)},
+        }
+
+    def value(self, node: Any) -> Any:
+        if type(node) in PLAIN:
+            return node
+        kind, *parts = node
+        return self._kinds[kind](*parts)
+
+    def _keep(self, number: int, value: Any) -> Any:
+        self._met[number] = value
+        return value
+
+    def _tensor(self, number: int, index: int) -> Tensor:
+        return self._keep(number, self._tensors[index])
+
+    def _list(self, number: int, nodes: list[Any]) -> list[Any]:
+        found = self._keep(number, list[Any]())
+        found.extend(self.value(node) for node in nodes)
+        return found
+
+    def _many(self, kind: Kind, number: int, nodes: list[Any]) -> Any:
+        return self._keep(number, kind(self.value(node) for node in nodes))
+
+    def _mapping(self, kind: type, number: int, factory: Any, nodes: list[Any]) -> Any:
+        found = self._keep(number, defaultdict(self.value(factory)) if kind is defaultdict else kind())
+        found.update((self.value(key), self.value(one)) for key, one in nodes)
+        return found
+
+    def _partial(self, number: int, function: Any, arguments: Any, keywords: Any) -> Any:
+        function = self.value(function)
+        return self._keep(number, partial(function, *self.value(arguments), **self.value(keywords)))
+
+    def _method(self, owner: Any, name: str) -> Any:
+        owner = self.value(owner)
+        if not isinstance(owner, nn.Module) or name.startswith("_"):
+            raise Unknown(f"{name} of {type(owner).__name__} is no method of a module")
+        return getattr(owner, name)
+
+    def _object(self, number: int, name: list[str], state: Any) -> Any:
+        kind: Any = _class(*name)
+        found = self._keep(number, kind.__new__(kind))
+        state = self.value(state)
+        if hasattr(found, "__setstate__"):
+            found.__setstate__(state)
+            return found
+        attributes, slots = cast("tuple[Any, Any]", state if isinstance(state, tuple) else (state, None))
+        for key, one in [*(attributes or {}).items(), *(slots or {}).items()]:
+            object.__setattr__(found, key, one)
+        return found
+
+
+def _name(kind: type) -> list[str]:
+    """The module and the name of a class. Raises Unknown for one that is kept in no file."""
+    module, name = ("", kind.__name__) if OTHERS.get(kind.__name__) is kind else (kind.__module__, kind.__qualname__)
+    _class(module, name)
+    return [module, name]
+
+
+def _class(module: str, name: str) -> type:
+    """The class `name` that `module` defines. Raises Unknown for one that is not on the list."""
+    found = OTHERS.get(name)
+    if module:
+        found = vars(import_module(module)).get(name) if module.startswith(CLASSES) else None
+    if not isinstance(found, type) or (module and found.__module__ != module):
+        raise Unknown(f"{module}.{name} is kept in no file")
+    return found
