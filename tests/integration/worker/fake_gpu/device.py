@@ -27,12 +27,12 @@ from worker.kv import stores
 DEVICE = "cuda:0"
 
 KERNELS = {
-    "activation": ("_gated",),
-    "decode": ("_decode", "_reduce"),
-    "norm": ("_rms_norm",),
-    "pages": ("_store",),
-    "prefill": ("_prefill",),
-    "rotary": ("_rotary",),
+    "models.kernels.activation": ("_gated",),
+    "kv.kernels.decode": ("_decode", "_reduce"),
+    "models.kernels.norm": ("_rms_norm",),
+    "kv.kernels.pages": ("_store",),
+    "kv.kernels.prefill": ("_prefill",),
+    "models.kernels.rotary": ("_rotary",),
 }
 
 GUARD = """
@@ -126,7 +126,7 @@ def fake_gpu(guard: ctypes.CDLL) -> Iterator[list[str]]:
         stack.callback(guard.set_guard, 0)
         for module, names in KERNELS.items():
             for name in names:
-                place = importlib.import_module(f"worker.kv.kernels.{module}")
+                place = importlib.import_module(f"worker.{module}")
                 stack.enter_context(mock.patch.object(place, name, Launch(name, seen)))
         decode = importlib.import_module("worker.kv.kernels.decode")
         for place, name, stand_in in (
