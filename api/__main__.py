@@ -59,9 +59,9 @@ def main(
         asks = access.asks_for_key(host, api_keys, keys, no_auth)
         port = free_port(host, port)
         logs.configure(environment.log_format, environment.log_level)
-        known = count_keys(environment)
+        key_count = count_keys(environment)
         if asks and not (keys or api_keys):
-            click.echo(f"furrow api: {access.why_asked(host, known)}", err=True)
+            click.echo(f"furrow api: {access.why_asked(host, key_count)}", err=True)
     except FurrowError as error:
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)

@@ -11,7 +11,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 from litestar.response import Redirect
 
 from api.console import console_routes
-from api.errors.message_errors import handle_in_shape
+from api.errors.errors import handle_in_shape
 from api.openapi.document import Document, document_routes
 from api.process import Process
 from api.routes import chats, completions, embeddings, health, messages, models, requests, responses, tokens, usage

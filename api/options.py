@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from api.images.hosts import Hosts
-from api.schemas.how import CallFormat
+from api.schemas.view import CallFormat
 from control.access.record import TENANT
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")

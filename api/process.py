@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from api.access.identity import Gate
+from api.access.gate import Gate, OriginCheck
 from api.access.keyring import Keyring
-from api.access.limiter import Limiter
-from api.access.origin import OriginCheck
+from api.access.limits import Limiter, Settler
 from api.access.seals import Seals
-from api.access.settler import Settler
 from api.asgi.bodies import Bodies
 from api.asgi.in_turn import Admission
 from api.background.canary import Canary
@@ -29,7 +27,7 @@ from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
 from api.observability.metrics import Metrics
-from api.observability.waits import WaitLog
+from api.observability.request_log import WaitLog
 from api.settings import ApiSettings
 from control.redis.batches import Batches
 from control.redis.connection import connect, connect_async

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from api.asgi.limits import BodyLimits, ConnectionLimits
-from api.schemas.how import CallFormat
+from api.schemas.view import CallFormat
 from control.listening import is_loopback
 
 

@@ -63,17 +63,17 @@ class Keyring:
 
     async def find(self, key_id: str) -> ApiKey | None:
         """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
-        known, now = self._known.get(key_id), time.monotonic()
+        entry, now = self._known.get(key_id), time.monotonic()
         fresh = now - self._looked_at < STALE_S
-        if known is not None and fresh and now - known.at < FORGET_S:
+        if entry is not None and fresh and now - entry.at < FORGET_S:
             self._known.move_to_end(key_id)
-            return known.key
+            return entry.key
         if self._away is not None:
-            return self._while_away(known, now, self._away)
+            return self._while_away(entry, now, self._away)
         try:
             return await self._read(key_id)
         except RedisUnavailable as error:
-            return self._while_away(known, now, error)
+            return self._while_away(entry, now, error)
 
     def used(self, key_id: str) -> None:
         """A request came with this key; when that was is written down now and then."""
@@ -111,27 +111,27 @@ class Keyring:
 
     async def _read_again(self, ids: list[str]) -> None:
         try:
-            found = await self._batches.run_every(LANE, [access.get(key_id) for key_id in ids])
+            keys_read = await self._batches.run_every(LANE, [access.get(key_id) for key_id in ids])
         except Exception:
             self._version = -1  # the next look reads them again
             raise
-        self._keep(zip(ids, found, strict=True))
+        self._keep(zip(ids, keys_read, strict=True))
 
-    def _keep(self, found: Iterable[tuple[str, ApiKey | None]]) -> None:
+    def _keep(self, keys_read: Iterable[tuple[str, ApiKey | None]]) -> None:
         now = time.monotonic()
-        for key_id, key in found:
+        for key_id, key in keys_read:
             self._known[key_id] = _Known(key, now)
         while len(self._known) > MOST:
             self._known.popitem(last=False)
 
-    def _while_away(self, known: _Known | None, now: float, error: RedisUnavailable) -> ApiKey | None:
-        if known is None or known.key is None or now - known.at > AWAY_S + FORGET_S:
+    def _while_away(self, entry: _Known | None, now: float, error: RedisUnavailable) -> ApiKey | None:
+        if entry is None or entry.key is None or now - entry.at > AWAY_S + FORGET_S:
             raise error
-        return known.key
+        return entry.key
 
     async def _bring_back(self) -> None:
         """Redis has lost changes, or everything: what it lacks of the keys in memory is written back."""
-        lost = [known.key for known in self._known.values() if known.key is not None]
+        lost = [entry.key for entry in self._known.values() if entry.key is not None]
         log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
         for key in lost:
             await self._batches.run_every(LANE, access.restore(key))

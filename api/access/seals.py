@@ -14,8 +14,6 @@ from functools import partial
 
 from api.rendering.output_items import Seal
 from api.schemas.items import Unseal
-from api.schemas.responses import COMPACTION, SEALED
-from api.schemas.view import View
 from control import keys
 from control.errors import RedisUnavailable
 from control.redis.batches import Batches
@@ -43,21 +41,16 @@ class Seals:
         """Raises RedisUnavailable."""
         return partial(_opened, await self._key(), tenant)
 
-    async def sealer_for(self, view: View, tenant: str) -> Seal | None:
-        """None where the answer has nothing to seal. Raises RedisUnavailable."""
-        wanted = COMPACTION in view.told or SEALED in view.told.get("include", ())
-        return await self.sealer(tenant) if wanted else None
-
     async def _key(self) -> bytes:
         """The farm's key, which is read each time: a process must not go on with one that Redis has lost."""
         get = read("GET", keys.SEAL, parse=optional_text)
-        known = await self._batches.run(_LANE, get)
-        if known is None:
+        key = await self._batches.run(_LANE, get)
+        if key is None:
             make = read("SET", keys.SEAL, secrets.token_hex(_KEY_BYTES), "NX", parse=bool)
-            _, known = await self._batches.run_every(_LANE, [make, get])
-        if known is None:
+            _, key = await self._batches.run_every(_LANE, [make, get])
+        if key is None:
             raise RedisUnavailable("the key of sealed texts can't be read")
-        return bytes.fromhex(known)
+        return bytes.fromhex(key)
 
 
 def _sealed(key: bytes, tenant: str, kind: str, text: str) -> str:

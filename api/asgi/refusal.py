@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from api.errors.errors import problem_of
-from api.errors.message_errors import HEADER, anthropic_error, is_anthropic
-from api.errors.request_ids import new_rid
+from api.errors.errors import HEADER, anthropic_error, is_anthropic, problem_of
+from control.requests import new_rid
 
 
 def refusal(

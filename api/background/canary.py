@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from api.errors.request_ids import new_rid
-from api.follow.feeds import Feeds
-from api.follow.follow import Follower
+from api.follow.follow import Feeds, Follower
 from api.models.models import Models
 from api.models.served import ServedModel
 from api.schemas.view import View
@@ -17,6 +15,7 @@ from control.clock import now_ms
 from control.errors import FurrowError
 from control.messages import GenerationRequest, Input, Sampling
 from control.redis.batches import Batches
+from control.requests import new_rid
 
 PROVED_FOR_S = 5.0
 """How long one token counts as proof, the canary's or any client's."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from api.access.identity import Identity
+from api.access.gate import Identity
 from api.access.seals import Seals
 from api.asgi.off_loop import off_loop
 from api.asgi.tasks import PeriodicTask, end
@@ -185,7 +185,7 @@ class ResponseCompletion:
             if fields["state"] in ("queued", "running"):
                 return response_object(stored.rid, view, _shown_state(fields), [])
             return _failed(stored, _WITHOUT_VOCABULARY.format(model=stored.model))
-        seal = await self._seals.sealer_for(view, stored.tenant)
+        seal = await self._seals.sealer(stored.tenant) if view.sealed else None
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]), seal=seal)
         assert isinstance(renderer, EventRenderer)
         async for page in requests.aread_pages(self._client, served.name, stored.rid):
@@ -291,7 +291,7 @@ class ResponseCompletion:
         except RequestNotFound:
             await self._end_lost(stored)
             return
-        if _view_of(stored).told["background"] and not fields.get("followers"):
+        if _view_of(stored).extra_fields["background"] and not fields.get("followers"):
             request_log = RequestLog(self._metrics, path="/v1/responses", client_request_id=None)
             identity = Identity(stored.tenant, account="" if owner == KEYLESS else stored.tenant)
             caller = Caller(request_log=request_log, tenant=stored.tenant, identity=identity)

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from api.access.identity import Identity
+from api.access.gate import Identity
 from api.background.completion import ResponseCompletion
 from api.generation.archive import Archive
-from api.schemas.messages import Message
+from api.schemas.chat import Message
 from control.errors import RequestNotFound
 from control.records.chats import ChatLabels, chat_labels, chats_page, place_of_chat, relabel_chat
 from control.records.responses import StoredResponse, read_response
@@ -113,8 +113,8 @@ class StoredChats:
         while True:
             page = await self._batches.run(_LANE, chats_page(who.owner, place, newest_first=newest_first))
             found = await self._batches.run_every(_LANE, [chat_labels(rid, who.owner) for rid in page.rids])
-            for rid, told in zip(page.rids, found, strict=True):
-                yield rid, told is not None and told.tenant == who.tenant and _matches(told, model, labels)
+            for rid, chat in zip(page.rids, found, strict=True):
+                yield rid, chat is not None and chat.tenant == who.tenant and _matches(chat, model, labels)
             if not page.next:
                 return
             place = page.next
@@ -138,10 +138,10 @@ def shown(stored: StoredResponse) -> bytes:
     return stored.response[:-1] + b',"metadata":' + stored.metadata.encode() + b"}"
 
 
-def _matches(told: ChatLabels, model: str | None, labels: dict[str, str]) -> bool:
-    if labels and not labels.items() <= msgspec.json.decode(told.metadata, type=dict[str, str]).items():
+def _matches(chat: ChatLabels, model: str | None, labels: dict[str, str]) -> bool:
+    if labels and not labels.items() <= msgspec.json.decode(chat.metadata, type=dict[str, str]).items():
         return False
-    return model is None or told.named == model
+    return model is None or chat.named == model
 
 
 def kept_messages(rid: str, messages: list[Message]) -> list[dict[str, Any]]:

@@ -9,18 +9,17 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import Forms
-from api.chat.prefill import continued_calling, continued_thinking, render_continued
+from api.chat.reading.hermes import CLOSE, OPEN
 from api.chat.reading.llama3 import PYTHON_TAG
-from api.chat.reading.qwen_xml import may_be_text
+from api.chat.reading.qwen_xml import END_FUNCTION, FUNCTION, may_be_text
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
-from api.schemas.chat import EFFORTS, ChatRequest
-from api.schemas.how import Calling, Reading, Thinking
+from api.schemas.chat import EFFORTS, ChatRequest, Offer, template_messages
+from api.schemas.decoding import refusal
+from api.schemas.generation import Constraint, grammar_of, only_one
 from api.schemas.image_parts import ImageSource
-from api.schemas.messages import template_messages
-from api.schemas.structured import Asked, grammar_of, only_one
-from api.schemas.tools import Offer
-from control.errors import RequestError
+from api.schemas.view import CallFormat, Calling, Reading, Thinking
+from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
@@ -33,7 +32,7 @@ _MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
 class ChatPrompt:
     text: str
     reading: Reading | None
-    asked: Asked | None = None
+    constraint: Constraint | None = None
     """The grammar of the answer, where it is not free."""
     images: list[ImageSource] = field(default_factory=list[ImageSource])
     """In the order of their placeholders in the text."""
@@ -58,63 +57,65 @@ def chat_prompt(
         text = render(template, messages, config, variables)
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
-    asked, thinks = _asked(request, offer, forms, None if over else thinking, vocabulary)
-    if asked is not None and calling is not None and calling.begun:
+    constraint, thinks = _constraint(request, offer, forms, None if over else thinking, vocabulary)
+    if constraint is not None and calling is not None and calling.begun:
         raise RequestError(
-            f"'{asked.param}' constrains the answer, but the last message ends within a call, which no constraint can "
-            "continue. End the message before the call, or remove the constraint.",
-            param=asked.param,
+            f"'{constraint.param}' constrains the answer, but the last message ends within a call, which no "
+            "constraint can continue. End the message before the call, or remove the constraint.",
+            param=constraint.param,
         )
     thinking = thinking if thinks else None
     if thinking is None and calling is None:
-        return ChatPrompt(text, None, asked, images)
-    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), asked, images)
+        return ChatPrompt(text, None, constraint, images)
+    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), constraint, images)
 
 
-def _asked(
+def _constraint(
     request: ChatRequest, offer: Offer | None, forms: Forms, thinking: Thinking | None, vocabulary: Vocabulary
-) -> tuple[Asked | None, bool]:
+) -> tuple[Constraint | None, bool]:
     """The grammar of the answer, and True if reasoning may come before it.
 
     Raises RequestError where a call is demanded and something else as well.
     """
-    asked = grammar_of(request)
-    if asked is not None and offer is not None and offer.must:
-        only_one(["tool_choice", asked.param])
-    answer = as_lark(asked.grammar) if asked is not None else None
-    if asked is not None and answer is None:
+    constraint = grammar_of(request)
+    if constraint is not None and offer is not None and offer.must:
+        only_one(["tool_choice", constraint.param])
+    if constraint is None and offer is None:
+        return None, True
+    answer = as_lark(constraint.grammar) if constraint is not None else None
+    if constraint is not None and answer is None:
         if offer is not None:
-            only_one(["tools", asked.param])
-        return asked, False
-    if asked is not None and offer is None and thinking is None:
-        return asked, True
+            only_one(["tools", constraint.param])
+        return constraint, False
+    if constraint is not None and offer is None and thinking is None:
+        return constraint, True
     text = answer_grammar(offer, forms.calls, thinking, vocabulary, answer)
     if text is None:
         return None, True
-    return Asked(Grammar("lark", text), "tools" if asked is None else asked.param), True
+    return Constraint(Grammar("lark", text), "tools" if constraint is None else constraint.param), True
 
 
 def _variables(
     request: ChatRequest, assets: ModelAssets, template: Template | None, forms: Forms, offer: Offer | None
 ) -> dict[str, Any]:
     source = assets.chat_template
-    given = request.chat_template_kwargs or {}
+    template_kwargs = request.chat_template_kwargs or {}
     for name in _RESERVED:
-        if name in given:
+        if name in template_kwargs:
             raise RequestError(
                 f"'chat_template_kwargs.{name}' is not taken; use the request's own field '{name}'.",
                 param=f"chat_template_kwargs.{name}",
             )
     if source is None or template is None:
-        return given  # the rendering refuses it
-    known = template.variables
-    variables = _effort(request.reasoning_effort, known) | _switch(request.thinks, known) | given
+        return template_kwargs  # the rendering refuses it
+    names = template.variables
+    variables = _effort(request.reasoning_effort, names) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     if offer is None:
         _check_history(request, source)
         return variables
-    if "tools" not in known:
+    if "tools" not in names:
         raise RequestError(
             "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
             "'tools' from the request.",
@@ -144,23 +145,23 @@ def _check_history(request: ChatRequest, source: str) -> None:
             )
 
 
-def _effort(effort: str | None, known: frozenset[str]) -> dict[str, Any]:
+def _effort(effort: str | None, names: frozenset[str]) -> dict[str, Any]:
     """`reasoning_effort` in the words of the template; "none" asks for no reasoning. Without any it is only a hint."""
     if not effort:
         return {}
-    found = {name: effort for name in ("reasoning_effort",) if name in known} | _switch(effort != "none", known)
-    if found and effort not in EFFORTS:
+    variables = {name: effort for name in ("reasoning_effort",) if name in names} | _switch(effort != "none", names)
+    if variables and effort not in EFFORTS:
         raise RequestError(
             f"Invalid value for 'reasoning_effort': {effort[:80]!r}; use one of "
-            f"{', '.join(repr(known) for known in EFFORTS)}.",
+            f"{', '.join(repr(name) for name in EFFORTS)}.",
             param="reasoning_effort",
         )
-    return found
+    return variables
 
 
-def _switch(thinks: bool | None, known: frozenset[str]) -> dict[str, Any]:
+def _switch(thinks: bool | None, names: frozenset[str]) -> dict[str, Any]:
     """The variables by which templates switch reasoning on and off, where this one knows them."""
-    return {} if thinks is None else {name: thinks for name in ("enable_thinking", "thinking") if name in known}
+    return {} if thinks is None else {name: thinks for name in ("enable_thinking", "thinking") if name in names}
 
 
 def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:
@@ -187,16 +188,86 @@ def _calling(offer: Offer | None, forms: Forms) -> Calling | None:
 
 def _literal(offer: Offer) -> dict[str, list[str]]:
     """The parameters of each function that are no text."""
-    found: dict[str, list[str]] = {}
+    parameters: dict[str, list[str]] = {}
     for function in offer.functions:
         properties: Any = (function.parameters or {}).get("properties")
         if isinstance(properties, dict):
             names = [str(name) for name, schema in properties.items() if not may_be_text(schema)]  # type: ignore[misc]
             if names:
-                found[function.name] = names
-    return found
+                parameters[function.name] = names
+    return parameters
 
 
 def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:
     texts = [*((thinking.open, thinking.close) if thinking else ()), *(_MARKS if calling else ())]
     return {token: text for text in texts if (token := vocabulary.hidden(text)) is not None}
+
+
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""The blank at its end is lost where a template trims a message."""
+_PAIRS: dict[CallFormat, tuple[tuple[str, str], ...]] = {
+    "hermes": ((OPEN, CLOSE),),
+    "qwen_xml": ((OPEN, CLOSE), (FUNCTION, END_FUNCTION)),
+    "llama3": ((PYTHON_TAG, PYTHON_TAG),),
+}
+
+
+def render_continued(
+    template: Template | None,
+    messages: list[dict[str, Any]],
+    tokenizer_config: dict[str, Any],
+    variables: dict[str, Any],
+) -> str:
+    """The prompt up to the end of the last message's content, as transformers' `continue_final_message` cuts it.
+
+    Raises TemplateFailed, and RequestError for a last message that can't be continued.
+    """
+    last, at = messages[-1], f"messages[{len(messages) - 1}]"
+    if last["role"] != "assistant":
+        raise RequestError(
+            f"'continue_final_message' continues an assistant's message, but the last one has the role "
+            f"{last['role']!r}. End 'messages' with one of role 'assistant', or leave the parameter out.",
+            param="continue_final_message",
+        )
+    if last.get("tool_calls"):
+        raise refusal(f"{at}.tool_calls", "A message with calls can't be continued; send their results after it.")
+    marked = [*messages[:-1], last | {"content": last["content"] + _TAG}]
+    text = render(template, marked, tokenizer_config, variables | {"add_generation_prompt": False})
+    cut = text.rfind(_TAG.rstrip())
+    if cut < 0:
+        raise TemplateFailed(
+            f"The model's chat template leaves out the end of '{at}.content', so that it can't be continued.",
+            param=f"{at}.content",
+            code="template_failed",
+        )
+    return text[:cut] if text.startswith(_TAG, cut) else text[:cut].rstrip()
+
+
+def continued_thinking(thinking: Thinking | None, prompt: str, content: str) -> Thinking | None:
+    """The marks of a reasoning that the continuation of `content` may begin with, or is inside of; else None."""
+    if thinking is None:
+        return None
+    begun = prompt.removesuffix(content).removesuffix(content.rstrip()).rstrip().endswith(thinking.open)
+    said = content.lstrip()
+    if begun or said.startswith(thinking.open):
+        said = said.removeprefix(thinking.open)
+        if thinking.close in said:
+            return None
+        return msgspec.structs.replace(thinking, begun=True, continued=bool(said.strip()))
+    return None if said or prompt.rstrip().endswith(thinking.close) else thinking
+
+
+def continued_calling(calling: Calling | None, content: str) -> Calling | None:
+    """As `calling`, for the continuation of `content`: a call that this has begun is read from its beginning."""
+    if calling is None:
+        return None
+    said = content.strip()
+    begun = ""
+    for opened, closed in _PAIRS[calling.format]:
+        at = content.rfind(opened)
+        if at >= 0 and closed not in content[at + len(opened) :]:
+            begun = content[at:]
+            break
+    if not begun and calling.format == "llama3" and said.startswith("{"):
+        begun = content
+    return msgspec.structs.replace(calling, begun=begun, continued=bool(said))

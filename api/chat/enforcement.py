@@ -11,9 +11,9 @@ from typing import Any
 
 from api.chat.reading import hermes, qwen_xml
 from api.chat.tokens import Vocabulary
+from api.schemas.chat import LARK, Function, Offer
 from api.schemas.escaped_lark import in_json_string
-from api.schemas.how import CallFormat, Thinking
-from api.schemas.tools import LARK, Function, Offer
+from api.schemas.view import CallFormat, Thinking
 
 _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}

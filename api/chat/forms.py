@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from api.chat.reading.llama3 import PYTHON_TAG
 from api.chat.tokens import Vocabulary
-from api.schemas.how import CallFormat, Thinking
+from api.schemas.view import CallFormat, Thinking
 
 _THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 

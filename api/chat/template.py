@@ -169,14 +169,14 @@ def refused(reason: str) -> TemplateFailed:
 
 def special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
     """`bos_token`, `eos_token` … as text; the config holds them as text or as an object with `content`."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in tokenizer_config.items():
         if not name.endswith("_token"):
             continue
         text: Any = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
-            found[name] = text
-    return found
+            texts[name] = text
+    return texts
 
 
 def render(

@@ -108,9 +108,9 @@ class Vocabulary:
         """
         text = special_tokens(self._config).get("bos_token")
         token = self.tokenizer.token_to_id(text) if text else None
-        wanted = self._config.get("add_bos_token")
-        if wanted is not None:
-            return token if wanted else None
+        adds_bos = self._config.get("add_bos_token")
+        if adds_bos is not None:
+            return token if adds_bos else None
         plain, full = self._plain("a"), self.encode_all(["a"])[0].ids
         leading = full[: len(full) - len(plain)] if full[-len(plain) :] == plain else full[:1]
         if not leading or leading == plain[:1]:

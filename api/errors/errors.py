@@ -1,4 +1,4 @@
-"""The one place where errors become OpenAI's error bodies and HTTP statuses."""
+"""The one place where errors become HTTP answers: statuses, OpenAI's error bodies, and Anthropic's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from api.errors.request_ids import new_rid
 from control import errors
+from control.requests import new_rid
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -158,25 +158,25 @@ _TEXTS: dict[str, str] = {
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def problem(error: BaseException, asked: str = "this request") -> Problem:
+def problem(error: BaseException, route: str = "this request") -> Problem:
     """Map any error to its status and body; an unexpected one is a 500 that tells nothing of the inside.
 
     `asked`: method and path, for the refusals that are about them.
     """
     if isinstance(error, errors.RequestError):
         status, code = next((status, code) for kind, status, code in _REFUSED if isinstance(error, kind))
-        found = problem_of(status, str(error), error.code or code, param=error.param)
-        found.final = status == 409
-        return found
+        refusal = problem_of(status, str(error), error.code or code, param=error.param)
+        refusal.final = status == 409
+        return refusal
     for kind, status, code, retry_after in _FAILED:
         if isinstance(error, kind):
             return problem_of(status, _TEXTS.get(code, str(error)), code, retry_after(error))
     if isinstance(error, GenerationFailed):
-        found = problem_of(error.status, str(error), error.code, error.retry_after)
-        found.final = error.retry_after is None
-        return found
+        refusal = problem_of(error.status, str(error), error.code, error.retry_after)
+        refusal.final = error.retry_after is None
+        return refusal
     if isinstance(error, HTTPException):
-        return _framework_problem(error, asked)
+        return _framework_problem(error, route)
     return problem_of(500, "The server failed on this request; it is logged.", "internal_error")
 
 
@@ -187,28 +187,28 @@ _ELSEWHERE = re.compile(
 """Routes of OpenAI or other servers, after the method, that this one has not."""
 
 
-def _framework_problem(error: HTTPException, asked: str) -> Problem:
+def _framework_problem(error: HTTPException, route: str) -> Problem:
     """A refusal by the framework before a handler ran: no such route, wrong method, body too large, bad path."""
     status = error.status_code
-    elsewhere = _ELSEWHERE.search(asked)
+    elsewhere = _ELSEWHERE.search(route)
     hint = (
         "This server generates text and has no such endpoint"
         if elsewhere
         else "Check it for typos; a path is as /v1/models, or without /v1"
     )
-    found_wrong = _wrong_parameter(error)
-    if found_wrong is not None:
-        return found_wrong
+    parameter = _wrong_parameter(error)
+    if parameter is not None:
+        return parameter
     text = {
-        404: f"Unknown request URL: {asked}. {hint}; /schema lists what there is.",
-        405: f"Method not allowed: {asked}. Use {_allowed(error) or 'another method'}.",
+        404: f"Unknown request URL: {route}. {hint}; /schema lists what there is.",
+        405: f"Method not allowed: {route}. Use {_allowed(error) or 'another method'}.",
     }.get(status, str(error.detail))
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
     # OpenAI says so of an unknown URL too.
-    found = problem_of(status, text, code, kind="invalid_request_error" if status < 500 else None)
+    refusal = problem_of(status, text, code, kind="invalid_request_error" if status < 500 else None)
     if status == 405:
-        found.allow = _allowed(error)
-    return found
+        refusal.allow = _allowed(error)
+    return refusal
 
 
 def _wrong_parameter(error: HTTPException) -> Problem | None:
@@ -244,18 +244,75 @@ def problem_of(
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The application's handler for every exception."""
-    found, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
-    if found.status == 500 and not isinstance(error, GenerationFailed):
+    refusal, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
+    if refusal.status == 500 and not isinstance(error, GenerationFailed):
         log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
     if isinstance(error, ClientDisconnected):
         log.info("the client left during its upload", action="client_left", path=request.url.path, rid=rid)
-    response = error_response(found, request_id=request.headers.get("x-request-id"))
+    response = error_response(refusal, request_id=request.headers.get("x-request-id"))
     response.headers["x-request-id"] = rid
     return response
 
 
-def error_response(found: Problem, request_id: str | None = None) -> Response[bytes]:
-    headers = dict(found.headers)
+def error_response(refusal: Problem, request_id: str | None = None) -> Response[bytes]:
+    headers = dict(refusal.headers)
     if request_id:
         headers["x-client-request-id"] = request_id
-    return Response(found.encode(), status_code=found.status, media_type="application/json", headers=headers)
+    return Response(refusal.encode(), status_code=refusal.status, media_type="application/json", headers=headers)
+
+
+_PATH = re.compile(r"(/v1)*/messages\b")
+HEADER = "anthropic-version"
+UNTHREADED = "thread_unsupported_request"
+"""Anthropic's code for a request that can't be part of a conversation that the server keeps."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_anthropic(path: str, versioned: bool) -> bool:
+    """True for a request in Anthropic's API: by its path or, on a path of several APIs, by the header of its SDKs."""
+    return versioned or _PATH.match(path) is not None
+
+
+def anthropic_error(problem: Problem, request_id: str | None) -> dict[str, Any]:
+    """The body, and the data of an event, for an error."""
+    kind = _TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    detail: dict[str, Any] = {"type": kind, "message": problem.body.error.message}
+    if problem.body.error.code == UNTHREADED:
+        detail["details"] = {"error_code": UNTHREADED, "unsupported": ["thread"]}
+    return {"type": "error", "error": detail, "request_id": request_id}
+
+
+async def in_anthropic_shape(response: Response[Any]) -> Response[Any]:
+    """Litestar's `after_request` for the routes of this API."""
+    return shaped(response)
+
+
+def handle_in_shape(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """The application's handler for every exception, in the dialect of the request."""
+    response: Response[Any] = handle(request, error)
+    anthropic = is_anthropic(request.scope["path"], HEADER in request.headers)
+    return shaped(response) if anthropic else response
+
+
+def shaped(response: Response[Any]) -> Response[Any]:
+    """Ids under Anthropic's name, errors in its shape."""
+    request_id = response.headers.get("x-request-id")
+    if request_id:
+        response.headers["request-id"] = request_id
+    if response.status_code and response.status_code >= 400 and isinstance(response.content, bytes):
+        body = msgspec.json.decode(response.content, type=ErrorBody)
+        refusal = Problem(status=response.status_code, body=body)
+        response.content = msgspec.json.encode(anthropic_error(refusal, request_id))
+    return response

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from api.access.identity import Identity
+from api.access.gate import Identity
 from api.asgi.off_loop import off_loop
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
@@ -97,10 +97,10 @@ class Archive:
         """True if an input of these items is not too large to be stored with options of a usual size."""
         return _record_bytes(items, {}) + _USUAL_OPTIONS_BYTES <= min(MAX_RECORD_BYTES, self.quota.bytes)
 
-    def check_size(self, items: list[Any], told: dict[str, Any]) -> None:
+    def check_size(self, items: list[Any], options: dict[str, Any]) -> None:
         """Raises RequestError for an input that is too large to be stored with what the response repeats of it."""
         most = min(MAX_RECORD_BYTES, self.quota.bytes)
-        if (size := _record_bytes(items, told)) > most:
+        if (size := _record_bytes(items, options)) > most:
             raise RequestError(
                 f"Input and options have {size} bytes, and at most {most} are stored with a response. "
                 "Send it with 'store': false, or send less.",
@@ -212,8 +212,8 @@ def _image_bounds(memory: int) -> ImageBounds:
     return ImageBounds(memory // IMAGES_SHARE, memory // IMAGES_SHARE // 2)
 
 
-def _record_bytes(items: list[Any], told: dict[str, Any]) -> int:
-    return len(msgspec.json.encode(items)) + len(msgspec.json.encode(told)) + 2 * RESPONSE_OVERHEAD
+def _record_bytes(items: list[Any], options: dict[str, Any]) -> int:
+    return len(msgspec.json.encode(items)) + len(msgspec.json.encode(options)) + 2 * RESPONSE_OVERHEAD
 
 
 def _pages(sized: list[tuple[str, int]]) -> Iterator[list[str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from api.access.identity import ANONYMOUS, Identity
+from api.access.gate import ANONYMOUS, Identity
 from api.asgi.client import Client
 from api.errors.errors import ClientDisconnected
-from api.images.loading import Known
+from api.images.loading import RequestImages
 from api.observability.request_log import RequestLog
-from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import Warnings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Caller:
     """Headers of the response, filled while the request is handled."""
     warnings: Warnings = field(default_factory=Warnings)
     """Parts of the request that were accepted without an effect, filled while it is read."""
-    images: Known = field(default_factory=Known)
+    images: RequestImages = field(default_factory=RequestImages)
     """Its images that are loaded; empty once they belong to the request."""
     idempotency_key: str = ""
     body_hash: str = ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from api.chat.tokens import Vocabulary
 from api.models.fill_in_middle import FillInMiddle, TooLong
 from api.models.served import ServedModel
-from api.schemas.bounds import check_bad_word_tokens
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
-from api.schemas.how import Reading
+from api.schemas.generation import check_bad_word_tokens
+from api.schemas.view import Reading
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import ReasoningBudget
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import structlog
 
 from api.errors.errors import ShuttingDown
-from api.errors.request_ids import member_rid
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.generation.sessions import Sessions
@@ -19,6 +18,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.errors import ModelNotFound, RequestError, RequestNotFound
 from control.redis.batches import Batches
+from control.requests import member_rid
 
 log = structlog.stdlib.get_logger(__name__)
 

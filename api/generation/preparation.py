@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from api.access.headers import anthropic_ratelimit_headers
+from api.access.limits import anthropic_ratelimit_headers
 from api.asgi.off_loop import off_loop
-from api.chat.echo import prompt_text
+from api.chat.answer import prompt_text
 from api.generation.admission import admit
 from api.generation.caller import Caller
 from api.generation.constraints import bad_words, gap_marks, reasoning_budget
@@ -21,14 +21,12 @@ from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
 from api.images.loading import HeldPieces
 from api.models.grammar import GrammarChecks
 from api.models.served import ServedModel
-from api.schemas.chat import ChatRequest
+from api.schemas.chat import FUNCTION_NAMES, ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
-from api.schemas.functions import FUNCTION_NAMES
-from api.schemas.how import Reading
+from api.schemas.decoding import Names, naming
 from api.schemas.infill import Filling
-from api.schemas.naming import Names, naming
-from api.schemas.view import Endpoint, View
+from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.errors import RequestError
@@ -63,17 +61,17 @@ class PreparedRequest(Prepared):
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
         body, sampling = self.body, self.members[member].sampling
-        told: dict[str, Any] = {}
+        extra_fields: dict[str, Any] = {}
         endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
         if isinstance(body, Converted):
-            endpoint, told = body.endpoint, body.told(sampling)
+            endpoint, extra_fields = body.endpoint, body.shown_fields(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
         elif isinstance(body, ChatRequest) and body.store:
-            told = body.told_when_stored(self.caller.rid)
+            extra_fields = body.stored_fields(self.caller.rid)
         return View(
             endpoint=endpoint,
-            told=told,
+            extra_fields=extra_fields,
             created=self.caller.request_log.received_ms // 1000,
             model=body.model or self.served.name,
             n=sampling.n,
@@ -134,17 +132,17 @@ async def _prepared(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
 ) -> PreparedRequest:
     size = max(caller.body_bytes, size_of(body))
-    found = await served.run(size, caller.images.tenant, written, body)
-    reading, asked = found.reading, found.asked
-    grammar = await grammars.check(asked, served.letters) if asked is not None else None
-    prompts = await encoded(found, body, served, caller.images)
-    caller.images.clear()
+    texts = await served.run(size, caller.images.tenant, written, body)
+    reading, constraint = texts.reading, texts.constraint
+    grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
+    prompts = await encoded(texts, body, served, caller.images)
+    caller.images.loaded.clear()
 
     def admitted(served: ServedModel) -> list[GenerationRequest]:
         words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
-        told = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
-        admit_one = partial(admit, body, **told, strict=strict)
+        limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
+        admit_one = partial(admit, body, **limits, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from api.access.headers import ratelimit_headers
-from api.errors.request_ids import member_rid
+from api.access.limits import ratelimit_headers
 from api.generation.caller import Caller
 from api.generation.prefix_scope import scoped_salt
 from api.models.served import ServedModel
@@ -20,7 +19,7 @@ from api.settings import ApiSettings
 from control.access import Allowance
 from control.errors import RequestError
 from control.messages import GenerationRequest
-from control.requests import Enqueue
+from control.requests import Enqueue, member_rid
 from control.requests.bounds import LONGEST_S, RANGES, shown
 
 _SHOWN_CHARACTERS = 80

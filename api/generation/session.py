@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from api.asgi.off_loop import off_loop
 from api.chat.piece import Piece
 from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted
-from api.follow.feeds import Feeds
+from api.follow.follow import Feeds
 from api.generation.caller import Caller
-from api.rendering.rendering import StreamRenderer
+from api.rendering.chunks import StreamRenderer
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.clock import now_ms
@@ -104,7 +104,7 @@ class Session:
 
     async def store(self) -> None:
         """Complete the stored response, if there is one, before the client is told that it has ended."""
-        if not self.renderer.view.told:
+        if not self.renderer.view.extra_fields:
             return
         if (body := await off_loop(self.renderer.body_bytes, lambda: self.renderer.to_store)) is not None:
             await self.complete(body, await self._log())

@@ -7,17 +7,16 @@ from functools import partial
 
 import structlog
 
+from api.access.limits import Settler
 from api.access.seals import Seals
-from api.access.settler import Settler
-from api.follow.feeds import Feeds
-from api.follow.follow import Follower
+from api.follow.follow import Feeds, Follower
 from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.models.served import ServedModel
-from api.observability.waits import WaitLog
+from api.observability.request_log import WaitLog
+from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import renderer_of
-from api.rendering.rendering import StreamRenderer
 from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings
 
@@ -71,6 +70,6 @@ class Sessions:
         view = decode_view(feeds.members[0].fields["view"])
         prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
         caller.request_log.know(prompt_tokens=prompt_tokens)
-        seal = await self._seals.sealer_for(view, feeds.tenant)
+        seal = await self._seals.sealer(feeds.tenant) if view.sealed else None
         renderer = renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor, seal)
         return self.open(feeds, renderer, caller)

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from api.access.limiter import Limiter
+from api.access.limits import Limiter
 from api.access.seals import Seals
-from api.errors.request_ids import member_rid
-from api.follow.feeds import Feeds
+from api.follow.follow import Feeds
 from api.generation.archive import Archive
 from api.generation.backpressure import Backpressure
 from api.generation.caller import Caller
@@ -27,6 +26,7 @@ from api.settings import ApiSettings
 from control import requests
 from control.errors import FurrowError, QueueFull, RedisUnavailable, RequestNotFound
 from control.redis.batches import Batches
+from control.requests import member_rid
 
 
 class Submitter:
@@ -64,7 +64,7 @@ class Submitter:
         caller.check_present(body.on_disconnect)
         caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
         view = prepared.view()
-        seal = await self._seals.sealer_for(view, caller.tenant)
+        seal = await self._seals.sealer(caller.tenant) if view.sealed else None
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
         members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
         refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)

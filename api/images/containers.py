@@ -60,19 +60,19 @@ _APPLICATION = {0xE0: (b"JFIF\0",), 0xE1: (b"Exif\0", b"http://ns.adobe.com/xap/
 
 
 def _jpeg(data: bytes) -> bytes:
-    kept: list[bytes] = [data[:2]]
+    pieces: list[bytes] = [data[:2]]
     heads: set[bytes] = set()
     segments = scans = pixels = 0
-    found = _MARKER.search(data, 2)
-    while found is not None:
-        marker = data[found.end() - 1]
+    match = _MARKER.search(data, 2)
+    while match is not None:
+        marker = data[match.end() - 1]
         if marker == _EOI:
-            kept.append(data[found.start() : found.end()])
+            pieces.append(data[match.start() : match.end()])
             break
         if (segments := segments + 1) > MOST_SEGMENTS:
             raise Refused(f"has more than {MOST_SEGMENTS} segments; save it again without them")
-        end = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
-        body = data[found.end() + 2 : end]
+        end = match.end() + max(2, int.from_bytes(data[match.end() : match.end() + 2]))
+        body = data[match.end() + 2 : end]
         following = _MARKER.search(data, end)
         if marker in _OTHER_FRAMES:
             raise Refused(
@@ -90,15 +90,15 @@ def _jpeg(data: bytes) -> bytes:
         elif marker in _APPLICATION:
             head = next((one for one in _APPLICATION[marker] if body.startswith(one) and one not in heads), None)
             if head is None:
-                found = following
+                match = following
                 continue
             heads.add(head)
         elif marker not in _TABLES:
-            found = following
+            match = following
             continue
-        kept.append(data[found.start() : end])
-        found = following
-    return b"".join(kept)
+        pieces.append(data[match.start() : end])
+        match = following
+    return b"".join(pieces)
 
 
 def _check_scans(scans: int, pixels: int) -> None:
@@ -121,7 +121,7 @@ _ORIENTATION = (b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 def _png(data: bytes) -> bytes:
-    kept: list[bytes] = [_PNG_SIGNATURE]
+    pieces: list[bytes] = [_PNG_SIGNATURE]
     once: set[bytes] = set()
     start = len(_PNG_SIGNATURE)
     chunks = 0
@@ -131,9 +131,9 @@ def _png(data: bytes) -> bytes:
         kind = data[start + 4 : start + 8]
         end = start + 12 + int.from_bytes(data[start : start + 4])
         if kind == b"IDAT":
-            kept.append(data[start:end])
+            pieces.append(data[start:end])
         elif kind == b"IEND":
-            kept.append(data[start:end])
+            pieces.append(data[start:end])
             break
         elif kind in _ONCE or kind in _TEXTS:
             name = kind if kind in _ONCE else data[start + 8 : start + 88].partition(b"\0")[0]
@@ -142,12 +142,12 @@ def _png(data: bytes) -> bytes:
             size = end - start - 12
             if kind == b"eXIf":
                 check_exif(size)
-            wanted = kind in _ONCE or (name in _ORIENTATION and size <= MOST_METADATA)
-            if wanted and name not in once:
+            is_kept = kind in _ONCE or (name in _ORIENTATION and size <= MOST_METADATA)
+            if is_kept and name not in once:
                 once.add(name)
-                kept.append(data[start:end])
+                pieces.append(data[start:end])
         start = end
-    return b"".join(kept)
+    return b"".join(pieces)
 
 
 # --- GIF -------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def _answer(job: Job) -> Answer:
 def decoded(job: Job) -> Decoded:
     """The pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16
     bits are scaled. Raises Refused, and what Pillow raises."""
-    wanted, room = job.wanted, job.room
+    image_input, room = job.image_input, job.room
     try:
         image: Image.Image = Image.open(io.BytesIO(essential(job.data)), formats=FORMATS)
     except Image.UnidentifiedImageError:
@@ -72,15 +72,15 @@ def decoded(job: Job) -> Decoded:
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise Refused(f"has {width} × {height} pixels; at most {MOST_PIXELS // 1_000_000} million are decoded")
-    _target(height, width, wanted, room)  # refuses before anything is decoded
+    _target(height, width, image_input, room)  # refuses before anything is decoded
     check_exif(len(image.info.get("exif", b"")))
     if len(image.info.get("xmp", b"")) > MOST_METADATA:
         del image.info["xmp"]
     image.load()
     image = _rgb(ImageOps.exif_transpose(image))
-    height, width = _target(image.height, image.width, wanted, room)
+    height, width = _target(image.height, image.width, image_input, room)
     if (image.height, image.width) != (height, width):
-        image = image.resize((width, height), wanted.resample)
+        image = image.resize((width, height), image_input.resample)
     pixels = image.tobytes()
     digest = hashlib.sha256(f"{height} {width} ".encode() + pixels).hexdigest()
     return Decoded(height, width, digest, pixels)
@@ -96,21 +96,21 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _target(height: int, width: int, wanted: ImageInput, room: int) -> tuple[int, int]:
+def _target(height: int, width: int, image_input: ImageInput, room: int) -> tuple[int, int]:
     """Height and width as the model takes them: a square of `side`, or multiples of `unit`. Raises Refused and
     TooLarge."""
-    rows, columns = (wanted.side, wanted.side) if wanted.side else _multiples(height, width, wanted)
+    rows, columns = (image_input.side, image_input.side) if image_input.side else _multiples(height, width, image_input)
     if (size := rows * columns * _CHANNELS) > room:
         raise TooLarge(needs_more(size, columns, rows, room))
     return rows, columns
 
 
-def _multiples(height: int, width: int, wanted: ImageInput) -> tuple[int, int]:
+def _multiples(height: int, width: int, image_input: ImageInput) -> tuple[int, int]:
     """Height and width as multiples of `unit`, within limits of pixels: transformers' smart_resize of Qwen2-VL. Raises
     Refused."""
     if max(height, width) > _STRETCHED * min(height, width):
         raise Refused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
-    unit, least, most = wanted.unit, wanted.least_pixels, wanted.most_pixels
+    unit, least, most = image_input.unit, image_input.least_pixels, image_input.most_pixels
     rows, columns = round(height / unit) * unit, round(width / unit) * unit
     if rows * columns > most:
         shrink = math.sqrt(height * width / most)

@@ -58,10 +58,10 @@ class Decoder:
         """The process that runs now."""
         return self._child.pid
 
-    async def decode(self, data: bytes, wanted: ImageInput, room: int, tenant: str = "") -> Decoded:
+    async def decode(self, data: bytes, image_input: ImageInput, room: int, tenant: str = "") -> Decoded:
         """The image in at most `room` bytes of pixels. Raises NotDecoded."""
         async with self._turns.turn(tenant):
-            answer = await self._child.run(self._ask, Job(data, wanted, room))
+            answer = await self._child.run(self._ask, Job(data, image_input, room))
         if isinstance(answer, Refusal):
             raise NotDecoded(answer.why, too_large=answer.too_large)
         return answer

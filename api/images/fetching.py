@@ -1,23 +1,205 @@
-"""Images from the hosts that the operator allows: one GET at a time to an address that was checked, within bounds."""
+"""Images from the hosts that the operator allows: one GET at a time to an address that was checked, within bounds.
+
+Each host and tenant has a share of the fetches, so that a host that hangs holds up nobody else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from urllib.parse import urljoin
 
+import httptools
 import structlog
 
 from api.errors.errors import TooManyBodies
-from api.images.answer import Answer, AnswerRefused
 from api.images.hosts import Hosts, Place, UrlRefused, is_public
-from api.images.places import FetchPlaces
+from control.errors import FurrowError
 
 log = structlog.stdlib.get_logger(__name__)
+
+AT_ONCE = 64
+"""Fetches of an API process."""
+OF_HOST = 16
+OF_TENANT = 16
+OF_TENANT_AT_HOST = 8
+"""Less than the shares of the host and of the tenant: a tenant with slow answers leaves room for other tenants at that
+host, and for its own fetches from other hosts."""
+
+
+class FetchPlaces:
+    """At most so many fetches at once, of which each host, each tenant and each tenant at a host has a share.
+
+    Of the fetches for which there is room, one of the tenant with the fewest under way begins; of two such tenants, the
+    one that was served longest ago.
+    """
+
+    def __init__(
+        self,
+        at_once: int = AT_ONCE,
+        of_host: int = OF_HOST,
+        of_tenant: int = OF_TENANT,
+        of_tenant_at_host: int = OF_TENANT_AT_HOST,
+    ) -> None:
+        self._at_once = at_once
+        self._of_host = of_host
+        self._of_tenant = of_tenant
+        self._of_tenant_at_host = of_tenant_at_host
+        self._hosts: Counter[str] = Counter()
+        self._tenants: Counter[str] = Counter()
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._waiting: OrderedDict[tuple[str, str], deque[asyncio.Future[None]]] = OrderedDict()
+        """By tenant and host; the pairs of the tenant that was served last come last."""
+
+    @asynccontextmanager
+    async def place(self, tenant: str, host: str) -> AsyncGenerator[None]:
+        """Wait for a place; it is held until the block is left."""
+        pair = tenant, host
+        if pair not in self._waiting and self._has_room(pair):
+            self._take(pair)
+        else:
+            await self._wait(pair)
+        try:
+            yield
+        finally:
+            self._give_back(pair)
+
+    async def _wait(self, pair: tuple[str, str]) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(pair, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place was granted in the moment of the cancellation
+                self._give_back(pair)
+            elif turn in (line := self._waiting.get(pair, deque())):
+                line.remove(turn)
+                self._drop_empty(pair)
+            raise
+
+    def _has_room(self, pair: tuple[str, str]) -> bool:
+        tenant, host = pair
+        return (
+            self._tenants.total() < self._at_once
+            and self._hosts[host] < self._of_host
+            and self._tenants[tenant] < self._of_tenant
+            and self._pairs[pair] < self._of_tenant_at_host
+        )
+
+    def _take(self, pair: tuple[str, str]) -> None:
+        tenant, host = pair
+        self._tenants[tenant] += 1
+        self._hosts[host] += 1
+        self._pairs[pair] += 1
+
+    def _give_back(self, pair: tuple[str, str]) -> None:
+        tenant, host = pair
+        self._tenants -= Counter({tenant: 1})  # without what has come to 0
+        self._hosts -= Counter({host: 1})
+        self._pairs -= Counter({pair: 1})
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """Begin the waiting fetches for which there is room."""
+        while True:
+            ready = [pair for pair in self._waiting if self._has_room(pair)]
+            if not ready:
+                return
+            pair = min(ready, key=lambda one: self._tenants[one[0]])  # the first of equals: served longest ago
+            turn = self._waiting[pair].popleft()
+            self._drop_empty(pair)
+            if turn.done():  # cancelled, and its task has not run yet
+                continue
+            self._take(pair)
+            for other in [one for one in self._waiting if one[0] == pair[0]]:
+                self._waiting.move_to_end(other)
+            turn.set_result(None)
+
+    def _drop_empty(self, pair: tuple[str, str]) -> None:
+        if not self._waiting[pair]:
+            del self._waiting[pair]
+
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEAD_BYTES = 64 * 1024
+"""Of status line and fields, and of what chunks of a body bring beside its bytes."""
+
+
+class ResponseRefused(FurrowError):
+    """An answer that is no image; the text says why."""
+
+
+class Oversized(FurrowError):
+    """A body with more bytes than there is room for."""
+
+
+class HostResponse:
+    """One answer while it comes. `location`: where it redirects to, None where it does not."""
+
+    def __init__(self, room: int) -> None:
+        self.location: str | None = None
+        self.complete = False
+        self.body = bytearray()
+        self._room, self._read = room, 0
+        self._fields: dict[str, str] = {}
+        self._refused: FurrowError | None = None
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes, none at the connection's end. Raises ResponseRefused, Oversized."""
+        if not chunk:
+            self._end()
+            return
+        self._read += len(chunk)
+        if self._read - len(self.body) > _HEAD_BYTES + len(chunk):
+            raise ResponseRefused("its answer has a head of too many bytes")
+        try:
+            self._parser.feed_data(chunk)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._refused is None and not self.complete:
+                raise ResponseRefused("its host does not answer in HTTP/1.1") from error
+        if self._refused is not None:
+            raise self._refused
+
+    def _end(self) -> None:
+        framed = "content-length" in self._fields or "transfer-encoding" in self._fields
+        if framed or not self.body:
+            raise ResponseRefused("its host ended the connection early")
+        self.complete = True
+
+    # --- what the parser calls; an error that is raised here would lose its type ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status, length = self._parser.get_status_code(), self._fields.get("content-length", "")
+        coding = self._fields.get("content-encoding", "identity").strip().lower()
+        if status in _REDIRECTS:
+            self.location, self.complete = self._fields.get("location", ""), True
+        elif status != 200:
+            self._refused = ResponseRefused(f"its host answers with status {status}")
+        elif coding not in ("", "identity"):
+            self._refused = ResponseRefused(f"its host sends it compressed ({coding[:20]!r}), unasked")
+        elif length.isascii() and length.isdigit() and (len(length) > 15 or int(length) > self._room):
+            self._refused = Oversized()
+
+    def on_body(self, data: bytes) -> None:
+        if self.complete or self._refused is not None:
+            return
+        if len(self.body) + len(data) > self._room:
+            self._refused = Oversized()
+        else:
+            self.body += data
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """From a host and a port to its addresses; raises OSError."""
@@ -67,7 +249,7 @@ class Fetcher:
             raise UrlRefused(
                 f"could not be fetched: all images of a request have {self.patience_s:g} s; send it as data:"
             ) from None
-        except (AnswerRefused, ssl.SSLError) as error:
+        except (ResponseRefused, ssl.SSLError) as error:
             why = "TLS failed" if isinstance(error, ssl.SSLError) else str(error)
             raise UrlRefused(f"could not be fetched: {why}") from error
         except OSError as error:
@@ -90,16 +272,16 @@ class Fetcher:
             url = urljoin(f"{place.scheme}://{place.authority}{place.target}", answer.location)
             secure, place = place.scheme == "https", self._hosts.place(url)
             if secure and place.scheme != "https":
-                raise AnswerRefused("it is redirected from https to http")
-        raise AnswerRefused(f"it is redirected more than {MOST_REDIRECTS} times")
+                raise ResponseRefused("it is redirected from https to http")
+        raise ResponseRefused(f"it is redirected more than {MOST_REDIRECTS} times")
 
-    async def _get(self, place: Place, room: int, tenant: str) -> Answer:
+    async def _get(self, place: Place, room: int, tenant: str) -> HostResponse:
         addresses = await self._resolve(place.host, place.port)
         # All of them: a name that also leads into a private network is no host of public images.
         if not addresses or not all(is_public(address) for address in addresses):
             raise UrlRefused(f"is on the host '{place.host}', whose addresses are not all public")
         reader, writer = await self._connect(addresses[0], place)
-        answer = Answer(room)
+        answer = HostResponse(room)
         try:
             writer.write(
                 f"GET {place.target} HTTP/1.1\r\nHost: {place.authority}\r\nUser-Agent: {_AGENT}\r\n"
@@ -107,11 +289,11 @@ class Fetcher:
             )
             while not answer.complete:
                 chunk = await reader.read(_READ_BYTES)
-                held = len(answer.body)
+                received = len(answer.body)
                 try:
                     answer.feed(chunk)
                 finally:
-                    self._buffered[tenant] += len(answer.body) - held
+                    self._buffered[tenant] += len(answer.body) - received
                 self._check_memory(tenant)
         except BaseException:
             self.release(answer.body, tenant)

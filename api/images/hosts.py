@@ -64,11 +64,11 @@ class Hosts:
         """`entries`: HOST for ports 80 and 443, or HOST:PORT. Raises ValueError for another form."""
         self._ports: dict[str, set[int]] = {}
         for entry in entries:
-            found = _ENTRY.fullmatch(entry.strip().lower())
-            if found is None or not _HOST.fullmatch(found["host"]) or int(found["port"] or 1) > 65535:
+            match = _ENTRY.fullmatch(entry.strip().lower())
+            if match is None or not _HOST.fullmatch(match["host"]) or int(match["port"] or 1) > 65535:
                 raise ValueError(f"{entry!r} is no host; write HOST or HOST:PORT, without a scheme or a path")
-            ports = {int(found["port"])} if found["port"] else set(_PORTS.values())
-            self._ports.setdefault(found["host"], set()).update(ports)
+            ports = {int(match["port"])} if match["port"] else set(_PORTS.values())
+            self._ports.setdefault(match["host"], set()).update(ports)
 
     @property
     def number(self) -> int:
@@ -77,10 +77,10 @@ class Hosts:
 
     def place(self, url: str) -> Place:
         """The parts of a URL of one of the hosts. Raises UrlRefused."""
-        found = _URL.fullmatch(url[: _LONGEST_URL + 1].partition("#")[0])
-        if found is None or len(url) > _LONGEST_URL or found["scheme"].lower() not in _PORTS:
+        match = _URL.fullmatch(url[: _LONGEST_URL + 1].partition("#")[0])
+        if match is None or len(url) > _LONGEST_URL or match["scheme"].lower() not in _PORTS:
             raise UrlRefused("has no URL that is served; send data:image/png;base64,… or https://HOST/PATH")
-        scheme, authority = found["scheme"].lower(), found["authority"].lower()
+        scheme, authority = match["scheme"].lower(), match["authority"].lower()
         if "@" in authority:
             raise UrlRefused("has a URL with a user or a password; send it without")
         host, _, port = authority.partition(":")
@@ -90,9 +90,9 @@ class Hosts:
             )
         number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0 if port else _PORTS[scheme]
         if number not in self._ports[host]:
-            known = ", ".join(map(str, sorted(self._ports[host])))
-            raise UrlRefused(f"is on port {port[:8]} of '{host[:80]}', where --image-hosts allows {known}")
-        target = found["target"]
+            allowed = ", ".join(map(str, sorted(self._ports[host])))
+            raise UrlRefused(f"is on port {port[:8]} of '{host[:80]}', where --image-hosts allows {allowed}")
+        target = match["target"]
         return Place(scheme, host, number, target if target.startswith("/") else f"/{target}")
 
 

@@ -11,7 +11,7 @@ class Job(msgspec.Struct, frozen=True):
     """An image as it was sent, to be decoded for a model into at most `room` bytes of pixels."""
 
     data: bytes
-    wanted: ImageInput
+    image_input: ImageInput
     room: int
 
 

@@ -1,24 +1,84 @@
-"""From the images of a request to pixels, and to their places in its prompt."""
+"""From the images of a request to pixels, and to their places in its prompt.
+
+Clients name images by URLs with the data in them, or on hosts that the operator allows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import re
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from api.errors.errors import TooManyBodies
-from api.images.answer import Oversized
 from api.images.decoding import Decoder, NotDecoded
-from api.images.fetching import Fetcher
+from api.images.fetching import Fetcher, Oversized
 from api.images.hosts import UrlRefused
-from api.images.limits import MOST_BYTES, MOST_PIXEL_BYTES, needs_more
-from api.images.sources import INVALID, TOO_MANY, check_number, data_of, is_data, refused, too_large
+from api.images.limits import MOST_BYTES, MOST_IMAGES, MOST_PIXEL_BYTES, needs_more
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput, PromptImage
 from control.requests import pieces_of
+
+_DATA = re.compile(r"data:(?P<type>[\w.+/-]*)(?P<parameters>(;[\w=.+-]+)*?);base64,", re.ASCII | re.IGNORECASE)
+
+
+INVALID, TOO_MANY = "invalid_image", "too_many_images"
+"""Codes of errors: an image that is not taken alone, and images that are too many or too large together."""
+_HEAD_CHARACTERS = 256
+"""Of a data URL's head."""
+_WHITE = b" \t\r\n\f"
+
+
+def refused(path: str, why: str, code: str = INVALID) -> RequestError:
+    """The error for the image in the field `path`; `why` follows its name in a sentence."""
+    return RequestError(f"The image in '{path}' {why}.", param=path, code=code)
+
+
+def check_number(sources: list[ImageSource]) -> None:
+    """Raise RequestError for more images than are served."""
+    if len(sources) > MOST_IMAGES:
+        raise RequestError(
+            f"The request has {len(sources)} images; at most {MOST_IMAGES} are served. Send fewer.",
+            param=sources[MOST_IMAGES].path,
+            code=TOO_MANY,
+        )
+
+
+def is_data(source: ImageSource) -> bool:
+    return source.url[:5].lower() == "data:"
+
+
+def data_of(source: ImageSource, room: int) -> bytes:
+    """The bytes of a `data:` URL, at most `room`. White space in the base64 is passed over, and padding may be missing.
+
+    Raises RequestError.
+    """
+    head = _DATA.match(source.url[:_HEAD_CHARACTERS])
+    if head is None:
+        raise refused(source.path, "is no data URL with base64; write data:image/png;base64,…")
+    try:
+        text = source.url[head.end() :].encode("ascii").translate(None, _WHITE)
+    except UnicodeEncodeError:
+        raise refused(source.path, "has characters that are not base64's") from None
+    if len(text) * 3 // 4 - 2 > room:
+        raise too_large(source.path)
+    try:
+        return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except binascii.Error as error:
+        if b"-" in text or b"_" in text:
+            raise refused(source.path, "has base64's URL-safe alphabet; send the standard one, with + and /") from error
+        raise refused(source.path, f"has no valid base64 ({error})") from error
+
+
+def too_large(path: str) -> RequestError:
+    most = MOST_BYTES // (1024 * 1024)
+    return refused(path, f"is too large: the images of a request may have {most} MiB together", TOO_MANY)
+
 
 HELD_BYTES = 256 * 1024 * 1024
 """Pixels that an API process holds for requests that are not ended: it brings them back if Redis loses them."""
@@ -41,13 +101,14 @@ class LoadedImage:
     pieces: HeldPieces = field(default_factory=HeldPieces)
 
 
-class Known(dict[str, LoadedImage]):
-    """Images of one HTTP request that are loaded already, by URL: its prompt may be made several times to fit a
-    context. `tenant` is the one that waits for them."""
+@dataclass(frozen=True, slots=True)
+class RequestImages:
+    """The images of one HTTP request: its prompt may be made several times to fit a context."""
 
-    def __init__(self, tenant: str = "") -> None:
-        super().__init__()
-        self.tenant = tenant
+    tenant: str = ""
+    """The tenant that waits for them."""
+    loaded: dict[str, LoadedImage] = field(default_factory=dict[str, LoadedImage])
+    """By URL."""
 
 
 class ImageLoader:
@@ -62,23 +123,24 @@ class ImageLoader:
         self._decoder.stop()
 
     async def load(
-        self, sources: list[ImageSource], wanted: ImageInput, most_tokens: int, known: Known
+        self, sources: list[ImageSource], image_input: ImageInput, most_tokens: int, images: RequestImages
     ) -> list[LoadedImage]:
-        """The images in the order of their places, of `most_tokens` together at most; they are added to `known`.
+        """The images in the order of their places, of `most_tokens` together at most; they are added to `images`.
 
         Raises RequestError naming the part, TooManyBodies.
         """
         check_number(sources)
         loaded: list[LoadedImage] = []
-        room_sent, most_pixels = MOST_BYTES, most_tokens * wanted.unit * wanted.unit * _CHANNELS
+        room_sent, most_pixels = MOST_BYTES, most_tokens * image_input.unit * image_input.unit * _CHANNELS
         code = "context_length_exceeded" if most_pixels < MOST_PIXEL_BYTES else TOO_MANY
         room = min(MOST_PIXEL_BYTES, most_pixels)
         until = asyncio.get_running_loop().time() + (self._fetcher.patience_s if self._fetcher is not None else 0)
         for source in sources:
-            image = known.get(source.url)
+            image = images.loaded.get(source.url)
             if image is None:
                 try:
-                    image = known[source.url] = await self._loaded(source, wanted, room_sent, room, until, known.tenant)
+                    image = await self._loaded(source, image_input, room_sent, room, until, images.tenant)
+                    images.loaded[source.url] = image
                 except NotDecoded as why:
                     raise refused(source.path, str(why), code if why.too_large else INVALID) from why
             elif image.sent > room_sent:
@@ -91,14 +153,14 @@ class ImageLoader:
         return loaded
 
     async def _loaded(
-        self, source: ImageSource, wanted: ImageInput, room_sent: int, room: int, until: float, tenant: str
+        self, source: ImageSource, image_input: ImageInput, room_sent: int, room: int, until: float, tenant: str
     ) -> LoadedImage:
         async with self._data(source, room_sent, until, tenant) as data:
-            sent, image = len(data), await self._decoder.decode(data, wanted, room, tenant)
+            sent, image = len(data), await self._decoder.decode(data, image_input, room, tenant)
         del data
         pieces = self._held_pieces(len(image.pixels))
         pieces += await asyncio.to_thread(pieces_of, image.pixels)
-        tokens = image.height * image.width // (wanted.unit * wanted.unit)
+        tokens = image.height * image.width // (image_input.unit * image_input.unit)
         return LoadedImage(tokens, image.height, image.width, image.digest, sent, pieces)
 
     @asynccontextmanager
@@ -144,20 +206,26 @@ def _pixel_bytes(image: LoadedImage) -> int:
     return image.height * image.width * _CHANNELS
 
 
-def with_marks(prompt: str | list[int], wanted: ImageInput) -> str | list[int]:
+def with_marks(prompt: str | list[int], image_input: ImageInput) -> str | list[int]:
     """The prompt of a request with images as it is tokenised: some models have text around each image that their chat
     template does not write."""
-    return prompt.replace(wanted.placeholder, wanted.text) if wanted.text and isinstance(prompt, str) else prompt
+    return (
+        prompt.replace(image_input.placeholder, image_input.text)
+        if image_input.text and isinstance(prompt, str)
+        else prompt
+    )
 
 
-def placed(prompt: list[int], loaded: list[LoadedImage], wanted: ImageInput) -> tuple[list[int], list[PromptImage]]:
+def placed(
+    prompt: list[int], loaded: list[LoadedImage], image_input: ImageInput
+) -> tuple[list[int], list[PromptImage]]:
     """The prompt with as many placeholders for each image as it has tokens, and the images' places. Raises RequestError
     where the prompt has another number of placeholders than there are images: its text spells some out."""
-    found = prompt.count(wanted.token)
-    if found != len(loaded):
+    places = prompt.count(image_input.token)
+    if places != len(loaded):
         raise RequestError(
-            f"The prompt has {found} places for images, but the request has {len(loaded)} images. Remove "
-            f"'{wanted.placeholder}' from its texts.",
+            f"The prompt has {places} places for images, but the request has {len(loaded)} images. Remove "
+            f"'{image_input.placeholder}' from its texts.",
             param="messages",
             code=INVALID,
         )
@@ -165,10 +233,10 @@ def placed(prompt: list[int], loaded: list[LoadedImage], wanted: ImageInput) -> 
     images: list[PromptImage] = []
     rest = iter(loaded)
     for token in prompt:
-        if token != wanted.token:
+        if token != image_input.token:
             whole.append(token)
             continue
-        one = next(rest)
-        images.append(PromptImage(len(whole), one.tokens, one.height, one.width, one.digest))
-        whole += [token] * one.tokens
+        image = next(rest)
+        images.append(PromptImage(len(whole), image.tokens, image.height, image.width, image.digest))
+        whole += [token] * image.tokens
     return whole, images

@@ -67,8 +67,8 @@ FAMILIES = (
 
 def fill_in_middle_of(vocabulary: Vocabulary) -> FillInMiddle | None:
     """The way to fill gaps; None for a tokenizer without such marks."""
-    found = [family for family in FAMILIES if all(map(vocabulary.knows, filter(None, _marks(family))))]
-    return FillInMiddle(vocabulary, found[0]) if found else None
+    families = [family for family in FAMILIES if all(map(vocabulary.knows, filter(None, _marks(family))))]
+    return FillInMiddle(vocabulary, families[0]) if families else None
 
 
 def _marks(family: Family) -> tuple[str, str, str]:
@@ -150,8 +150,8 @@ class FillInMiddle:
     def _pieces(self, text: str) -> Iterable[str]:
         """The text, cut inside each mark that it spells out."""
         start = 0
-        while found := self._special.search(text, start):
-            yield text[start : found.start() + 1]
-            start = found.start() + 1
+        while match := self._special.search(text, start):
+            yield text[start : match.start() + 1]
+            start = match.start() + 1
         if start < len(text):
             yield text[start:]

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from api.chat.tokens import Vocabulary
-from api.schemas.structured import Asked
+from api.schemas.generation import Constraint
 from control.confinement import ConfinedFailure, ConfinedProcess, TooSlow
 from control.errors import RequestError
 from control.messages import Grammar, ModelAssets
@@ -46,15 +46,15 @@ class GrammarChecks:
         self._longest_s = longest_s
         self._known: OrderedDict[Key, Verdict] = OrderedDict()
 
-    async def check(self, asked: Asked, letters: bytes) -> Grammar:
+    async def check(self, constraint: Constraint, letters: bytes) -> Grammar:
         """The grammar as it is to be enqueued. Raises RequestError in the library's words for one that is refused."""
-        key = (letters, asked.grammar)
+        key = (letters, constraint.grammar)
         verdict = self._known.get(key)
         if verdict is None:
             child = await self._free.get()
             try:
                 verdict = self._known.get(key) or await child.run(
-                    _judge, child, asked.grammar, letters, self._longest_s
+                    _judge, child, constraint.grammar, letters, self._longest_s
                 )
             finally:
                 self._free.put_nowait(child)
@@ -64,7 +64,9 @@ class GrammarChecks:
         self._known.move_to_end(key)
         if verdict.grammar is None:
             raise RequestError(
-                f"'{asked.param}' can't be served: {verdict.refusal}.", param=asked.param, code="invalid_grammar"
+                f"'{constraint.param}' can't be served: {verdict.refusal}.",
+                param=constraint.param,
+                code="invalid_grammar",
             )
         return verdict.grammar
 

@@ -1,7 +1,8 @@
 """The models that this process can serve: the catalog's assets turned into tokenizers, and each model's state.
 
 A background task looks at the farm once a second, so that a request needs no read of its own; one of all API processes
-reads for them all. A name that is not known is looked up at once, because it may have been loaded a moment ago.
+reads for them all. A small farm is read on the event loop, which costs less than a thread does. A name that is not
+known is looked up at once, because it may have been loaded a moment ago.
 
 A tokenizer that encodes in a process of its own is tried there first. No look waits for a trial, and the model takes no
 requests until it ends.
@@ -21,9 +22,8 @@ from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES
 from api.asgi.tasks import PeriodicTask
 from api.chat.tokens import Vocabulary
 from api.images.loading import ImageLoader
-from api.models.reading import OverviewReader
 from api.models.served import ServedModel, remedy, serve
-from api.schemas.how import CallFormat
+from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
 from control.errors import ModelFileBreach, ModelFileRefused, ModelNotFound, ModelUnavailable, RedisUnavailable
@@ -33,10 +33,35 @@ from control.records import catalog
 from control.records.breaches import note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
+from control.redis.rounds import arun_rounds, run_rounds
 from control.replicas import health
 from control.replicas.health import AssetsMark
 
 log = structlog.stdlib.get_logger(__name__)
+
+LARGE = 64
+"""Replicas of a farm that is read in a thread: the event loop would do nothing else for a millisecond or more."""
+
+
+class OverviewReader:
+    """Reads the overviews of the models, by name."""
+
+    def __init__(self, client: SyncRedis, async_client: AsyncRedis | None) -> None:
+        """Without `async_client` each reading is made in a thread."""
+        self._client, self._async_client = client, async_client
+        self._size = LARGE
+        """Replicas at the last reading."""
+
+    async def read(self, shared: bool) -> dict[str, health.Overview]:
+        """`shared`: as another process read them within the last second. Raises RedisUnavailable."""
+        rounds = health.reading_shared() if shared else health.reading_overviews()
+        if self._async_client is not None and self._size < LARGE:
+            overviews = await arun_rounds(self._async_client, rounds)
+        else:
+            overviews = await asyncio.to_thread(run_rounds, self._client, rounds)
+        self._size = sum(len(one.replicas) for one in overviews)
+        return {overview.model: overview for overview in overviews}
+
 
 LOOK_EVERY_S = 1.0
 SHARED_AFTER_S = 2.0
@@ -59,7 +84,7 @@ _WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
 
 
-Found = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
+FarmState = tuple[dict[str, health.Overview], dict[str, tuple[AssetsMark, ServedModel]], dict[str, float]]
 """The result of a look at the farm: the models, those that can be served, and those that Redis has lost."""
 
 
@@ -158,8 +183,8 @@ class Models:
     @property
     def names(self) -> list[str]:
         """Every name that a client may use, aliases included; those of models that serve come first."""
-        known = {*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
-        return sorted(known, key=lambda name: (not self._serves(self._real_name(name)), name))
+        usable = {*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
+        return sorted(usable, key=lambda name: (not self._serves(self._real_name(name)), name))
 
     @property
     def overviews(self) -> list[health.Overview]:
@@ -201,17 +226,17 @@ class Models:
             await self.look()
         if name not in self._overviews and name not in self._left:
             async with self._reading_left:
-                if name not in self._left and (found := await asyncio.to_thread(self._read_left, name)) is not None:
-                    self._left[name] = time.monotonic(), found
+                if name not in self._left and (model := await asyncio.to_thread(self._read_left, name)) is not None:
+                    self._left[name] = time.monotonic(), model
         await self._wait_for_trial(name)
         if (served := self._usable(name)) is not None or name not in self._left:
             return served
-        left = self._left[name][1]
+        unloaded = self._left[name][1]
         try:
-            await left.prepare()
+            await unloaded.prepare()
         except ModelFileBreach:
             return None
-        return left
+        return unloaded
 
     def check_lost(self, name: str) -> None:
         """Raises ModelUnavailable for a model that Redis has lost just now, with its requests."""
@@ -236,12 +261,12 @@ class Models:
             overviews = await self._reader.read(shared)
             self._read_at = self._read_at if shared else time.monotonic()
             whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
-            found = self._found(overviews) if whole else await asyncio.to_thread(self._found, overviews)
+            state = self._farm_state(overviews) if whole else await asyncio.to_thread(self._farm_state, overviews)
         except RedisUnavailable as error:
             self.seen, self._away = False, error
             raise
         now, before = time.monotonic(), self._served
-        self._overviews, self._served, self._lost, self.seen, self._away = *found, True, None
+        self._overviews, self._served, self._lost, self.seen, self._away = *state, True, None
         self._left |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
@@ -273,13 +298,13 @@ class Models:
         self._broken[name] = mark, _refusal(name, error)
         log.error("a model's tokenizer can't be used", action="bad_assets", model=name, exc_info=error)
 
-    def _still_lost(self, found: Mapping[str, health.Overview]) -> dict[str, float]:
-        """The models that are not among those `found`, and that no unload has taken: their name is lost as well."""
+    def _still_lost(self, overviews: Mapping[str, health.Overview]) -> dict[str, float]:
+        """The models that are not among these `overviews`, and that no unload has taken: their name is lost as well."""
         now = time.monotonic()
-        kept = {name: since for name, since in self._lost.items() if name not in found and now - since < LOST_S}
-        vanished = [name for name in self._overviews if name not in found]
-        known = run_every(self._client, [read("SISMEMBER", METERED, name, parse=bool) for name in vanished])
-        return kept | {name: now for name, metered in zip(vanished, known, strict=True) if not metered}
+        lost = {name: since for name, since in self._lost.items() if name not in overviews and now - since < LOST_S}
+        vanished = [name for name in self._overviews if name not in overviews]
+        metered_names = run_every(self._client, [read("SISMEMBER", METERED, name, parse=bool) for name in vanished])
+        return lost | {name: now for name, metered in zip(vanished, metered_names, strict=True) if not metered}
 
     def _lost_name(self, name: str | None) -> str | None:
         """The lost model that a client's name means: no name, and an alias, mean the only one that was lost."""
@@ -302,18 +327,18 @@ class Models:
     def _broken_mark(self, name: str) -> AssetsMark | None:
         return self._broken[name][0] if name in self._broken else None
 
-    def _found(self, overviews: dict[str, health.Overview]) -> Found:
+    def _farm_state(self, overviews: dict[str, health.Overview]) -> FarmState:
         """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():
-            known, mark = self._served.get(name), overview.assets
+            previous, mark = self._served.get(name), overview.assets
             if mark is None or self._broken_mark(name) == mark:
                 continue
-            if known is not None and known[0] == mark:
-                served[name] = known
+            if previous is not None and previous[0] == mark:
+                served[name] = previous
             elif (assets := catalog.get_assets(self._client, name)) is not None:
                 try:
-                    made = None if known is None else known[1]
+                    made = None if previous is None else previous[1]
                     served[name] = (mark, self._serve(name, assets, made))
                 except Exception as error:
                     # One model's broken tokenizer must not hide the others.
@@ -344,11 +369,11 @@ class Models:
         """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
         if not name:  # some clients send "" for none
             return self._only()
-        known = name in self._overviews
-        if self._serves(name) or (known and name not in self._aliases):
+        exists = name in self._overviews
+        if self._serves(name) or (exists and name not in self._aliases):
             return name
         alias = self._aliases.get(name) or (self._only() if name in self._aliases or self._any_name else None)
-        return name if known and not self._serves(alias) else alias
+        return name if exists and not self._serves(alias) else alias
 
     def _serves(self, name: str | None) -> bool:
         """True if the model was loaded once and takes requests now, if only to keep them until it has recovered."""
@@ -362,9 +387,9 @@ class Models:
         that don't serve one that is being loaded goes before the others.
         """
         for counts in (self._serves, self._takes_requests, self._overviews.__contains__):
-            found = [name for name in self._overviews if counts(name)]
-            if found:
-                return found[0] if len(found) == 1 else None
+            candidates = [name for name in self._overviews if counts(name)]
+            if candidates:
+                return candidates[0] if len(candidates) == 1 else None
         return None
 
     def _takes_requests(self, name: str) -> bool:

@@ -21,7 +21,7 @@ from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.models.model_process import Files
-from api.schemas.how import CallFormat
+from api.schemas.view import CallFormat
 from control.errors import ModelFileRefused
 from control.messages import ModelAssets
 from control.process import give_back_memory
@@ -89,7 +89,7 @@ class ServedModel:
 def serve(
     name: str,
     assets: ModelAssets,
-    known: ServedModel | None,
+    previous: ServedModel | None,
     images: ImageLoader | None,
     tool_parser: CallFormat | None,
     trusted: Collection[str] = (),
@@ -101,12 +101,12 @@ def serve(
     `trusted` has the names of models, and the SHA-256 of templates, whose templates are rendered without bounds.
     `report` is called when a file of the model broke its bounds.
 
-    Parts made of the `known` one are kept where they differ in numbers of an epoch alone: a recovery may find other
+    Parts made of the `previous` one are kept where they differ in numbers of an epoch alone: a recovery may find other
     memory for KV tokens, and a large tokenizer takes a second to make, in which no other Python thread runs.
     """
     made_of = _digest(assets)
-    if known is not None and known.made_of == made_of:
-        return replace(known, assets=_without_tokenizer(assets))
+    if previous is not None and previous.made_of == made_of:
+        return replace(previous, assets=_without_tokenizer(assets))
     judgement = judge(assets.tokenizer_json)
     if judgement.decoding:
         raise ModelFileRefused(name, "tokenizer", judgement.decoding)

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.schemas import bounds
+from api.schemas import generation
 from control.requests.bounds import RANGES, Range
 
 JsonObject = dict[str, Any]
 
-_LABEL: JsonObject = {"maxLength": bounds.MAX_LABEL}
+_LABEL: JsonObject = {"maxLength": generation.MAX_LABEL}
 _NOT_SERVED: JsonObject = {"enum": [None, "", [], {}]}
 """A field that is known: only values that ask for nothing are taken."""
 _IDS: JsonObject = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 _BY_NAME: dict[str, dict[str, JsonObject]] = {
-    "model": {"string": {"maxLength": bounds.MAX_MODEL_NAME}},
-    "messages": {"array": {"minItems": 1, "maxItems": bounds.MAX_MESSAGES}},
+    "model": {"string": {"maxLength": generation.MAX_MODEL_NAME}},
+    "messages": {"array": {"minItems": 1, "maxItems": generation.MAX_MESSAGES}},
     "user": {"string": _LABEL},
     "user_id": {"string": _LABEL},
     "cache_salt": {"string": _LABEL},
-    "stop": {"string": {"maxLength": bounds.MAX_STOP_CHARACTERS}},
-    "stop_token_ids": {"array": {"maxItems": bounds.MAX_STOP_IDS}},
+    "stop": {"string": {"maxLength": generation.MAX_STOP_CHARACTERS}},
+    "stop_token_ids": {"array": {"maxItems": generation.MAX_STOP_IDS}},
     "bad_words": {
         "array": {
-            "maxItems": bounds.MAX_BAD_WORDS,
-            "items": {"type": "string", "minLength": 1, "maxLength": bounds.MAX_BAD_WORD_CHARACTERS},
+            "maxItems": generation.MAX_BAD_WORDS,
+            "items": {"type": "string", "minLength": 1, "maxLength": generation.MAX_BAD_WORD_CHARACTERS},
         }
     },
     "metadata": {
         "object": {
-            "maxProperties": bounds.MAX_PAIRS,
-            "propertyNames": {"maxLength": bounds.MAX_PAIR_NAME},
+            "maxProperties": generation.MAX_PAIRS,
+            "propertyNames": {"maxLength": generation.MAX_PAIR_NAME},
             "additionalProperties": {"type": "string", **_LABEL},
         }
     },
     "logit_bias": {
-        "object": {"maxProperties": bounds.MAX_BIASES, "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}
+        "object": {"maxProperties": generation.MAX_BIASES, "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}
     },
     "on_disconnect": {"string": {"pattern": "^(cancel|continue|[0-9]{1,4})$"}},
 }
@@ -75,32 +75,33 @@ _UNLIMITED_BODIES = ("ChatRequest", "CompletionRequest", "ResponseRequest")
 def add_bounds(schemas: JsonObject) -> None:
     """Add to each body's properties what their values must be."""
     for body, schema in schemas.items():
-        for name, found in schema.get("properties", {}).items():
-            given = _BY_BODY.get((body, name))
-            if given is not None:
-                schema["properties"][name] = given | {key: found[key] for key in ("default",) if key in found}
+        for name, property_ in schema.get("properties", {}).items():
+            replacement = _BY_BODY.get((body, name))
+            if replacement is not None:
+                default = {"default": property_["default"]} if "default" in property_ else {}
+                schema["properties"][name] = replacement | default
             elif name in _LIMITS:
-                _limit(found, Range(1, RANGES[name].most), unlimited=body in _UNLIMITED_BODIES)
+                _limit(property_, Range(1, RANGES[name].most), unlimited=body in _UNLIMITED_BODIES)
             elif name in RANGES:
-                bound_number(found, RANGES[name])
+                bound_number(property_, RANGES[name])
             for kind, more in _BY_NAME.get(name, {}).items():
-                for branch in _branches(found, kind):
+                for branch in _branches(property_, kind):
                     branch.update(more)
             if name == "logit_bias":
-                for branch in _branches(found, "object"):
+                for branch in _branches(property_, "object"):
                     bound_number(branch["additionalProperties"], RANGES[name])
 
 
-def bound_number(schema: JsonObject, known: Range) -> None:
+def bound_number(schema: JsonObject, allowed: Range) -> None:
     """Add a range to the numbers that a schema takes."""
     for branch in [*_branches(schema, "integer"), *_branches(schema, "number")]:
-        branch["exclusiveMinimum" if known.above else "minimum"] = known.least
-        branch["maximum"] = known.most
+        branch["exclusiveMinimum" if allowed.above else "minimum"] = allowed.least
+        branch["maximum"] = allowed.most
 
 
-def _limit(schema: JsonObject, known: Range, *, unlimited: bool) -> None:
+def _limit(schema: JsonObject, allowed: Range, *, unlimited: bool) -> None:
     """A limit of tokens; -1 stands for none."""
-    bound_number(schema, known)
+    bound_number(schema, allowed)
     if unlimited:
         schema["anyOf"] = [*schema["anyOf"], {"const": -1}]
 

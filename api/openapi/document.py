@@ -50,8 +50,8 @@ _HEADERS: list[JsonObject] = [
 
 def complete(document: JsonObject) -> JsonObject:
     """A copy of the framework's document with these additions."""
-    found: JsonObject = msgspec.json.decode(msgspec.json.encode(document))
-    components = found.setdefault("components", {})
+    completed: JsonObject = msgspec.json.decode(msgspec.json.encode(document))
+    components = completed.setdefault("components", {})
     references, schemas = _schemas()
     others: JsonObject = components.get("schemas", {})
     if twice := [name for name in schemas if name in others and schemas[name] != others[name]]:
@@ -60,15 +60,15 @@ def complete(document: JsonObject) -> JsonObject:
     content = {"application/json": {"schema": references[Error]}}
     components["responses"] = {"Error": {"description": "The error, in OpenAI's shape.", "content": content}}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "An API key."}}
-    found["security"] = [{"key": []}, {}]
-    for path, methods in found["paths"].items():
+    completed["security"] = [{"key": []}, {}]
+    for path, methods in completed["paths"].items():
         for method in _METHODS:
             if method in methods:
                 _complete_operation(methods[method], answered(method, path), references)
                 for parameter in methods[method].get("parameters", []):
                     if parameter["name"] in RANGES:
                         bound_number(parameter["schema"], RANGES[parameter["name"]])
-    return found
+    return completed
 
 
 def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
@@ -79,7 +79,7 @@ def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     return dict(zip(ordered, references, strict=True)), schemas
 
 
-def _complete_operation(operation: JsonObject, told: Answered | None, references: dict[Any, JsonObject]) -> None:
+def _complete_operation(operation: JsonObject, answered: Answered | None, references: dict[Any, JsonObject]) -> None:
     text = operation.get("description") or ""
     operation["summary"] = text.partition("\n")[0].partition(". ")[0].rstrip(".") or operation.get("summary", "")
     responses: JsonObject = operation["responses"]
@@ -89,28 +89,30 @@ def _complete_operation(operation: JsonObject, told: Answered | None, references
     for response in operation["responses"].values():
         if not response.get("headers", True):
             del response["headers"]
-    if told is None:
+    if answered is None:
         return
-    if told.refusal is not Error:
-        content = {"application/json": {"schema": references[told.refusal]}}
+    if answered.refusal is not Error:
+        content = {"application/json": {"schema": references[answered.refusal]}}
         refusal: JsonObject = {"description": "The error.", "content": content}
         operation["responses"] |= {"4XX": refusal, "5XX": refusal}
     content = {}
-    if told.whole is not None:
-        content["application/json"] = {"schema": references[told.whole]}
-    if told.events:
-        content["text/event-stream"] = _stream([references[kind] for kind in told.events])
-        known = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
+    if answered.whole is not None:
+        content["application/json"] = {"schema": references[answered.whole]}
+    if answered.events:
+        content["text/event-stream"] = _stream([references[kind] for kind in answered.events])
+        parameters = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
         headers = _HEADERS if operation.get("requestBody") else _HEADERS[:1]
         operation.setdefault("parameters", []).extend(
-            {"in": "header", "required": False, **header} for header in headers if header["name"].lower() not in known
+            {"in": "header", "required": False, **header}
+            for header in headers
+            if header["name"].lower() not in parameters
         )
     if content:
         operation["responses"]["200"] = {"description": "The answer.", "content": content}
     else:
         del operation["responses"]["200"]
-    if told.unready is not None:
-        content = {"application/json": {"schema": references[told.unready]}}
+    if answered.unready is not None:
+        content = {"application/json": {"schema": references[answered.unready]}}
         operation["responses"]["503"] = {"description": "Not ready.", "content": content}
 
 

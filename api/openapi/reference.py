@@ -63,11 +63,11 @@ def _operation(path: str, method: str, operation: JsonObject) -> str:
 
 
 def _parameter(parameter: JsonObject) -> str:
-    told = parameter.get("description") or parameter.get("schema", {}).get("type") or ""
+    about = parameter.get("description") or parameter.get("schema", {}).get("type") or ""
     needed = ", required" if parameter.get("required") else ""
     return (
         f"<tr><td><code>{escape(parameter['name'])}</code></td><td>{escape(parameter['in'])}{needed}</td>"
-        f"<td>{escape(str(told))}</td></tr>"
+        f"<td>{escape(str(about))}</td></tr>"
     )
 
 

@@ -24,8 +24,8 @@ class Call(Item):
         self._namespace = {"namespace": tool.namespace} if tool is not None and tool.namespace else {}
 
     def shown(self, empty: bool = False) -> dict[str, Any]:
-        told = {"id": self.identity, "type": self.kind, "status": self.status, "call_id": self._call_id}
-        return told | self._body(empty)
+        item = {"id": self.identity, "type": self.kind, "status": self.status, "call_id": self._call_id}
+        return item | self._body(empty)
 
     def _body(self, empty: bool) -> dict[str, Any]:
         return {"name": self._name, "arguments": "" if empty else self.text} | self._namespace
@@ -81,21 +81,21 @@ class ActionCall(Call):
 
     def _arguments(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.text)
+            argument = json.loads(self.text)
         except (ValueError, RecursionError):
             return {}
-        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        return cast("dict[str, Any]", argument) if isinstance(argument, dict) else {}
 
     def _strings(self, name: str) -> list[str]:
         """A list of texts; a model may write one text in its place."""
-        found = self._arguments().get(name)
-        if isinstance(found, list):
-            return [one if isinstance(one, str) else json.dumps(one) for one in cast("list[Any]", found)]
-        return [found] if isinstance(found, str) else []
+        argument = self._arguments().get(name)
+        if isinstance(argument, list):
+            return [one if isinstance(one, str) else json.dumps(one) for one in cast("list[Any]", argument)]
+        return [argument] if isinstance(argument, str) else []
 
     def _whole_number(self, name: str) -> int | None:
-        found = self._arguments().get(name)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        argument = self._arguments().get(name)
+        return argument if isinstance(argument, int) and not isinstance(argument, bool) else None
 
 
 class LocalShellCall(ActionCall):
@@ -144,8 +144,8 @@ class ApplyPatchCall(ActionCall):
     prefix = "apc"
 
     def _body(self, empty: bool) -> dict[str, Any]:
-        found = self._arguments()
-        kind, path, diff = (found.get(name) for name in ("type", "path", "diff"))
+        argument = self._arguments()
+        kind, path, diff = (argument.get(name) for name in ("type", "path", "diff"))
         operation = {
             "type": kind if kind in ("create_file", "delete_file") else "update_file",
             "path": path if isinstance(path, str) else "",

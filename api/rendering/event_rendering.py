@@ -13,11 +13,10 @@ import msgspec
 
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.rendering.chunks import Event
+from api.rendering.chunks import Event, StreamRenderer
 from api.rendering.infill_rendering import InfillRenderer
 from api.rendering.message_events import MessageEventBuilder
 from api.rendering.output_items import Seal
-from api.rendering.rendering import StreamRenderer
 from api.rendering.response_events import ResponseEventBuilder
 from api.rendering.vectors import VectorRenderer
 from api.schemas.view import Cursor, View
@@ -77,7 +76,7 @@ class EventRenderer(StreamRenderer):
 
     @property
     def to_store(self) -> bytes | None:
-        return self.whole([]) if self.finished and self._view.told.get("store") else None
+        return self.whole([]) if self.finished and self._view.extra_fields.get("store") else None
 
     def interruption(self, error: BaseException) -> bytes:
         return self._bytes(self._builder.interrupted(error))
@@ -111,8 +110,8 @@ class EventRenderer(StreamRenderer):
         return written
 
     def _bytes(self, event: Event) -> bytes:
-        told = {**event, "sequence_number": self._number} if self._numbered else event
-        return b"event: " + event["type"].encode() + b"\ndata: " + _json(told) + b"\n\n"
+        data = {**event, "sequence_number": self._number} if self._numbered else event
+        return b"event: " + event["type"].encode() + b"\ndata: " + _json(data) + b"\n\n"
 
 
 def renderer_of(
@@ -123,7 +122,7 @@ def renderer_of(
     resume: Cursor | None = None,
     seal: Seal | None = None,
 ) -> StreamRenderer:
-    """The renderer of the endpoint that the request came to; `seal` is that of `Seals.sealer_for`."""
+    """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
     if view.endpoint in ("embeddings", "embed", "rerank", "score"):

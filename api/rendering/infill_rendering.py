@@ -8,7 +8,7 @@ import msgspec
 
 from api.chat.piece import Piece
 from api.errors.errors import problem
-from api.rendering.rendering import StreamRenderer
+from api.rendering.chunks import StreamRenderer
 
 _json = msgspec.json.Encoder().encode
 _TEXT, _LAST = 1, 2

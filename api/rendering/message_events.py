@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from api.chat.piece import Piece
-from api.errors.errors import problem
-from api.errors.message_errors import anthropic_error
+from api.errors.errors import anthropic_error, problem
 from api.rendering.chunks import Event, Usage
 from api.schemas.view import View, answer_id
 
@@ -39,7 +38,7 @@ class MessageEventBuilder:
         if piece.reasoning:
             events += self._turn_to({"type": "thinking", "thinking": "", "signature": ""})
             self._texts.append(piece.reasoning)
-            if not self._view.told["hides_thinking"]:
+            if not self._view.extra_fields["hides_thinking"]:
                 events.append(self._delta("thinking_delta", thinking=piece.reasoning))
         if piece.text:
             events += self._turn_to({"type": "text", "text": ""})
@@ -57,7 +56,7 @@ class MessageEventBuilder:
             events += self._close()
             self._stop_sequence = piece.stop
             self._stop_reason = "stop_sequence" if piece.stop else _STOP_REASONS.get(piece.finish, self._ended())
-            if piece.finish == "length" and self._view.told["cut"]:
+            if piece.finish == "length" and self._view.extra_fields["cut"]:
                 self._stop_reason = "model_context_window_exceeded"
         return events
 
@@ -84,13 +83,13 @@ class MessageEventBuilder:
 
     def _edits(self) -> dict[str, Any]:
         """The edits of the conversation, where the client asked for some."""
-        applied = self._view.told.get("applied_edits")
+        applied = self._view.extra_fields.get("applied_edits")
         return {} if applied is None else {"context_management": {"applied_edits": applied}}
 
     def interrupted(self, error: BaseException) -> Event:
-        found = problem(error)
-        event = anthropic_error(found, self._rid)
-        event["error"]["code"] = found.body.error.code  # by which a client that resumes knows that it can
+        refusal = problem(error)
+        event = anthropic_error(refusal, self._rid)
+        event["error"]["code"] = refusal.body.error.code  # by which a client that resumes knows that it can
         return event
 
     def _ended(self) -> str:
@@ -130,7 +129,7 @@ class MessageEventBuilder:
         elif block["type"] == "tool_use":
             block["input"] = _input(text)
         else:
-            block["thinking"] = "" if self._view.told["hides_thinking"] else text
+            block["thinking"] = "" if self._view.extra_fields["hides_thinking"] else text
             block["signature"] = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
             events.append(self._delta("signature_delta", signature=block["signature"]))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
@@ -146,12 +145,12 @@ def _input(arguments: str) -> dict[str, Any]:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Anthropic counts what was read from the cache apart from the other input."""
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
     if usage.reasoning_tokens:
-        told["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return told
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts

@@ -67,8 +67,8 @@ class Message(Item):
 
     def shown(self, empty: bool = False) -> dict[str, Any]:
         content = [] if empty else [self._part(self.text, self._scored)]
-        told = {"id": self.identity, "type": "message", "status": self.status, "role": "assistant"}
-        return told | {"content": content}
+        item = {"id": self.identity, "type": "message", "status": self.status, "role": "assistant"}
+        return item | {"content": content}
 
     def _delta(self, text: str, **more: Any) -> Event:
         self._scored += more["logprobs"]
@@ -129,9 +129,9 @@ class Reasoning(Item):
     def shown(self, empty: bool = False) -> dict[str, Any]:
         parts = [] if empty else [{"type": self._kind, "text": self.text}]
         summary, content = (parts, []) if self._as_summary else ([], parts)
-        told = {"id": self.identity, "type": "reasoning", "status": self.status, "summary": summary}
+        item = {"id": self.identity, "type": "reasoning", "status": self.status, "summary": summary}
         sealed = self._seal("reasoning", self.text) if self._seal is not None and not empty else None
-        return told | {"content": content, "encrypted_content": sealed}
+        return item | {"content": content, "encrypted_content": sealed}
 
     def _delta(self, text: str, **more: Any) -> Event:
         return self._inner(f"{self._of_text}.delta", **self._index, delta=text)

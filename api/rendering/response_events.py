@@ -11,15 +11,13 @@ from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
 from api.rendering.call_items import Call, call_item
-from api.rendering.chunks import Event, Usage
+from api.rendering.chunks import Event, Usage, scored_tokens
 from api.rendering.output_items import Compaction, Item, Message, Reasoning, Seal
-from api.rendering.scores import scored_tokens
 from api.schemas.response_tools import OfferedTool, read_tools
-from api.schemas.responses import COMPACTION, SEALED
-from api.schemas.view import View, answer_id
+from api.schemas.view import COMPACTION, SEALED, View, answer_id
 from control.messages import FinishReason
 
-_UNTOLD = ("include", COMPACTION)
+_NOT_SHOWN = ("include", COMPACTION)
 """Facts about the request that its response does not repeat."""
 _INCOMPLETE: dict[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -40,7 +38,7 @@ class ResponseEventBuilder:
 
     def begin(self) -> list[Event]:
         """Events that are sent before the first token."""
-        waits = self._view.told["background"]
+        waits = self._view.extra_fields["background"]
         later = "response.queued" if waits else "response.in_progress"
         response = self._response("queued" if waits else "in_progress")
         return [{"type": "response.created", "response": response}, {"type": later, "response": response}]
@@ -48,7 +46,7 @@ class ResponseEventBuilder:
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
         """Events of one entry of the token log; `usage` counts up to it."""
         events: list[Event] = []
-        if not self._begun and self._view.told["background"]:
+        if not self._begun and self._view.extra_fields["background"]:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
         self._begun = True
         if piece.reasoning:
@@ -67,7 +65,7 @@ class ResponseEventBuilder:
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
         """Events that end the answer, at `now_s` in Unix seconds; called once."""
-        nothing = COMPACTION in self._view.told and not self._items
+        nothing = COMPACTION in self._view.extra_fields and not self._items
         events = [*(self._turn_to("compaction") if nothing else []), *self._close("incomplete")]
         status = "completed"
         if isinstance(failure, GenerationFailed) and failure.code == "request_cancelled":
@@ -86,16 +84,16 @@ class ResponseEventBuilder:
 
     def whole(self) -> dict[str, Any]:
         """The answer as one body, as far as it has been told."""
-        whole, kept = self._response("in_progress"), self._view.told.get(COMPACTION)
-        if kept is None:
+        whole, messages = self._response("in_progress"), self._view.extra_fields.get(COMPACTION)
+        if messages is None:
             return whole
         shared = {name: whole[name] for name in ("id", "created_at", "usage")}
-        return {"object": "response.compaction", **shared, "output": [*kept, *whole["output"]]}
+        return {"object": "response.compaction", **shared, "output": [*messages, *whole["output"]]}
 
     def interrupted(self, error: BaseException) -> Event:
         """The event for a process that stops while the answer goes on in another one."""
-        found = problem(error).body.error
-        return {"type": "error", "code": found.code, "message": found.message, "param": found.param}
+        detail = problem(error).body.error
+        return {"type": "error", "code": detail.code, "message": detail.message, "param": detail.param}
 
     def _say(self, piece: Piece) -> list[Event]:
         """The piece's text and its scores; a score without text waits for the message that it belongs to."""
@@ -103,7 +101,7 @@ class ResponseEventBuilder:
         if not piece.text and not (self._unshown and isinstance(self._open, Message)):
             return []
         scored, self._unshown = self._unshown, []
-        kind = "compaction" if COMPACTION in self._view.told else "message"
+        kind = "compaction" if COMPACTION in self._view.extra_fields else "message"
         return [*self._turn_to(kind), *self._grow(piece.text, logprobs=self._scored(scored))]
 
     def _called(self, call: CallDelta) -> Call:
@@ -113,7 +111,7 @@ class ResponseEventBuilder:
 
     @cached_property
     def _tools(self) -> dict[str, OfferedTool]:
-        return {tool.name: tool for tool in read_tools(self._view.told["tools"]).offered}
+        return {tool.name: tool for tool in read_tools(self._view.extra_fields["tools"]).offered}
 
     def _begin_item(self, item: Item) -> list[Event]:
         events = self._close("completed")
@@ -131,8 +129,8 @@ class ResponseEventBuilder:
         if kind == "compaction":
             assert self._seal is not None
             return self._begin_item(Compaction(f"cmp_{self._rid}_{at}", at, self._seal))
-        as_summary = self._view.told["reasoning"]["summary"] is not None
-        seal = self._seal if SEALED in self._view.told["include"] else None
+        as_summary = self._view.extra_fields["reasoning"]["summary"] is not None
+        seal = self._seal if SEALED in self._view.extra_fields["include"] else None
         return self._begin_item(Reasoning(f"rs_{self._rid}_{at}", at, as_summary=as_summary, seal=seal))
 
     def _grow(self, text: str, **more: Any) -> list[Event]:
@@ -171,7 +169,7 @@ def response_object(rid: str, view: View, status: str, output: list[dict[str, An
         "service_tier": "default",
         "user": view.user,
         "metadata": view.metadata,
-        **{name: value for name, value in view.told.items() if name not in _UNTOLD},
+        **{name: value for name, value in view.extra_fields.items() if name not in _NOT_SHOWN},
     }
 
 

@@ -54,11 +54,11 @@ class TextArgument:
     def _other_form(self) -> str:
         raw = "".join(self._raw)
         try:
-            found: Any = json.loads(raw, strict=False)
+            parsed: Any = json.loads(raw, strict=False)
         except (ValueError, RecursionError):
             return raw
-        value = cast("dict[str, Any]", found).get(self._name) if isinstance(found, dict) else None
-        return value if isinstance(value, str) else "" if found == {} else raw
+        value = cast("dict[str, Any]", parsed).get(self._name) if isinstance(parsed, dict) else None
+        return value if isinstance(value, str) else "" if parsed == {} else raw
 
     def _read(self) -> str:
         """Decode the held text up to the closing quote, or up to an escape that is cut short."""
@@ -106,5 +106,5 @@ def _escape(text: str, at: int) -> tuple[str, int]:
 
 def _unit(text: str, at: int) -> int | None:
     """The UTF-16 unit of a whole `\\uXXXX` at `at`."""
-    found = re.match(r"\\u([0-9a-fA-F]{4})", text[at : at + 6])
-    return int(found[1], 16) if found is not None else None
+    match = re.match(r"\\u([0-9a-fA-F]{4})", text[at : at + 6])
+    return int(match[1], 16) if match is not None else None

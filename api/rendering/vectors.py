@@ -13,11 +13,10 @@ from api.chat.answer import Answer
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors.errors import problem
-from api.errors.request_ids import member_rid
-from api.rendering.chunks import DONE
-from api.rendering.rendering import StreamRenderer
+from api.rendering.chunks import DONE, StreamRenderer
 from api.schemas.view import View, answer_id
 from control.messages import LogEntry
+from control.requests import member_rid
 
 _json = msgspec.json.Encoder().encode
 
@@ -26,7 +25,7 @@ class VectorRenderer(StreamRenderer):
     """Collects the vector of each input; members are packs of neighbouring inputs."""
 
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
-        counts: list[int] = view.told["inputs"]
+        counts: list[int] = view.extra_fields["inputs"]
         self.view = self._view = view
         self._rid, self._prompt_tokens = rid, prompt_tokens
         self.answers = [
@@ -79,7 +78,7 @@ class VectorRenderer(StreamRenderer):
         """Each vector is encoded for itself, so that other threads may run in between."""
         shown: list[dict[str, Any]] = []
         for index, vector in enumerate(self._vectors):
-            if self._view.told["encoding_format"] == "base64":
+            if self._view.extra_fields["encoding_format"] == "base64":
                 value: Any = base64.b64encode(vector).decode()
             else:
                 value = msgspec.Raw(_json(_numbers(vector)))
@@ -100,9 +99,9 @@ class VectorRenderer(StreamRenderer):
 
     def _results(self) -> list[dict[str, Any]]:
         """The documents from the highest score to the lowest; of equal ones the first comes first."""
-        told, scores = self._view.told, self._scores()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: told["top_n"] or None]
-        documents: list[str] | None = told["documents"]
+        fields, scores = self._view.extra_fields, self._scores()
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields["top_n"] or None]
+        documents: list[str] | None = fields["documents"]
         return [
             {
                 "index": index,

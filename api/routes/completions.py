@@ -12,7 +12,7 @@ from api.background.stored_chats import kept_messages
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.openapi.openapi import taking
-from api.routes.generation import Asked, Http, generate, process_of, serve
+from api.routes.generation import Http, ParsedBody, generate, process_of, serve
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.infill import InfillRequest, parse_infill
@@ -25,15 +25,15 @@ async def create_chat_completion(request: Http) -> Response[Any]:
     """Answer a conversation, as one body or as server-sent events; with `store`, to be read again later."""
     process = process_of(request)
 
-    async def read(body: bytes, caller: Caller) -> Asked:
-        asked = await off_loop(len(body), parse_chat, body, caller.warnings)
-        if not asked.store:
-            return Asked(body=asked)
+    async def read(body: bytes, caller: Caller) -> ParsedBody:
+        chat = await off_loop(len(body), parse_chat, body, caller.warnings)
+        if not chat.store:
+            return ParsedBody(body=chat)
         if not process.archive.ttl_ms:
             caller.warnings.add("The completion is not stored: this server stores none.", "store")
-            return Asked(body=msgspec.structs.replace(asked, store=False))
-        messages = await off_loop(len(body), kept_messages, caller.rid, asked.messages)
-        process.archive.check_size(messages, asked.told_when_stored(caller.rid) | {"metadata": asked.metadata})
+            return ParsedBody(body=msgspec.structs.replace(chat, store=False))
+        messages = await off_loop(len(body), kept_messages, caller.rid, chat.messages)
+        process.archive.check_size(messages, chat.stored_fields(caller.rid) | {"metadata": chat.metadata})
 
         async def accepted(session: Session) -> None:
             stored = StoredResponse(
@@ -45,12 +45,12 @@ async def create_chat_completion(request: Http) -> Response[Any]:
                 input=messages,
                 kind="chat",
                 named=session.renderer.view.model,
-                metadata=msgspec.json.encode(asked.metadata or {}).decode(),
+                metadata=msgspec.json.encode(chat.metadata or {}).decode(),
                 params=await off_loop(caller.body_bytes, _params_of, session),
             )
             await process.archive.accept(stored, caller.request_log.received_ms)
 
-        return Asked(body=asked, accepted=accepted)
+        return ParsedBody(body=chat, accepted=accepted)
 
     return await serve(request, read)
 

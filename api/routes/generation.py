@@ -13,23 +13,23 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 from litestar.datastructures import Headers
 
-from api.access.identity import ANONYMOUS, Identity, secret_of
+from api.access.gate import ANONYMOUS, Identity, secret_of
 from api.asgi.client import client_of
 from api.asgi.off_loop import off_loop
 from api.errors.errors import error_response, problem
-from api.errors.request_ids import new_rid
 from api.generation.caller import Caller
 from api.generation.preparation import Body
 from api.generation.session import Session
 from api.generation.stream import EventStream
-from api.images.loading import Known
+from api.images.loading import RequestImages
 from api.models.served import ServedModel
 from api.observability.request_log import RequestLog
 from api.process import Process
-from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import Warnings
 from api.schemas.embeddings import InputsRequest
 from api.schemas.view import parse_cursor
 from control.errors import FurrowError, RequestError
+from control.requests import new_rid
 
 Http = Request[Any, Any, Any]
 
@@ -53,10 +53,10 @@ async def identify(request: Http) -> None:
 
 def identity_of(request: Http) -> Identity:
     """The identity of the caller. Raises Unauthorized where a key is needed and none came, RedisUnavailable."""
-    found = request.scope["state"][_IDENTITY]
-    if isinstance(found, FurrowError):
-        raise found
-    return found
+    identity = request.scope["state"][_IDENTITY]
+    if isinstance(identity, FurrowError):
+        raise identity
+    return identity
 
 
 def authenticate(request: Http) -> str:
@@ -100,7 +100,7 @@ def caller_of(request: Http) -> Caller:
     return Caller(
         request_log=request_log,
         identity=identity,
-        images=Known(identity.owner),
+        images=RequestImages(identity.owner),
         rid=rid,
         on_disconnect=headers.get("x-on-disconnect"),
         client_request_id=client_request_id,
@@ -122,21 +122,21 @@ Accepted = Callable[[Session], Awaitable[Response[Any] | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedBody:
     """A parsed body. `accepted` is called once the request is queued; a response that it returns is sent at once."""
 
     body: Body | InputsRequest
     accepted: Accepted | None = None
 
 
-Read = Callable[[bytes, Caller], Awaitable[Asked]]
+Read = Callable[[bytes, Caller], Awaitable[ParsedBody]]
 
 
 async def generate(request: Http, parse: Callable[[bytes, Warnings], Body | InputsRequest]) -> Response[Any]:
     """Serve one POST whose body is the whole request."""
 
-    async def read(body: bytes, caller: Caller) -> Asked:
-        return Asked(body=await off_loop(len(body), parse, body, caller.warnings))
+    async def read(body: bytes, caller: Caller) -> ParsedBody:
+        return ParsedBody(body=await off_loop(len(body), parse, body, caller.warnings))
 
     return await serve(request, read)
 
@@ -173,15 +173,15 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bo
     key, last = _idempotency_key(headers), headers.get("last-event-id")
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
-        asked = await read(body, caller)
-        caller.check_present(asked.body.on_disconnect)
-        if last and not asked.body.stream:
+        parsed = await read(body, caller)
+        caller.check_present(parsed.body.on_disconnect)
+        if last and not parsed.body.stream:
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
             raise RequestError(text, param="last-event-id", code="invalid_event_id")
         if not last:
-            return await process.submitter.submit(asked.body, caller), bool(asked.body.stream), asked.accepted
-        model = asked.body.model
-    del body, asked  # a request that Redis has lost is waited for
+            return await process.submitter.submit(parsed.body, caller), bool(parsed.body.stream), parsed.accepted
+        model = parsed.body.model
+    del body, parsed  # a request that Redis has lost is waited for
     return await process.existing.resume(parse_cursor(last), caller, model), True, None
 
 
@@ -197,14 +197,14 @@ def streamed(session: Session, caller: Caller) -> Response[Any]:
 
 def refused(error: Exception, caller: Caller, session: Session | None) -> Response[Any]:
     """The response for an error before the first byte; ends the request log."""
-    found = problem(error)
-    status, text = found.status, found.body.error.message
+    answer = problem(error)
+    status, text = answer.status, answer.body.error.message
     if status == 500:
         caller.request_log.unexpected(error)
     if session is not None:
         session.release(status=status, error=text)
     caller.request_log.end(status=status, finish_reason=None, error=text)
-    response = error_response(found)
+    response = error_response(answer)
     response.headers["x-request-id"] = session.rid if session is not None else caller.rid
     finish_headers(response, caller)
     return response

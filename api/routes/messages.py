@@ -8,14 +8,14 @@ import msgspec
 from litestar import Response, post
 
 from api.asgi.off_loop import off_loop
-from api.errors.message_errors import in_anthropic_shape
+from api.errors.errors import in_anthropic_shape
 from api.generation.caller import Caller
 from api.generation.context.editing import edited
 from api.generation.context.prompts import count_tokens
 from api.openapi.openapi import taking
 from api.routes.generation import (
-    Asked,
     Http,
+    ParsedBody,
     authenticate,
     caller_of,
     finish_headers,
@@ -36,11 +36,11 @@ from api.schemas.message_request import CountTokensRequest, MessageRequest, pars
 async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
 
-    async def read(body: bytes, caller: Caller) -> Asked:
+    async def read(body: bytes, caller: Caller) -> ParsedBody:
         asked, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
         if asked.edits is not None:
             asked, _ = await edited(asked, await model_for(request, asked.model), size, caller.images)
-        return Asked(body=asked)
+        return ParsedBody(body=asked)
 
     return await serve(request, read)
 
@@ -62,9 +62,9 @@ async def count_message_tokens(request: Http) -> Response[Any]:
             edits = asked.edits is not None
             asked, original = await edited(asked, served, size, caller.images)
             tokens = await count_tokens(asked, served, size, caller.images)
-        told = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
+        edited_fields = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
         response = Response(
-            msgspec.json.encode({"input_tokens": tokens, **told}),
+            msgspec.json.encode({"input_tokens": tokens, **edited_fields}),
             media_type="application/json",
             headers={"x-request-id": caller.rid},
         )

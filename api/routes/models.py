@@ -7,7 +7,7 @@ from collections import Counter
 from litestar import get
 from litestar.params import FromPath
 
-from api.access.headers import moment
+from api.access.limits import moment
 from api.routes.generation import Http, identity_of, process_of
 from api.schemas.state import ModelBackend, ModelCard, ModelList
 from control.errors import ModelNotFound

@@ -7,13 +7,13 @@ from typing import Any
 from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from api.errors.request_ids import member_rid
 from api.routes.generation import Http, authenticate, caller_of, process_of, refused, streamed
 from api.schemas.state import RequestStatus, request_status
 from api.schemas.view import Cursor, decode_view, parse_cursor
 from control import requests
 from control.errors import RequestError
 from control.redis.connection import arun, arun_every
+from control.requests import member_rid
 
 
 @get("/v1/requests/{rid:str}")

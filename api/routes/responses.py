@@ -11,7 +11,7 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
-from api.access.identity import Identity
+from api.access.gate import Identity
 from api.asgi.off_loop import off_loop
 from api.generation.caller import Caller
 from api.generation.context.prompts import count_tokens
@@ -21,8 +21,8 @@ from api.models.served import ServedModel
 from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (
-    Asked,
     Http,
+    ParsedBody,
     authenticate,
     caller_of,
     finish_headers,
@@ -34,15 +34,15 @@ from api.routes.generation import (
     streamed,
     text_of,
 )
-from api.schemas.bounds import check_number
 from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
+from api.schemas.generation import check_number
 from api.schemas.item_parts import has_images
 from api.schemas.items import Item, read_items, trigger
 from api.schemas.response_tools import unenforced
-from api.schemas.responses import COMPACTION, ResponseRequest, parse_response
+from api.schemas.responses import ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
-from api.schemas.view import Cursor
+from api.schemas.view import COMPACTION, Cursor
 from control.errors import RequestError, RequestNotFound
 from control.records.responses import StoredResponse
 
@@ -54,7 +54,7 @@ async def create_response(request: Http) -> Response[Any]:
     """Answer a conversation of items, as one body, as server-sent events, or in the background."""
     process = process_of(request)
 
-    async def read(body: bytes, caller: Caller) -> Asked:
+    async def read(body: bytes, caller: Caller) -> ParsedBody:
         asked = await off_loop(len(body), parse_response, body, caller.warnings)
         stored = asked.store is not False and process.archive.ttl_ms > 0
         if asked.background and not stored:
@@ -85,8 +85,8 @@ async def create_response(request: Http) -> Response[Any]:
             caller.warnings.add(text, param)
         chat = await _chat(asked, items, served, caller, stored=stored)
         if stored:
-            process.archive.check_size(own, chat.told_back)
-        return Asked(body=chat, accepted=accepted if stored else None)
+            process.archive.check_size(own, chat.extra_fields)
+        return ParsedBody(body=chat, accepted=accepted if stored else None)
 
     return await serve(request, read)
 
@@ -171,14 +171,14 @@ async def compact_response(request: Http) -> Response[Any]:
     """Have the model summarise a conversation; its input may go on from the answer's output."""
     process = process_of(request)
 
-    async def read(body: bytes, caller: Caller) -> Asked:
+    async def read(body: bytes, caller: Caller) -> ParsedBody:
         asked = await off_loop(len(body), parse_response, body, caller.warnings)
         _, _, items = await _conversation(process, asked, caller)
         served = await model_for(request, asked.model)
         asked = structs.replace(asked, stream=None, background=None)
         chat = await _chat(asked, [*items, trigger(f"cmt_{caller.rid}")], served, caller, stored=False)
-        chat.told_back[COMPACTION] = kept_messages(items)
-        return Asked(body=chat)
+        chat.extra_fields[COMPACTION] = kept_messages(items)
+        return ParsedBody(body=chat)
 
     return await serve(request, read)
 

@@ -11,7 +11,7 @@ from litestar.params import FromQuery
 from api.asgi.off_loop import off_loop
 from api.chat.template import special_tokens
 from api.generation.context.prompts import prompts_of
-from api.images.loading import Known
+from api.images.loading import RequestImages
 from api.models.served import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
@@ -41,10 +41,10 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
         return response
 
 
-async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int, known: Known) -> list[int]:
+async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int, images: RequestImages) -> list[int]:
     if asked.prompt == "":  # no prompt for a completion, but a text with a length
-        return await served.run(0, known.tenant, _empty, asked.add_special_tokens is not False)
-    [tokens] = await prompts_of(generating(asked), served, size, known)
+        return await served.run(0, images.tenant, _empty, asked.add_special_tokens is not False)
+    [tokens] = await prompts_of(generating(asked), served, size, images)
     return tokens
 
 

@@ -43,7 +43,7 @@ def summarising(request: ResponseRequest, context_length: int) -> ResponseReques
 
 def kept_messages(items: list[Item]) -> list[Item]:
     """The user's newest messages, as many as are kept whole, without their images."""
-    kept: list[Item] = []
+    messages: list[Item] = []
     characters = 0
     for item in reversed(items):
         if item["type"] != "message" or item["role"] != "user":
@@ -52,8 +52,8 @@ def kept_messages(items: list[Item]) -> list[Item]:
         characters += sum(len(part["text"]) for part in item["content"])
         if characters > _KEPT_CHARACTERS:
             break
-        kept.append(item)
-    return kept[::-1]
+        messages.append(item)
+    return messages[::-1]
 
 
 def since_compaction(items: list[Item]) -> list[Item]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from api.schemas.bounds import check_number
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import decode_request
-from api.schemas.generation import MAX_CHOICES, GenerationFields, check_ranges
-from api.schemas.refusals import refusal
+from api.schemas.decoding import Warnings, decode_request, refusal
+from api.schemas.generation import MAX_CHOICES, GenerationFields, check_number, check_ranges
 from control.errors import RequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -39,8 +36,8 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def prompt_scores(self) -> int | None:
-        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((count for count in asked if count is not None), default=None)
+        counts = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in counts if count is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

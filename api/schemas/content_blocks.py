@@ -7,10 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import convert_part
+from api.schemas.decoding import Warnings, convert_part, missing
 from api.schemas.image_parts import Parts, chat_content, image_part, text_part
-from api.schemas.refusals import missing
 from control.errors import RequestError
 
 
@@ -49,13 +47,13 @@ _DROPPED = ("container_upload", "tool_addition", "tool_removal")
 
 def referenced(blocks: list[Block]) -> set[str]:
     """The names of the tools that the results of searches tell the model of."""
-    found: set[str] = set()
+    tool_names: set[str] = set()
     for block in blocks:
         parts = cast(list[Any], block.content) if isinstance(block.content, list) else []
         for part in parts:
             if isinstance(part, dict) and cast(dict[str, Any], part).get("type") == "tool_reference":
-                found.add(str(cast(dict[str, Any], part).get("tool_name")))
-    return found
+                tool_names.add(str(cast(dict[str, Any], part).get("tool_name")))
+    return tool_names
 
 
 def chat_messages(role: str, content: str | list[Block], at: str, warnings: Warnings) -> list[dict[str, Any]]:
@@ -91,8 +89,8 @@ def _assistant(blocks: list[tuple[Block, str]]) -> dict[str, Any]:
             call = {"id": _given(block.id, f"{here}.id"), "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
         elif block.type in ("server_tool_use", "mcp_tool_use"):
-            asked = msgspec.json.encode(block.input or {}).decode()
-            message["content"] = _line(message, f"[{block.name} {asked}]")
+            arguments = msgspec.json.encode(block.input or {}).decode()
+            message["content"] = _line(message, f"[{block.name} {arguments}]")
         elif block.type.endswith("_tool_result"):
             message["content"] = _line(message, f"[result: {_readable(block.content)}]")
         else:
@@ -209,8 +207,8 @@ def _plain(blocks: list[Block], at: str) -> str:
 
 
 def _tagged(tag: str, facts: list[tuple[str, str | None]], text: str) -> str:
-    told = "".join(f"<{name}>{value}</{name}>\n" for name, value in facts if value)
-    return f"<{tag}>\n{told}{text}\n</{tag}>"
+    elements = "".join(f"<{name}>{value}</{name}>\n" for name, value in facts if value)
+    return f"<{tag}>\n{elements}{text}\n</{tag}>"
 
 
 def _given(value: str | None, at: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from api.schemas.client_warnings import Warnings
+from api.schemas.decoding import Warnings
 
 CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
 
@@ -44,15 +44,15 @@ class ContextManagement(msgspec.Struct, kw_only=True):
     edits: list[Edit] | None = None
 
 
-def edits_of(given: ContextManagement | None, warnings: Warnings) -> list[Edit] | None:
+def edits_of(management: ContextManagement | None, warnings: Warnings) -> list[Edit] | None:
     """The edits to apply, in their order; None where the request has no `context_management`."""
-    if given is None:
+    if management is None:
         return None
-    known: list[Edit] = []
-    for index, edit in enumerate(given.edits or []):
+    edits: list[Edit] = []
+    for index, edit in enumerate(management.edits or []):
         if edit.type in (CLEAR_TOOL_USES, CLEAR_THINKING):
-            known.append(edit)
+            edits.append(edit)
         else:
             at = f"context_management.edits[{index}].type"
             warnings.add(f"'{at}' '{edit.type}' has no effect: the conversation is kept as it was sent.", at)
-    return known
+    return edits

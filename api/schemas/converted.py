@@ -6,8 +6,7 @@ from typing import Any
 
 from api.schemas.chat import ChatRequest, check_chat
 from api.schemas.context_edits import Edit
-from api.schemas.decoding import convert_part
-from api.schemas.naming import Names, naming
+from api.schemas.decoding import Names, convert_part, naming
 from api.schemas.view import Endpoint
 from control.messages import Sampling
 
@@ -16,23 +15,25 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     """The chat request of a body of /v1/responses or /v1/messages; no client sends it."""
 
     endpoint: Endpoint
-    told_back: dict[str, Any]
+    extra_fields: dict[str, Any]
     names: Names = {}
     edits: list[Edit] | None = None
     """Edits of the conversation that the client asks for; None where it says nothing of them."""
 
-    def told(self, sampling: Sampling) -> dict[str, Any]:
-        """`told_back`, with the defaults that the model has filled in."""
+    def shown_fields(self, sampling: Sampling) -> dict[str, Any]:
+        """`extra_fields`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":
-            return {**self.told_back, "cut": sampling.max_tokens < (self.token_limit or 0)}
+            return {**self.extra_fields, "cut": sampling.max_tokens < (self.token_limit or 0)}
         names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-        return {**self.told_back, **{name: getattr(sampling, name) for name in names}}
+        return {**self.extra_fields, **{name: getattr(sampling, name) for name in names}}
 
 
-def converse(chat: dict[str, Any], endpoint: Endpoint, told_back: dict[str, Any], names: Names) -> Converted:
+def converse(chat: dict[str, Any], endpoint: Endpoint, extra_fields: dict[str, Any], names: Names) -> Converted:
     """Check a body that was turned into chat's form. Raises RequestError in the client's own names."""
-    given = {name: value for name, value in chat.items() if value is not None}
+    fields = {name: value for name, value in chat.items() if value is not None}
     with naming(names):
-        request = convert_part(given | {"endpoint": endpoint, "told_back": told_back, "names": names}, Converted, "")
+        request = convert_part(
+            fields | {"endpoint": endpoint, "extra_fields": extra_fields, "names": names}, Converted, ""
+        )
         check_chat(request)
     return request

@@ -1,4 +1,4 @@
-"""Decoding of request bodies by msgspec: a wrong type is a 400 that names the field.
+"""Decoding of request bodies by msgspec: a wrong type is a 400 that names the field, as the client named it.
 
 Unknown fields inside messages, tools and other nested objects are ignored: their structs don't forbid them. A struct
 of a whole body has `forbid_unknown_fields`, and `decode_request` looks at a body a second time only where it has one:
@@ -12,15 +12,110 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
 import msgspec.inspect
 
-from api.schemas.client_warnings import Warnings
-from api.schemas.refusals import refusal
 from api.schemas.tolerance import TABLE, Hint, Mapped, Refused
 from control.errors import RequestError
+
+
+def missing(name: str) -> RequestError:
+    """The error for a field that is not there."""
+    return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+
+
+def refusal(name: str, remedy: str = "Remove it from the request.") -> RequestError:
+    """The error for a field or a value that is not served."""
+    return RequestError(
+        f"'{name}' is not supported by this server. {remedy}",
+        param=name,
+        code="unsupported_parameter",
+    )
+
+
+_MOST, _LONGEST_NAME, _LONGEST_TEXT = 8, 64, 200
+"""Names and texts of one header, and the characters of each: names are as many and as long as the client made them."""
+_UNSAFE = re.compile(r"[^ !#-\[\]-~]")
+"""Characters that a quoted text in a header can't have: control characters, quotes, backslashes, all beyond ASCII."""
+
+
+class Warnings:
+    """Collects the warnings about one request. With `strict` the first one is a RequestError instead."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._names: list[str] = []
+        self._texts: list[str] = []
+        self._more = 0
+
+    def ignore(self, field: str) -> None:
+        """An unknown field was ignored."""
+        if self.strict:
+            raise RequestError(
+                f"Unrecognized request argument supplied: {field}. Remove it, or see the API reference for what is "
+                "served.",
+                param=field,
+                code="unknown_parameter",
+            )
+        if len(self._names) < _MOST:
+            self._names.append(_safe(field, _LONGEST_NAME))
+        else:
+            self._more += 1
+
+    def add(self, text: str, param: str | None = None) -> None:
+        """A part of the request has no effect; `text` says which and why, `param` names it where it is refused."""
+        if self.strict:
+            raise RequestError(text, param=param, code="unsupported_parameter")
+        if len(self._texts) < _MOST and (safe := _safe(text, _LONGEST_TEXT)) not in self._texts:
+            self._texts.append(safe)
+
+    @property
+    def texts(self) -> list[str]:
+        """All warnings, safe for a header and bounded in number and length."""
+        if not self._names:
+            return self._texts
+        more = f" and {self._more} more" if self._more else ""
+        return [f"Unknown fields were ignored: {', '.join(self._names)}{more}.", *self._texts]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The `Warning` header of the response; empty without warnings."""
+        texts = self.texts
+        return {"warning": ", ".join(f'299 furrow "{text}"' for text in texts)} if texts else {}
+
+
+def _safe(text: str, longest: int) -> str:
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return _UNSAFE.sub("?", cut)
+
+
+Names = dict[str, str]
+"""The client's names of a chat request's parameters, whole or as patterns, which begin with ^."""
+
+
+@contextmanager
+def naming(names: Names) -> Generator[None]:
+    """A RequestError of the block gets its parameter under the name that the client used."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        error.param = _client_name(param, names) or error.param
+        if error.param != param:
+            error.args = (str(error).replace(f"'{param}'", f"'{error.param}'"),)
+        raise
+
+
+def _client_name(param: str, names: Names) -> str:
+    if param in names:
+        return names[param]
+    ours = next((ours for ours in names if ours.startswith("^") and re.match(ours, param)), None)
+    return param if ours is None else re.sub(ours, names[ours], param)
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -85,28 +180,28 @@ def decode_request(body: bytes, type_: type[S], warnings: Warnings | None) -> S:
 def _known(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> bytes:
     """The body with the fields that its type has. Raises RequestError for a field that is refused."""
     members = decode_body(body, dict[str, msgspec.Raw])
-    known = frozenset(type_.__struct_encode_fields__)
-    for name in [name for name in members if name not in known]:
-        given, row = members.pop(name), TABLE.get(name)
+    fields = frozenset(type_.__struct_encode_fields__)
+    for name in [name for name in members if name not in fields]:
+        value, row = members.pop(name), TABLE.get(name)
         if row is None:
             warnings.ignore(name)
         elif isinstance(row, Mapped):
-            _rename(members, name, given, next((to for to in row.to if to in known), None), warnings)
-        elif not isinstance(row, Hint) and msgspec.json.decode(given) not in (None, *row.neutral):
+            _rename(members, name, value, next((to for to in row.to if to in fields), None), warnings)
+        elif not isinstance(row, Hint) and msgspec.json.decode(value) not in (None, *row.neutral):
             if isinstance(row, Refused):
                 raise refusal(name, row.remedy)
             warnings.add(row.text, name)
     return msgspec.json.encode(members)
 
 
-def _rename(members: dict[str, msgspec.Raw], name: str, given: msgspec.Raw, to: str | None, warnings: Warnings) -> None:
+def _rename(members: dict[str, msgspec.Raw], name: str, value: msgspec.Raw, to: str | None, warnings: Warnings) -> None:
     """Put a value under the endpoint's name for it. Raises RequestError where another value is there already."""
     if to is None:
         warnings.ignore(name)
-    elif bytes(given) != b"null":
-        if bytes(members.get(to, given)) not in (b"null", bytes(given)):
+    elif bytes(value) != b"null":
+        if bytes(members.get(to, value)) not in (b"null", bytes(value)):
             raise RequestError(f"'{name}' and '{to}' are both set and differ; send one of them.", param=name)
-        members[to] = given
+        members[to] = value
 
 
 def _whole_numbers(value: Any) -> Any:
@@ -122,8 +217,8 @@ def _whole_numbers(value: Any) -> Any:
 
 def _half_character(body: bytes, error: str) -> re.Match[bytes] | None:
     """Half of a surrogate pair at the place where decoding ended."""
-    found = _BYTE.search(error)
-    place = int(found[1]) if found is not None else len(body)
+    position = _BYTE.search(error)
+    place = int(position[1]) if position is not None else len(body)
     return _HALF_CHARACTER.search(body, max(0, place - _AROUND), place + _AROUND)
 
 
@@ -150,9 +245,8 @@ def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> Reque
             param=name,
             code=_UNKNOWN_CODE,
         )
-    if missing := _MISSING.match(what):
-        name = _join(path, missing["field"])
-        return RequestError(f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    if absent := _MISSING.match(what):
+        return missing(_join(path, absent["field"]))
     if what.startswith("Invalid enum value"):
         what += f"; use one of {', '.join(repr(value) for value in _choices(type_, inner))}"
     where = f" for '{path}'" if path else ""
@@ -161,16 +255,16 @@ def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> Reque
 
 def _choices(type_: type, path: str) -> list[Any]:
     """The values that the field at `path`, as `messages[0].role`, may have."""
-    found = [msgspec.inspect.type_info(type_)]
+    types = [msgspec.inspect.type_info(type_)]
     for field, _ in _STEP.findall(path):
-        found = [inner for outer in found for inner in _inside(outer, field)]
-    return [value for kind in found if isinstance(kind, msgspec.inspect.LiteralType) for value in kind.values]
+        types = [inner for outer in types for inner in _inside(outer, field)]
+    return [value for kind in types if isinstance(kind, msgspec.inspect.LiteralType) for value in kind.values]
 
 
 def _inside(outer: msgspec.inspect.Type, field: str) -> list[msgspec.inspect.Type]:
     """The types of the named field, or of an element where there is no name: the members of its union."""
     if isinstance(outer, msgspec.inspect.StructType):
-        inner = [known.type for known in outer.fields if known.encode_name == field]
+        inner = [member.type for member in outer.fields if member.encode_name == field]
     elif isinstance(outer, msgspec.inspect.ListType) and not field:
         inner = [outer.item_type]
     else:

@@ -6,10 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from api.schemas.bounds import MAX_LABEL, MAX_MODEL_NAME
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import decode_request
-from api.schemas.refusals import refusal
+from api.schemas.decoding import Warnings, decode_request, refusal
+from api.schemas.generation import MAX_LABEL, MAX_MODEL_NAME
 from control.errors import RequestError
 from control.requests.bounds import RANGES, shown
 
@@ -48,17 +46,17 @@ class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def inputs(self) -> list[str | list[int]]:
         """One entry per input. Raises RequestError for a list that is empty, or of mixed kinds."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        ids = [one for one in given if isinstance(one, int)]
-        if ids and len(ids) == len(given):
+        input_value = self.input
+        if isinstance(input_value, str):
+            return [input_value]
+        ids = [one for one in input_value if isinstance(one, int)]
+        if ids and len(ids) == len(input_value):
             return [ids]
-        if ids or not given:
+        if ids or not input_value:
             raise RequestError(
                 "'input' must be a text, a list of token ids, or a non-empty list of one of the two.", param="input"
             )
-        return [one for one in given if not isinstance(one, int)]
+        return [one for one in input_value if not isinstance(one, int)]
 
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]

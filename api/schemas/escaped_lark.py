@@ -65,13 +65,13 @@ def _recursive(grammar: str) -> bool:
     """True if a rule refers to itself, over others or not. Raises _NotKnownHere at once for what has no rewriting."""
     uses: dict[str, set[str]] = {}
     current = set[str]()
-    for found in _TOKEN.finditer(grammar):
-        if found["other"] is not None:
+    for match in _TOKEN.finditer(grammar):
+        if match["other"] is not None:
             raise _NotKnownHere
-        if found["defined"] is not None:
-            current = uses.setdefault(found["rule"], set())
-        elif found["rule"] is not None:
-            current.add(found["rule"])
+        if match["defined"] is not None:
+            current = uses.setdefault(match["rule"], set())
+        elif match["rule"] is not None:
+            current.add(match["rule"])
     try:
         TopologicalSorter(uses).prepare()
     except CycleError:
@@ -79,20 +79,20 @@ def _recursive(grammar: str) -> bool:
     return False
 
 
-def _token(found: re.Match[str]) -> str:
-    if found["comment"] is not None or found["alias"] is not None:
+def _token(match: re.Match[str]) -> str:
+    if match["comment"] is not None or match["alias"] is not None:
         return ""
-    if found["string"] is not None:
-        return _string(found["string"])
-    if found["rule"] is not None:
-        return _TERMINAL + found["rule"].upper() + (found["defined"] or "")
-    if found["regex"] is not None:
-        body, _, flags = found["regex"][1:].rpartition("/")
+    if match["string"] is not None:
+        return _string(match["string"])
+    if match["rule"] is not None:
+        return _TERMINAL + match["rule"].upper() + (match["defined"] or "")
+    if match["regex"] is not None:
+        body, _, flags = match["regex"][1:].rpartition("/")
         return f"/{_regex(body, flags)}/"
-    if found["imported"] in _COMMON:
-        return f"{found['renamed'] or found['imported']}: {_TOKEN.sub(_token, _COMMON[found['imported']])}"
-    if found["imported"] in _UNCHANGED:
-        return found[0]
+    if match["imported"] in _COMMON:
+        return f"{match['renamed'] or match['imported']}: {_TOKEN.sub(_token, _COMMON[match['imported']])}"
+    if match["imported"] in _UNCHANGED:
+        return match[0]
     raise _NotKnownHere
 
 
@@ -129,10 +129,10 @@ def _atom(body: str, at: int, dot_is_all: bool) -> tuple[str, int]:
             return _character(_NAMED.get(second, second)), 2
         raise _NotKnownHere
     if first == "[":
-        found = _CLASS.match(body, at)
-        if found is None or any(mark in found[2] for mark in _NOT_IN_CLASSES):
+        match = _CLASS.match(body, at)
+        if match is None or any(mark in match[2] for mark in _NOT_IN_CLASSES):
             raise _NotKnownHere
-        return _class(found[1], found[2]), len(found[0])
+        return _class(match[1], match[2]), len(match[0])
     if first == ".":
         return _class("", r"\s\S") if dot_is_all else _class("^", r"\n"), 1
     if first in "^$" or (first == "(" and second == "?" and body[at + 2 : at + 3] != ":"):
@@ -152,8 +152,8 @@ def _character(one: str) -> str:
 def _class(negated: str, inner: str) -> str:
     """A class of characters: those that are written as they are, or the escape of another one."""
     members = set[str]()
-    for found in _MEMBER.finditer(inner):
-        first, last = found[1], found[2]
+    for match in _MEMBER.finditer(inner):
+        first, last = match[1], match[2]
         if first in _CLASSES and last is None:
             members.update(_CLASSES[first])
             continue

@@ -1,14 +1,37 @@
-"""Fields that several endpoints share, and the checks on their ranges."""
+"""Fields that the generating endpoints share, their limits, and the form of the answer as one grammar.
+
+The form comes from OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, or llama.cpp's `grammar` and
+`json_schema`. A request may use one of them. The size of the body limits the sum of all fields.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import msgspec
 
-from api.schemas.bounds import MAX_LABEL, MAX_PAIR_NAME, MAX_PAIRS, check_bounds, check_number
+from api.schemas.decoding import missing
 from control.errors import RequestError
-from control.requests.bounds import RANGES, Range, shown
+from control.messages import Grammar
+from control.requests.bounds import RANGES, Range, refusal, shown
+
+MAX_MODEL_NAME = 512
+MAX_MESSAGES = 4_096
+MAX_PARTS = 4_096
+"""Content parts of all messages together."""
+MAX_STOP_CHARACTERS = 1_024
+MAX_STOP_IDS = 1_024
+MAX_BIASES = 4_096
+MAX_PAIRS, MAX_PAIR_NAME, MAX_LABEL = 16, 64, 512
+"""OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label."""
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS_CHARACTERS = 1_024, 1_024, 65_536
+"""Words, characters of one, and of all together."""
+MAX_BAD_WORD_TOKENS = 16_384
+"""Tokens of all spellings of the bad words: they travel with the request, and a leader indexes them."""
+MAX_DEPTH = 32
+"""Levels of a value whose form is free."""
 
 MAX_CHOICES = int(RANGES["n"].most)
 MAX_STOP_STRINGS = 16
@@ -71,7 +94,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: int | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
-    # The form of the answer: at most one of these (see structured.py).
+    # The form of the answer: at most one of these (`grammar_of`).
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -84,8 +107,8 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     @property
     def stop_strings(self) -> list[str]:
         """Empty strings stop nothing."""
-        given = [self.stop] if isinstance(self.stop, str) else (self.stop or [])
-        return [text for text in given if text]
+        stops = [self.stop] if isinstance(self.stop, str) else (self.stop or [])
+        return [text for text in stops if text]
 
     @property
     def include_usage(self) -> bool:
@@ -124,12 +147,12 @@ def check_ranges(request: GenerationFields) -> None:
         value = getattr(request, name, None)
         if value is None:
             continue
-        known = RANGES[name]
+        allowed = RANGES[name]
         if name in ("max_tokens", "max_completion_tokens"):
             if value == UNLIMITED:
                 continue
-            known = Range(request.least_tokens, known.most)
-        check_number(name, value, known)
+            allowed = Range(request.least_tokens, allowed.most)
+        check_number(name, value, allowed)
     for token, bias in (request.logit_bias or {}).items():
         if not RANGES["logit_bias"].holds(bias):
             raise RequestError(
@@ -137,12 +160,72 @@ def check_ranges(request: GenerationFields) -> None:
                 f"{RANGES['logit_bias']}.",
                 param="logit_bias",
             )
-    check_bounds(request)
+    _check_lengths(request)
     _check_stop(request.stop_strings)
     _check_labels(request)
     _check_shown(request)
     if request.stream_options is not None and not request.stream:
         raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+
+
+def _check_lengths(request: Any) -> None:
+    """Raise RequestError for the first field of a generating request that holds too much."""
+    _check_length("model", request.model, MAX_MODEL_NAME, "characters")
+    messages: list[Any] = getattr(request, "messages", None) or []
+    _check_length("messages", messages, MAX_MESSAGES, "messages")
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_PARTS:
+        raise _too_much("messages", parts, MAX_PARTS, "content parts")
+    for index, text in enumerate(request.stop_strings):
+        _check_length(f"stop[{index}]", text, MAX_STOP_CHARACTERS, "characters")
+    _check_length("stop_token_ids", request.stop_token_ids, MAX_STOP_IDS, "ids")
+    _check_length("logit_bias", request.logit_bias, MAX_BIASES, "tokens")
+    _check_bad_words(request.bad_words or [])
+    variables = getattr(request, "chat_template_kwargs", None)
+    if variables is not None and deeper(variables, MAX_DEPTH):
+        raise RequestError(
+            f"'chat_template_kwargs' nests more than {MAX_DEPTH} levels deep; send a flatter value.",
+            param="chat_template_kwargs",
+        )
+
+
+def _check_bad_words(words: list[str]) -> None:
+    _check_length("bad_words", words, MAX_BAD_WORDS, "words")
+    for index, word in enumerate(words):
+        _check_length(f"bad_words[{index}]", word, MAX_BAD_WORD_CHARACTERS, "characters")
+        if not word:
+            raise RequestError(f"'bad_words[{index}]' is empty; remove it.", param=f"bad_words[{index}]")
+    if (characters := sum(len(word) for word in words)) > MAX_BAD_WORDS_CHARACTERS:
+        raise _too_much("bad_words", characters, MAX_BAD_WORDS_CHARACTERS, "characters in all words")
+
+
+def check_bad_word_tokens(sequences: list[list[int]]) -> None:
+    """Raise RequestError where the spellings of the bad words have too many tokens."""
+    if (tokens := sum(len(sequence) for sequence in sequences)) > MAX_BAD_WORD_TOKENS:
+        raise _too_much("bad_words", tokens, MAX_BAD_WORD_TOKENS, "tokens in all spellings of the words")
+
+
+def check_number(name: str, value: float, allowed: Range | None = None) -> None:
+    """Raise RequestError where `value` is out of the range of `name` (or of `known`), naming all three."""
+    if (text := refusal(name, value, allowed)) is not None:
+        raise RequestError(text, param=name)
+
+
+def _check_length(name: str, value: Any, most: int, unit: str) -> None:
+    if value is not None and len(value) > most:
+        raise _too_much(name, len(value), most, unit)
+
+
+def _too_much(name: str, count: int, most: int, unit: str) -> RequestError:
+    return RequestError(f"'{name}' has {count} {unit}; at most {most} are served.", param=name)
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """True if lists and objects nest more than `levels` deep; looks no deeper than that."""
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = cast("list[Any]", value.values() if isinstance(value, dict) else value)
+    return levels == 0 or any(deeper(one, levels - 1) for one in inner)
 
 
 def _check_labels(request: GenerationFields) -> None:
@@ -182,3 +265,166 @@ def _check_shown(request: GenerationFields) -> None:
 def _check_stop(stop: list[str]) -> None:
     if len(stop) > MAX_STOP_STRINGS:
         raise RequestError(f"'stop' has {len(stop)} strings; at most {MAX_STOP_STRINGS} are served.", param="stop")
+
+
+MAX_SCHEMA_DEPTH = 100
+"""Levels of a schema; the library's own limit is a little above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and the parameter that asked for it."""
+
+    grammar: Grammar
+    param: str
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's; `schema` beside `json_object` is llama.cpp's. Other fields of neighbours would change the answer."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's; exactly one field is given."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+def grammar_of(request: GenerationFields) -> Constraint | None:
+    """The grammar of the answers; None for free text. Raises RequestError, also for two parameters at once."""
+    constraints = [
+        constraint
+        for name, read in _READERS.items()
+        if getattr(request, name) not in (None, "", {}, [])
+        and (constraint := read(getattr(request, name), name)) is not None
+    ]
+    only_one([constraint.param for constraint in constraints])
+    return constraints[0] if constraints else None
+
+
+def only_one(params: list[str]) -> None:
+    """Raise RequestError where several parameters constrain the answer, naming them."""
+    if len(params) > 1:
+        names = " and ".join(f"'{name}'" for name in params)
+        raise RequestError(f"{names} both constrain the answer; send one of them.", param=params[1])
+
+
+# --- one reader per parameter ---------------------------------------------------------------------------------------
+
+
+def _response_format(value: Any, param: str) -> Constraint | None:
+    form = _decoded(value, ResponseFormat, param)
+    match form.type:
+        case "text":
+            return None
+        case "json_object" if form.schema is None:
+            return Constraint(Grammar("json_object"), param)
+        case "json_object":
+            return Constraint(_schema(form.schema, False, f"{param}.schema"), f"{param}.schema")
+        case "json_schema":
+            here = f"{param}.json_schema"
+            if form.json_schema is None:
+                raise missing(here)
+            if form.json_schema.schema is None:
+                raise missing(f"{here}.schema")
+            return Constraint(
+                _schema(form.json_schema.schema, bool(form.json_schema.strict), f"{here}.schema"), f"{here}.schema"
+            )
+        case unknown:
+            raise RequestError(
+                f"Invalid value for '{param}.type': {unknown!r}; use 'text', 'json_object' or 'json_schema'.",
+                param=f"{param}.type",
+            )
+
+
+def _structured_outputs(value: Any, param: str) -> Constraint | None:
+    outputs = _decoded(value, StructuredOutputs, param)
+    names = [name for name in StructuredOutputs.__struct_fields__ if getattr(outputs, name) not in (None, False)]
+    only_one([f"{param}.{name}" for name in names])
+    if not names:
+        return None
+    if outputs.json_object:
+        return Constraint(Grammar("json_object"), f"{param}.json_object")
+    return _READERS_WITHIN[names[0]](getattr(outputs, names[0]), f"{param}.{names[0]}")
+
+
+def _json(value: Any, param: str) -> Constraint:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
+    if not isinstance(value, dict):
+        raise RequestError(f"'{param}' must be a JSON schema: an object, or its text.", param=param)
+    return Constraint(_schema(value, False, param), param)  # type: ignore[arg-type]
+
+
+def _regex(value: Any, param: str) -> Constraint:
+    return Constraint(Grammar("regex", _text(value, param)), param)
+
+
+def _grammar(value: Any, param: str) -> Constraint:
+    return Constraint(Grammar("lark", _text(value, param)), param)
+
+
+def _choice(value: Any, param: str) -> Constraint:
+    texts = _decoded(value, list[str], param)
+    if not texts or not all(texts):
+        raise RequestError(f"'{param}' must be a list of one text or more, none of them empty.", param=param)
+    return Constraint(Grammar("choice", msgspec.json.encode(texts).decode()), param)
+
+
+_READERS: dict[str, Callable[[Any, str], Constraint | None]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": _json,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+    "json_schema": _json,
+    "grammar": _grammar,
+}
+_READERS_WITHIN = {"json": _json, "regex": _regex, "choice": _choice, "grammar": _grammar}
+
+
+def _schema(schema: dict[str, Any], strict: bool, param: str) -> Grammar:
+    """Where a schema need not be kept to the letter, a `oneOf` whose parts may overlap is served as `anyOf`."""
+    if deeper(schema, MAX_SCHEMA_DEPTH):
+        raise RequestError(
+            f"'{param}' is nested more than {MAX_SCHEMA_DEPTH} levels deep; use '$defs' and '$ref' to flatten it.",
+            param=param,
+            code="invalid_grammar",
+        )
+    if not strict:
+        own = schema.get("x-guidance")
+        schema = schema | {"x-guidance": {"coerce_one_of": True} | (own if isinstance(own, dict) else {})}  # type: ignore[operator]
+    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _decoded(value: Any, kind: Any, param: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        where = param + place.rstrip("`")
+        raise RequestError(f"Invalid value for '{where}': {what}.", param=where, code="invalid_type") from None
+
+
+def _text(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"'{param}' must be a text.", param=param, code="invalid_type")
+    return value

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, cast
 
-from api.schemas.naming import Names
-from api.schemas.refusals import missing
+from api.schemas.decoding import Names, missing
 from control.errors import RequestError
 
 Parts = list[dict[str, Any]]
@@ -26,15 +25,15 @@ class ImageSource:
     path: str
 
 
-def image_source(given: Any, path: str) -> ImageSource:
+def image_source(url: Any, path: str) -> ImageSource:
     """The source that the field `path` names: a URL, or an object with one. Raises RequestError."""
-    if isinstance(given, dict):
-        given = cast(dict[str, Any], given).get("url")
-    if given is None:
+    if isinstance(url, dict):
+        url = cast(dict[str, Any], url).get("url")
+    if url is None:
         raise missing(path)
-    if not isinstance(given, str):
+    if not isinstance(url, str):
         raise RequestError(f"'{path}' must be a URL, or an object with 'url'.", param=path)
-    return ImageSource(given, path)
+    return ImageSource(url, path)
 
 
 def image_part(url: str, at: str) -> dict[str, Any]:

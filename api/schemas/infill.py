@@ -6,12 +6,9 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.bounds import MAX_PARTS
-from api.schemas.client_warnings import Warnings
 from api.schemas.completions import CompletionRequest, check_completion
-from api.schemas.decoding import convert_part, decode_request
-from api.schemas.generation import UNLIMITED, CommonFields
-from api.schemas.naming import Names, naming
+from api.schemas.decoding import Names, Warnings, convert_part, decode_request, naming
+from api.schemas.generation import MAX_PARTS, UNLIMITED, CommonFields
 from control.errors import RequestError
 
 _WITHOUT_EFFECT = {
@@ -93,14 +90,14 @@ def parse_infill(body: bytes, warnings: Warnings | None = None) -> Filling:
     if len(files) > MAX_PARTS:
         text = f"'input_extra' has {len(files)} files; at most {MAX_PARTS} are served."
         raise RequestError(text, param="input_extra")
-    told: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
-    told |= {
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
+    fields |= {
         "prompt": request.input_prefix + (request.prompt or ""),
         "suffix": request.input_suffix,
         "max_tokens": UNLIMITED if request.max_tokens == _UNTIL_FULL else request.max_tokens,
     }
-    given = {name: value for name, value in told.items() if value is not None}
+    completion = {name: value for name, value in fields.items() if value is not None}
     with naming(_NAMES):
-        filling = convert_part(given | {"input_extra": files}, Filling, "")
+        filling = convert_part(completion | {"input_extra": files}, Filling, "")
         check_completion(filling)
     return filling

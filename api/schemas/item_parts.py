@@ -6,9 +6,9 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from api.schemas.decoding import missing
 from api.schemas.image_parts import Parts, chat_content, image_part
 from api.schemas.image_parts import text_part as chat_text
-from api.schemas.refusals import missing
 from api.schemas.tool_items import Item
 from control.errors import RequestError
 
@@ -83,13 +83,13 @@ def has_images(items: list[Item]) -> bool:
 
 def chat_parts(item: Item, name: str) -> str | Parts:
     """The parts of an item, in its field `name`, as the content of a chat's message."""
-    given: Parts = item[name]
+    parts: Parts = item[name]
     return chat_content(
         [
             image_part(part["image_url"], f"{item['id']}.{name}[{index}].image_url")
             if part["type"] == "input_image"
             else chat_text(part["text"])
-            for index, part in enumerate(given)
+            for index, part in enumerate(parts)
         ]
     )
 

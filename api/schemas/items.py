@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import convert_part
+from api.schemas.decoding import Warnings, convert_part
 from api.schemas.item_parts import Content, Part, chat_parts, is_of_parts, kept_output, kept_parts, text_part, texts_of
 from api.schemas.tool_items import CALLS, KINDS, RESULTS, Item, ToolItem, call_of, is_left_out, kept_form, result_of
 from control.errors import RequestError
@@ -107,15 +106,15 @@ _KINDS: dict[str, type[_Kind | ToolItem]] = {
 
 
 def read_items(
-    given: str | list[dict[str, Any]] | None,
+    source: str | list[dict[str, Any]] | None,
     rid: str,
     warnings: Warnings | None = None,
     unseal: Unseal | None = None,
 ) -> list[Item]:
     """The input in the kept form; `rid` names items without an id. Raises RequestError for what is not served."""
-    if given is None:
+    if source is None:
         return []
-    rows = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    rows = [{"role": "user", "content": source}] if isinstance(source, str) else source
     if len(rows) > MAX_ITEMS:
         raise RequestError(f"'input' has {len(rows)} items; at most {MAX_ITEMS} are served.", param="input")
     reader = _Reader(warnings or Warnings(), unseal)
@@ -146,9 +145,9 @@ class _Reader:
                 content = kept_parts(item.content, f"{at}.content", item.role)
                 return _item(item.id or f"msg_{name}", "message", role=item.role, content=content)
             case FunctionCall():
-                told = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-                told |= {"namespace": item.namespace} if item.namespace else {}
-                return _item(item.id or f"fc_{name}", "function_call", **told)
+                fields = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+                fields |= {"namespace": item.namespace} if item.namespace else {}
+                return _item(item.id or f"fc_{name}", "function_call", **fields)
             case FunctionCallOutput():
                 output = kept_output(item.output, f"{at}.output")
                 begins = "fco" if item.type == "function_call_output" else "ctco"
@@ -173,10 +172,10 @@ class _Reader:
             content = [] if text is None else [text]
             if not content and not summary:
                 return None
-        kept = {"summary": [text_part("summary_text", text) for text in summary]}
+        texts = {"summary": [text_part("summary_text", text) for text in summary]}
         if content:
-            kept["content"] = [text_part("reasoning_text", text) for text in content]
-        return _item(identity, "reasoning", **kept)
+            texts["content"] = [text_part("reasoning_text", text) for text in content]
+        return _item(identity, "reasoning", **texts)
 
     def _opened(self, item: Reasoning | Compaction, at: str) -> str | None:
         """The sealed text. A foreign seal must not end a conversation, so it only warns."""
@@ -187,8 +186,8 @@ class _Reader:
         return text
 
 
-def _item(identity: str, kind: str, **told: Any) -> Item:
-    return {"id": identity, "type": kind, "status": "completed", **told}
+def _item(identity: str, kind: str, **fields: Any) -> Item:
+    return {"id": identity, "type": kind, "status": "completed", **fields}
 
 
 def trigger(identity: str) -> Item:

@@ -6,16 +6,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.errors.message_errors import UNTHREADED
-from api.schemas.bounds import check_number
-from api.schemas.client_warnings import Warnings
+from api.errors.errors import UNTHREADED
 from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
 from api.schemas.context_edits import ContextManagement, edits_of
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import decode_request
+from api.schemas.decoding import Warnings, decode_request, missing
+from api.schemas.generation import check_number
 from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools
-from api.schemas.refusals import missing
 from control.errors import RequestError
 from control.requests.bounds import RANGES
 
@@ -131,8 +129,11 @@ def parse_message(body: bytes, warnings: Warnings | None = None) -> Converted:
             param="thread",
             code=UNTHREADED,
         )
-    told = {"stop": request.stop_sequences, "user": request.metadata.user_id if request.metadata is not None else None}
-    return _conversation(request, told, warnings or Warnings(strict=True))
+    options = {
+        "stop": request.stop_sequences,
+        "user": request.metadata.user_id if request.metadata is not None else None,
+    }
+    return _conversation(request, options, warnings or Warnings(strict=True))
 
 
 def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
@@ -141,7 +142,7 @@ def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
     return _conversation(decode_request(body, CountTokensRequest, warnings), {}, warnings)
 
 
-def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: Warnings) -> Converted:
+def _conversation(request: CountTokensRequest, options: dict[str, Any], warnings: Warnings) -> Converted:
     if request.mcp_servers not in (None, [], {}, ""):
         warnings.add("'mcp_servers' has no effect: this server asks no other one for tools.", "mcp_servers")
     choice, form = request.tool_choice, _form(request)
@@ -150,7 +151,7 @@ def _conversation(request: CountTokensRequest, told: dict[str, Any], warnings: W
     if prefilled:
         _check_prefill(request, messages[-1])
     chat: dict[str, Any] = {name: getattr(request, name, None) for name in _PASSED_ON}
-    chat |= told | {
+    chat |= options | {
         "messages": messages,
         "continue_final_message": prefilled or None,
         "tools": offered_tools(request.tools or [], _found(request), warnings) or None,
@@ -220,8 +221,8 @@ def _tool_choice(choice: ToolChoice | None) -> Any:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _response_format(asked: OutputFormat) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema, "strict": True}}
+def _response_format(output_format: OutputFormat) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "output", "schema": output_format.schema, "strict": True}}
 
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
@@ -230,9 +231,9 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
         check_number("thinking.budget_tokens", request.thinking.budget_tokens, RANGES["budget_tokens"])
     thinks = request.thinking is not None and request.thinking.type != "disabled"
     budget = request.thinking.budget_tokens if request.thinking is not None and thinks else None
-    given = request.chat_template_kwargs or {}
-    told: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **given}}
-    told |= {"thinking_token_budget": budget}
+    variables = request.chat_template_kwargs or {}
+    options: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks, **variables}}
+    options |= {"thinking_token_budget": budget}
     if request.output_config is not None and request.output_config.effort is not None:
-        told["reasoning_effort"] = request.output_config.effort
-    return told
+        options["reasoning_effort"] = request.output_config.effort
+    return options

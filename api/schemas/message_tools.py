@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.client_warnings import Warnings
-from api.schemas.decoding import convert_part
+from api.schemas.decoding import Warnings, convert_part
 
 JsonObject = dict[str, Any]
 
@@ -34,17 +33,17 @@ class OwnTool(msgspec.Struct, kw_only=True):
     display_height_px: int | None = None
 
 
-def offered_tools(given: list[JsonObject], found: set[str], warnings: Warnings) -> list[JsonObject]:
+def offered_tools(definitions: list[JsonObject], found_names: set[str], warnings: Warnings) -> list[JsonObject]:
     """The tools in chat's form, in their order. Raises RequestError for one that is described badly.
 
     Tools that Anthropic's servers run are left out with a warning, and those with `defer_loading` until the result of
-    a search names them (they are in `found`). Where that search is one of the servers', nothing is deferred.
+    a search names them (they are in `found_names`). Where that search is one of the servers', nothing is deferred.
     """
     tools: list[JsonObject] = []
-    searched = not any(str(tool.get("type")).startswith(_SEARCH) for tool in given)
-    for index, tool in enumerate(given):
+    searched = not any(str(tool.get("type")).startswith(_SEARCH) for tool in definitions)
+    for index, tool in enumerate(definitions):
         at, kind = f"tools[{index}]", tool.get("type")
-        if searched and tool.get("defer_loading") is True and tool.get("name") not in found:
+        if searched and tool.get("defer_loading") is True and tool.get("name") not in found_names:
             continue
         family = _FAMILY.fullmatch(kind) if isinstance(kind, str) else None
         if kind in (None, "custom"):
@@ -90,8 +89,8 @@ def _function(
     if examples:
         shown = "\n".join(msgspec.json.encode(example).decode() for example in examples)
         description = f"{description or ''}\n\nExamples of the input:\n{shown}".lstrip()
-    told = {"name": name, "description": description, "parameters": schema, "strict": strict}
-    return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+    function = {"name": name, "description": description, "parameters": schema, "strict": strict}
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _object(properties: JsonObject, *required: str) -> JsonObject:

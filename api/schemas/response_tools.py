@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from api.schemas.chat import MAX_TOOLS
+from api.schemas.decoding import missing
 from api.schemas.escaped_lark import in_json_string
-from api.schemas.how import CallFormat
-from api.schemas.refusals import missing
 from api.schemas.tool_functions import BUILT_IN, function_of
-from api.schemas.tools import MAX_TOOLS
+from api.schemas.view import CallFormat
 from control.errors import RequestError
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
@@ -45,8 +45,8 @@ class OfferedTool:
     @property
     def function(self) -> dict[str, Any]:
         """The function in the form of chat completions."""
-        told = function_of(self.kind, self.definition, self.place)
-        return {"type": "function", "function": {"name": self.name} | told}
+        function = function_of(self.kind, self.definition, self.place)
+        return {"type": "function", "function": {"name": self.name} | function}
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ def read_tools(tools: list[Definition]) -> ResponseTools:
 
 def _grammar(tool: OfferedTool) -> Definition:
     """The format of a custom tool; empty for others."""
-    asked: Any = tool.definition.get("format") if tool.kind == "custom" else None
-    return cast(Definition, asked) if isinstance(asked, dict) else {}
+    form: Any = tool.definition.get("format") if tool.kind == "custom" else None
+    return cast(Definition, form) if isinstance(form, dict) else {}
 
 
 def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:

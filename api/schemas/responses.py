@@ -7,21 +7,17 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.bounds import check_number
-from api.schemas.client_warnings import Warnings
 from api.schemas.converted import Converted, converse
-from api.schemas.decoding import decode_request
-from api.schemas.generation import CommonFields
+from api.schemas.decoding import Warnings, decode_request, missing, refusal
+from api.schemas.generation import CommonFields, check_number
 from api.schemas.image_parts import client_names
 from api.schemas.items import Item, messages_of
-from api.schemas.refusals import missing, refusal
 from api.schemas.response_tools import ResponseTools, choice_of, read_tools
+from api.schemas.view import COMPACTION, SEALED
 from control.errors import RequestError
 
-LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
 """The values of `include` that have an effect."""
-COMPACTION = "compaction"
-"""Of `told`, where the answer is a summary: what stands beside it in a compacted conversation, None in a response."""
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
@@ -161,23 +157,28 @@ def conversation(request: ResponseRequest, items: list[Item], *, stored: bool) -
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.background and request.on_disconnect is None:
         chat["on_disconnect"] = "continue"
-    told = _echo(request, tools, stored=stored)
+    extra_fields = _echo(request, tools, stored=stored)
     if items and items[-1]["type"] == "compaction_trigger":
         chat["include_reasoning"] = False
-        told[COMPACTION] = None
-    return converse(chat, "responses", told, client_names(messages) | tools.names | _NAMES)
+        extra_fields[COMPACTION] = None
+    return converse(chat, "responses", extra_fields, client_names(messages) | tools.names | _NAMES)
 
 
 def _instructions(text: str) -> Item:
     return {"type": "message", "role": "system", "content": [{"type": "input_text", "text": text}]}
 
 
-def _response_format(asked: TextFormat | None) -> dict[str, Any] | None:
-    if asked is None or asked.type == "text":
+def _response_format(text_format: TextFormat | None) -> dict[str, Any] | None:
+    if text_format is None or text_format.type == "text":
         return None
-    if asked.type == "json_object":
+    if text_format.type == "json_object":
         return {"type": "json_object"}
-    schema = {"name": asked.name, "schema": asked.schema, "strict": asked.strict, "description": asked.description}
+    schema = {
+        "name": text_format.name,
+        "schema": text_format.schema,
+        "strict": text_format.strict,
+        "description": text_format.description,
+    }
     for name in ("name", "schema"):
         if schema[name] is None:
             raise missing(f"text.format.{name}")
@@ -186,14 +187,14 @@ def _response_format(asked: TextFormat | None) -> dict[str, Any] | None:
 
 def _echo(request: ResponseRequest, tools: ResponseTools, *, stored: bool) -> dict[str, Any]:
     """The fields of the response that only repeat the request, defaults filled in."""
-    told: dict[str, Any] = {name: getattr(request, name) for name in _ECHOED}
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _ECHOED}
     text = {"format": {"type": "text"}, "verbosity": "medium"}
     if request.text is not None and request.text.format is not None:
         text["format"] = {
             name: value for name, value in msgspec.to_builtins(request.text.format).items() if value is not None
         }
     effort = request.reasoning.effort if request.reasoning is not None else None
-    return told | {
+    return fields | {
         "background": bool(request.background),
         "store": stored,
         "text": text,

@@ -6,10 +6,8 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.chat import ChatRequest
+from api.schemas.chat import ChatRequest, Message, Tool, check_tools
 from api.schemas.completions import CompletionRequest
-from api.schemas.messages import Message
-from api.schemas.tools import Tool, check_tools
 from control.errors import RequestError
 
 
@@ -44,22 +42,22 @@ class DetokenizeAnswer(msgspec.Struct, kw_only=True):
     prompt: str
 
 
-def generating(asked: TokenizeRequest) -> ChatRequest | CompletionRequest:
+def generating(body: TokenizeRequest) -> ChatRequest | CompletionRequest:
     """The request that has the same prompt. Raises RequestError naming the field at fault."""
-    if (asked.prompt is None) == (asked.messages is None):
+    if (body.prompt is None) == (body.messages is None):
         raise RequestError("Send either 'prompt', a text, or 'messages'.", param="prompt")
-    if asked.prompt is not None:
-        return CompletionRequest(model=asked.model, prompt=asked.prompt, add_special_tokens=asked.add_special_tokens)
-    messages = asked.messages or []
+    if body.prompt is not None:
+        return CompletionRequest(model=body.model, prompt=body.prompt, add_special_tokens=body.add_special_tokens)
+    messages = body.messages or []
     if not messages:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
     request = ChatRequest(
-        model=asked.model,
+        model=body.model,
         messages=messages,
-        chat_template_kwargs=asked.chat_template_kwargs,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        tools=asked.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        tools=body.tools,
     )
     check_tools(request.tools or [])
     return request

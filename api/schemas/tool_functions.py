@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.schemas.refusals import missing
-from api.schemas.tools import LARK
+from api.schemas.chat import LARK
+from api.schemas.decoding import missing
 from control.errors import RequestError
 from control.messages import Grammar
 from control.text.grammar import as_lark
@@ -17,8 +17,8 @@ def function_of(kind: str, definition: dict[str, Any], place: str) -> dict[str, 
         return BUILT_IN[kind]
     if kind == "custom":
         return _custom(definition, f"{place}.format")
-    given = {name: definition.get(name) for name in ("description", "parameters", "strict")}
-    return {name: value for name, value in given.items() if value is not None}
+    definition_fields = {name: definition.get(name) for name in ("description", "parameters", "strict")}
+    return {name: value for name, value in definition_fields.items() if value is not None}
 
 
 def _custom(definition: dict[str, Any], place: str) -> dict[str, Any]:
@@ -40,10 +40,10 @@ def _custom(definition: dict[str, Any], place: str) -> dict[str, Any]:
         else:  # the form of calls decides which of the two is used
             value |= {"pattern": f"^(?:{grammar})$", LARK: f"start: {as_lark(Grammar('regex', grammar))}"}
         about.append(f"'input' must match this {'Lark grammar' if syntax == 'lark' else 'regex'}:\n{grammar}")
-    told: dict[str, Any] = {"parameters": _object(["input"], {"input": value})}
+    function: dict[str, Any] = {"parameters": _object(["input"], {"input": value})}
     if about:
-        told["description"] = "\n\n".join(about)
-    return told | ({"strict": True} if len(value) > 1 else {})
+        function["description"] = "\n\n".join(about)
+    return function | ({"strict": True} if len(value) > 1 else {})
 
 
 def _object(required: list[str], properties: dict[str, Any]) -> dict[str, Any]:

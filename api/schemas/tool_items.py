@@ -137,14 +137,14 @@ def is_left_out(kind: str) -> bool:
 
 def kept_form(item: ToolItem, name: str) -> Item:
     """The item as it is stored; `name` identifies one without an id."""
-    told = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    fields = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
     status = {"status": "completed"} | ({"status": item.status} if isinstance(item, ApplyPatchCallOutput) else {})
-    kept: Item = {"id": f"{_PREFIXES[item.type]}_{name}"} | told | status
+    stored: Item = {"id": f"{_PREFIXES[item.type]}_{name}"} | fields | status
     if isinstance(item, LocalShellCall | LocalShellCallOutput):
-        kept["call_id"] = item.call_id or kept["id"]
+        stored["call_id"] = item.call_id or stored["id"]
     if isinstance(item, LocalShellCall):
-        kept["action"] = {"type": "exec", "env": {}} | kept["action"]
-    return kept
+        stored["action"] = {"type": "exec", "env": {}} | stored["action"]
+    return stored
 
 
 def call_of(item: Item) -> tuple[str, str]:

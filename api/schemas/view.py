@@ -6,8 +6,55 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.schemas.how import Reading
 from control.errors import RequestError
+
+CallFormat = Literal["hermes", "qwen_xml", "llama3"]
+
+
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The marks around a model's reasoning."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+    begun: bool = False
+    """True if the prompt ends inside the reasoning: the answer begins with it and has no opening mark."""
+    continued: bool = False
+    """True if the prompt ends with a part of the reasoning itself."""
+    hidden: bool = False
+    """True if the client does not want to see it."""
+
+
+class Calling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The format of the model's calls, and facts about the tools."""
+
+    format: CallFormat
+    names: list[str] = []
+    literal: dict[str, list[str]] = {}
+    """For formats without types: each function's parameters that are JSON; the others are text."""
+    single: bool = False
+    """True if only the first call counts (`parallel_tool_calls: false`)."""
+    named: bool = False
+    """True if the client named the function; then the end is "stop", as at OpenAI."""
+    continued: bool = False
+    """True if the prompt ends with a part of the answer."""
+    begun: str = ""
+    """The beginning of a call that stands at the end of the prompt: it is shown again, as a part of the call."""
+
+
+class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The parts of an answer besides text."""
+
+    thinking: Thinking | None = None
+    calling: Calling | None = None
+    marks: dict[int, str] = {}
+    """Special tokens, by id, that the parsers must see though their text is never shown."""
+
+
+SEALED = "reasoning.encrypted_content"
+"""A value of `include` in `View.extra_fields`: reasoning is sealed."""
+COMPACTION = "compaction"
+"""Of `View.extra_fields`, where the answer is a summary: what stands beside it in a compacted conversation, None in a
+response."""
 
 Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "embeddings", "embed", "rerank", "score"]
 
@@ -54,8 +101,13 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     client_request_id: str | None = None
-    told: dict[str, Any] = {}
+    extra_fields: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="told")
     """Fields of the request that the endpoint repeats, or needs for its answer."""
+
+    @property
+    def sealed(self) -> bool:
+        """True if a text of the answer is sealed."""
+        return COMPACTION in self.extra_fields or SEALED in self.extra_fields.get("include", ())
 
     def echo_of(self, member: int) -> str:
         """The prompt's text that comes before each of a member's choices."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
 from control.requests.emit import Emission, EmitResult, emit, emit_all, merged
 from control.requests.ending import bury, cancel, expire, requeue
-from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again
+from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again, member_rid, new_rid
 from control.requests.follow import Followed, Place, follow, places, position, unfollow
 from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.images import ANY_BYTES, ImageBounds, Pieces, pieces_of, read_image, stage_images

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,17 @@ DEFAULT_DEADLINE_MS = 24 * 3_600_000
 """Deadline of a request without one: longer than any answer takes, and not endless."""
 
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_MEMBERS = uuid.UUID("5f2a0d0e-2f0f-5c3e-9a1b-6b7c3d1e4f50")
+
+
+def new_rid() -> str:
+    """A fresh request id."""
+    return uuid.uuid4().hex
+
+
+def member_rid(first: str, member: int) -> str:
+    """Request id of prompt `member` of a list; derived, so that any process knows them all from the first."""
+    return first if member == 0 else uuid.uuid5(_MEMBERS, f"{first}:{member}").hex
 
 
 class Enqueue(msgspec.Struct, frozen=True, kw_only=True):

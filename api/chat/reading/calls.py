@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from api.chat.piece import CallDelta, Piece
-from api.schemas.how import Calling
+from api.schemas.view import Calling
 from control.text.text import begun
 
 State = Callable[[Piece], bool]
@@ -89,13 +89,13 @@ class CallParser:
 
     def _text(self, piece: Piece) -> bool:
         held = self._held
-        found = [(at, trigger) for trigger in self.triggers if (at := held.find(trigger)) >= 0]
-        if not found:
+        places = [(at, trigger) for trigger in self.triggers if (at := held.find(trigger)) >= 0]
+        if not places:
             cut = len(held) - begun(held, self.triggers)
             self._held = held[cut:]
             self._say(held[:cut], piece)
             return False
-        at, trigger = min(found)
+        at, trigger = min(places)
         self._say(held[:at], piece)
         self._held, self._raw = held[at + len(trigger) :], trigger
         self._open(trigger)

@@ -59,9 +59,9 @@ class _Brackets:
 class JsonCall:
     """Reads one object. `push` returns the text after it once it is over; if then nothing `begun`, that is all text."""
 
-    def __init__(self, calls: Calls, known: Collection[str] | None = None) -> None:
+    def __init__(self, calls: Calls, names: Collection[str] | None = None) -> None:
         """With `known` names, an object that calls something else is no call."""
-        self._calls, self._known = calls, known
+        self._calls, self._known = calls, names
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = _Brackets()
         self.held = ""

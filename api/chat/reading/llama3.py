@@ -10,7 +10,7 @@ from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 from api.chat.reading.json_call import JsonCall
 from api.chat.reading.json_parser import JsonCallParser
-from api.schemas.how import Calling
+from api.schemas.view import Calling
 
 PYTHON_TAG = "<|python_tag|>"
 

@@ -8,7 +8,7 @@ from api.chat.reading.hermes import HermesParser
 from api.chat.reading.llama3 import Llama3Parser
 from api.chat.reading.qwen_xml import QwenXmlParser
 from api.chat.reading.thinking import ThinkingParser
-from api.schemas.how import CallFormat, Reading
+from api.schemas.view import CallFormat, Reading
 
 _FORMATS: dict[CallFormat, type[CallParser]] = {
     "hermes": HermesParser,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from api.schemas.how import Thinking
+from api.schemas.view import Thinking
 from control.text.text import begun
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from api.generation.context.prompts import TOO_MUCH, count_tokens
-from api.images.loading import Known
+from api.images.loading import RequestImages
 from api.models.served import ServedModel
+from api.schemas.chat import CalledFunction, Message
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted
-from api.schemas.messages import CalledFunction, Message
 from control.errors import RequestError
 
 CLEARED = "[The result of this call was cleared to save context.]"
@@ -19,40 +19,40 @@ _TRIGGER_TOKENS, _KEPT_USES, _KEPT_TURNS = 100_000, 3, 1
 """Anthropic's defaults."""
 
 
-async def edited(asked: Converted, served: ServedModel, size: int, known: Known) -> tuple[Converted, int]:
+async def edited(request: Converted, served: ServedModel, size: int, images: RequestImages) -> tuple[Converted, int]:
     """The conversation after its edits, with `applied_edits` among the facts that are told back; and its own tokens.
 
     Tokens are counted only where an edit finds something to clear; else they are 0. `size`: of the request's body;
-    `known`: images that are loaded.
+    `images`: those that are loaded.
     """
 
-    async def count(request: Converted) -> int:
+    async def count(shortened: Converted) -> int:
         try:
-            return await count_tokens(request, served, size, known)
+            return await count_tokens(shortened, served, size, images)
         except RequestError as error:
             if error.code not in TOO_MUCH:
                 raise
             return served.assets.context_length + 1
 
     original, tokens, applied = 0, 0, list[dict[str, Any]]()
-    for edit in asked.edits or []:
-        messages, cleared = (_thinking if edit.type == CLEAR_THINKING else _uses)(asked.messages, edit)
+    for edit in request.edits or []:
+        messages, cleared = (_thinking if edit.type == CLEAR_THINKING else _uses)(request.messages, edit)
         if not cleared:
             continue
-        tokens = tokens or await count(asked)
+        tokens = tokens or await count(request)
         original = original or tokens
-        if edit.type != CLEAR_THINKING and not _triggered(edit, asked.messages, tokens):
+        if edit.type != CLEAR_THINKING and not _triggered(edit, request.messages, tokens):
             continue
-        shorter = msgspec.structs.replace(asked, messages=messages)
-        left = await count(shorter)
-        if edit.clear_at_least is not None and tokens - left < edit.clear_at_least.value:
+        shorter = msgspec.structs.replace(request, messages=messages)
+        remaining = await count(shorter)
+        if edit.clear_at_least is not None and tokens - remaining < edit.clear_at_least.value:
             continue
         what = "cleared_thinking_turns" if edit.type == CLEAR_THINKING else "cleared_tool_uses"
-        applied.append({"type": edit.type, what: cleared, "cleared_input_tokens": max(0, tokens - left)})
-        asked, tokens = shorter, left
-    if asked.edits is None:
-        return asked, original
-    return msgspec.structs.replace(asked, told_back=asked.told_back | {"applied_edits": applied}), original
+        applied.append({"type": edit.type, what: cleared, "cleared_input_tokens": max(0, tokens - remaining)})
+        request, tokens = shorter, remaining
+    if request.edits is None:
+        return request, original
+    return msgspec.structs.replace(request, extra_fields=request.extra_fields | {"applied_edits": applied}), original
 
 
 def _triggered(edit: Edit, messages: list[Message], tokens: int) -> bool:

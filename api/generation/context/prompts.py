@@ -8,16 +8,15 @@ from api.asgi.off_loop import off_loop
 from api.chat.conversation import chat_prompt
 from api.chat.tokens import Vocabulary
 from api.generation.constraints import prompts_with_gap
-from api.images.loading import HeldPieces, Known, placed, with_marks
-from api.images.sources import TOO_MANY
+from api.images.loading import TOO_MANY, HeldPieces, RequestImages, placed, with_marks
 from api.models.served import ServedModel
 from api.schemas.chat import ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
-from api.schemas.how import Reading
+from api.schemas.decoding import naming
+from api.schemas.generation import Constraint, grammar_of
 from api.schemas.image_parts import ImageSource
-from api.schemas.naming import naming
-from api.schemas.structured import Asked, grammar_of
+from api.schemas.view import Reading
 from control.errors import ContextLengthExceeded
 from control.messages import PromptImage
 
@@ -36,7 +35,7 @@ class Written:
 
     texts: list[str | list[int]]
     reading: Reading | None
-    asked: Asked | None
+    constraint: Constraint | None
     images: list[ImageSource]
 
 
@@ -62,23 +61,23 @@ def written(body: Body, served: ServedModel) -> Written:
     if isinstance(body, CompletionRequest):
         return Written(body.prompts, None, grammar_of(body), [])
     prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
-    return Written([prompt.text], prompt.reading, prompt.asked, prompt.images)
+    return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images)
 
 
-async def encoded(prompts: Written, body: Body, served: ServedModel, known: Known) -> Prompts:
-    """The prompts as token ids; images that are not `known` are loaded once the texts are known to fit.
+async def encoded(prompts: Written, body: Body, served: ServedModel, images: RequestImages) -> Prompts:
+    """The prompts as token ids; images that `images` lacks are loaded once the texts are known to fit.
 
     Raises RequestError and its kin.
     """
-    wanted = served.assets.images
-    if not prompts.images or wanted is None or served.images is None:
-        return Prompts(await _tokens(prompts.texts, body, served, known.tenant), [], [])
-    tokens = await _tokens([with_marks(text, wanted) for text in prompts.texts], body, served, known.tenant)
+    image_input = served.assets.images
+    if not prompts.images or image_input is None or served.images is None:
+        return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
+    texts = [with_marks(text, image_input) for text in prompts.texts]
+    [prompt] = await _tokens(texts, body, served, images.tenant)  # a chat has one
     most = min(served.assets.context_length, served.assets.kv_tokens)
-    loaded = await served.images.load(prompts.images, wanted, most, known)
-    [prompt] = tokens  # a chat has one
-    prompt, images = await off_loop(len(prompt) + most, placed, prompt, loaded, wanted)
-    return Prompts([prompt], images, [one.pieces for one in loaded])
+    loaded = await served.images.load(prompts.images, image_input, most, images)
+    prompt, placed_images = await off_loop(len(prompt) + most, placed, prompt, loaded, image_input)
+    return Prompts([prompt], placed_images, [one.pieces for one in loaded])
 
 
 async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel, tenant: str) -> list[list[int]]:
@@ -101,14 +100,14 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel,
     return await served.run(sum(len(text) for text in texts), tenant, encode)
 
 
-async def prompts_of(body: Body, served: ServedModel, size: int, known: Known) -> list[list[int]]:
-    """The request's prompts as token ids; `size` is that of the body in which it came, `known` as for `encoded`."""
-    found = await served.run(max(size, size_of(body)), known.tenant, written, body)
-    return (await encoded(found, body, served, known)).tokens
+async def prompts_of(body: Body, served: ServedModel, size: int, images: RequestImages) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came, `images` as for `encoded`."""
+    written_prompts = await served.run(max(size, size_of(body)), images.tenant, written, body)
+    return (await encoded(written_prompts, body, served, images)).tokens
 
 
-async def count_tokens(body: Converted, served: ServedModel, size: int, known: Known) -> int:
+async def count_tokens(body: Converted, served: ServedModel, size: int, images: RequestImages) -> int:
     """Tokens of the request's prompt; arguments as for `prompts_of`. Raises RequestError in the client's own names."""
     with naming(body.names):
-        [prompt] = await prompts_of(body, served, size, known)
+        [prompt] = await prompts_of(body, served, size, images)
     return len(prompt)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from api.asgi.off_loop import off_loop
 from api.generation.context.prompts import TOO_MUCH, count_tokens
-from api.images.loading import Known
+from api.images.loading import RequestImages
 from api.models.served import ServedModel
 from api.schemas.converted import Converted
 from api.schemas.item_parts import size_of
@@ -24,39 +24,39 @@ _MOST_CHARACTERS = 32
 
 
 async def fitted(
-    asked: ResponseRequest, items: list[Item], served: ServedModel, size: int, known: Known, *, stored: bool
+    body: ResponseRequest, items: list[Item], served: ServedModel, size: int, images: RequestImages, *, stored: bool
 ) -> Converted:
     """The chat request for as much of `items` as there is room for; whole where it fits, or where that is not wanted.
 
-    `size`: of the body with the newest of them. `known`: images that are loaded. Raises as `conversation`; one that
+    `size`: of the body with the newest of them. `images`: those that are loaded. Raises as `conversation`; one that
     stays too long is refused later.
     """
     size += _ITEM_BYTES * len(items)
-    if asked.truncation != "auto":
-        return await off_loop(size, conversation, asked, items, stored=stored)
+    if body.truncation != "auto":
+        return await off_loop(size, conversation, body, items, stored=stored)
     steps, room = droppable(items), min(served.assets.context_length, served.assets.kv_tokens)
 
     def without(count: int) -> Converted:
         dropped = {index for step in steps[:count] for index in step}
-        return conversation(asked, [item for i, item in enumerate(items) if i not in dropped], stored=stored)
+        return conversation(body, [item for i, item in enumerate(items) if i not in dropped], stored=stored)
 
     fewest, most = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room), len(steps)
     request = await off_loop(size, without, fewest)
-    if fewest == 0 and await _fits(request, served, size, known, room - (request.token_limit or 1)):
+    if fewest == 0 and await _fits(request, served, size, images, room - (request.token_limit or 1)):
         return request
-    left = room - (request.token_limit or room // _ANSWER_SHARE)
+    most_tokens = room - (request.token_limit or room // _ANSWER_SHARE)
     while fewest < most:
         half = (fewest + most) // 2
-        if await _fits(await off_loop(size, without, half), served, size, known, left):
+        if await _fits(await off_loop(size, without, half), served, size, images, most_tokens):
             most = half
         else:
             fewest = half + 1
     return await off_loop(size, without, most)
 
 
-async def _fits(request: Converted, served: ServedModel, size: int, known: Known, room: int) -> bool:
+async def _fits(request: Converted, served: ServedModel, size: int, images: RequestImages, room: int) -> bool:
     try:
-        return await count_tokens(request, served, size, known) <= room
+        return await count_tokens(request, served, size, images) <= room
     except RequestError as error:
         if error.code not in TOO_MUCH:
             raise

@@ -27,7 +27,7 @@ class PreparedInputs(Prepared):
     def view(self, member: int = 0) -> View:
         return View(
             endpoint=_endpoint(self.body),
-            told=self._told() if not member else {},
+            extra_fields=self._extra_fields() if not member else {},
             created=self.caller.request_log.received_ms // 1000,
             model=self.body.model or self.served.name,
             n=self.members[member].sampling.n,
@@ -37,14 +37,14 @@ class PreparedInputs(Prepared):
             client_request_id=self.caller.client_request_id,
         )
 
-    def _told(self) -> dict[str, Any]:
-        body, told = self.body, {"inputs": [member.sampling.n for member in self.members]}
+    def _extra_fields(self) -> dict[str, Any]:
+        body, fields = self.body, {"inputs": [member.sampling.n for member in self.members]}
         if isinstance(body, EmbeddingRequest):
-            return {**told, "encoding_format": body.encoding_format or "float"}
+            return {**fields, "encoding_format": body.encoding_format or "float"}
         if isinstance(body, RerankRequest):
             shown = body.texts if body.return_documents is not False else None
-            return {**told, "top_n": body.top_n, "documents": shown}
-        return told
+            return {**fields, "top_n": body.top_n, "documents": shown}
+        return fields
 
 
 async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedModel) -> PreparedInputs:

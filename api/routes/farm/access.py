@@ -11,8 +11,8 @@ from litestar.params import FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
-from api.schemas.bounds import check_number
 from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
+from api.schemas.generation import check_number
 from control import access
 from control.access.usage import usage
 from control.errors import RequestError

@@ -8,8 +8,8 @@ from litestar.params import FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
-from api.schemas.bounds import check_number
 from api.schemas.farm import Done, History, ModelNamed, Models, ModelToLoad, ModelToScale
+from api.schemas.generation import check_number
 from control.errors import RequestError
 from control.messages import ModelSpec
 from control.operations import desired

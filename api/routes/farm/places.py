@@ -8,7 +8,7 @@ from litestar.openapi import ResponseSpec
 from litestar.params import FromQuery
 from litestar.response import Stream
 
-from api.access.operator import is_still_operator
+from api.access.gate import is_still_operator
 from api.background.farm_events import read_farm
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm

@@ -60,7 +60,7 @@ module.address_of = lambda peer: ""
     ),
     "no-shared-look": Sabotage(
         "each waiting request is looked at by itself, twice a second",
-        "api.follow.queued",
+        "api.follow.follow",
         """
 assert module.PLACES > 1 and module._LONGEST_PATIENCE > 1
 module.PLACES = module._LONGEST_PATIENCE = 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api.follow import queued
+from api.follow import follow
 from api.follow.feed import Feed
 from api.follow.follow import Follower
 from api.settings import ApiSettings
@@ -63,8 +63,8 @@ async def test_requests_that_wait_are_looked_at_together(
     client: Any, places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three looks at three hundred requests take a few calls, and a few hundred where each has its own."""
-    monkeypatch.setattr(queued, "PLACES", places)
-    monkeypatch.setattr(queued, "_TICK_S", 0.05)
+    monkeypatch.setattr(follow, "PLACES", places)
+    monkeypatch.setattr(follow, "_QUEUED_TICK_S", 0.05)
     follower = Follower(client, Batches(client), ApiSettings(redis_url="", api_id="me", silence=0.1))
     feeds = await waiting(client, follower, WAITING)
     await client.config_resetstat()

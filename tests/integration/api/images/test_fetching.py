@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from api.images import fetching
-from api.images.answer import Oversized
-from api.images.fetching import Connector, Fetcher
+from api.images.fetching import Connector, Fetcher, FetchPlaces, Oversized
 from api.images.hosts import Hosts, Place, UrlRefused
-from api.images.loading import ImageLoader, Known
-from api.images.places import FetchPlaces
+from api.images.loading import ImageLoader, RequestImages
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
@@ -350,7 +348,7 @@ async def test_the_loader_names_the_part(site: Site) -> None:
     try:
         for url, why in ((URL, "none that can be read"), ("https://evil.net/a", "--image-hosts")):
             with pytest.raises(RequestError, match=why) as refused:
-                await loader.load([ImageSource(url, "here")], wanted, 100, Known())
+                await loader.load([ImageSource(url, "here")], wanted, 100, RequestImages())
             assert refused.value.param == "here" and held(site) == 0
     finally:
         await loader.stop()

@@ -24,7 +24,7 @@ from control.redis.connection import Call
 from tests.byte_model import byte_assets
 
 TOLD = {"background": True, "store": True, "include": [], "reasoning": {"summary": None}}
-VIEW = View(endpoint="responses", created=0, model="m", told=TOLD)
+VIEW = View(endpoint="responses", created=0, model="m", extra_fields=TOLD)
 RUNNING = {"view": VIEW.encode(), "prompt_tokens": "3", "state": "running"}
 STORED = StoredResponse(rid="1" * 32, owner="o", tenant="t", model="m", view=VIEW.encode(), input=[])
 

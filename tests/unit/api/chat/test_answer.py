@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from api.chat.answer import Answer
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.schemas.how import Calling, Reading, Thinking
-from api.schemas.view import View
+from api.schemas.view import Calling, Reading, Thinking, View
 from control.messages import FinishReason, LogEntry, TokenLogprobs
 from tests.byte_model import byte_assets, byte_tokenizer
 

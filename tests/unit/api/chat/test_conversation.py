@@ -13,7 +13,7 @@ from api.chat.forms import Forms, forms_of
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
-from api.schemas.how import CallFormat, Calling, Thinking
+from api.schemas.view import CallFormat, Calling, Thinking
 from control.errors import RequestError
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER

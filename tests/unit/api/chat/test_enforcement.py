@@ -12,9 +12,9 @@ from tokenizers import AddedToken
 
 from api.chat.enforcement import answer_grammar
 from api.chat.tokens import Vocabulary
-from api.schemas.how import CallFormat, Thinking
+from api.schemas.chat import Tool, ToolChoice, offered
 from api.schemas.response_tools import read_tools
-from api.schemas.tools import Tool, ToolChoice, offered
+from api.schemas.view import CallFormat, Thinking
 from control.messages import Grammar
 from control.text.grammar import as_lark
 from tests.byte_model import EOS, byte_assets, byte_tokenizer

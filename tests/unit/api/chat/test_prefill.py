@@ -15,8 +15,7 @@ from api.chat.piece import Piece
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
-from api.schemas.how import CallFormat
-from api.schemas.view import View
+from api.schemas.view import CallFormat, View
 from control.errors import RequestError, TemplateFailed
 from control.messages import LogEntry
 from tests.byte_model import byte_assets
@@ -175,5 +174,5 @@ def test_a_template_that_drops_the_end_of_a_message() -> None:
 def test_a_constraint_holds_for_the_continuation_alone() -> None:
     """As in vLLM: the grammar begins where the message ends."""
     found = prompt(KEEPS, '{"a": ', guided_regex="[0-9]+}")
-    assert found.asked is not None and found.asked.param == "guided_regex"
+    assert found.constraint is not None and found.constraint.param == "guided_regex"
     assert found.text.endswith('{"a": ')

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from api.chat.piece import CallDelta, Piece
 from api.chat.reading.parser import AnswerParser
-from api.schemas.how import CallFormat, Calling, Reading, Thinking
+from api.schemas.view import CallFormat, Calling, Reading, Thinking
 
 NAMES = ["weather", "add"]
 LITERAL = {"add": ["a", "b", "on"]}

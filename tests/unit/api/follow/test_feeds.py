@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from api.follow.feed import Feed
-from api.follow.feeds import Feeds
+from api.follow.follow import Feeds
 from control.errors import RequestNotFound
 from control.messages import LogEntry
 from control.requests import Place

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from api.follow.feed import Feed
-from api.follow.unfollow import UnfollowQueue
+from api.follow.follow import UnfollowQueue
 from control.errors import RedisUnavailable
 from control.redis.batches import Batches
 from control.redis.connection import Call

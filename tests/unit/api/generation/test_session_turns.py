@@ -12,15 +12,14 @@ import pytest
 import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
-from api.follow.feeds import Feeds
+from api.follow.follow import Feeds
 from api.generation.caller import Caller
 from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session
 from api.generation.stream import events
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
+from api.rendering.chunks import StreamRenderer, scored_tokens
 from api.rendering.event_rendering import renderer_of
-from api.rendering.rendering import StreamRenderer
-from api.rendering.scores import scored_tokens
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry, PromptToken, TokenLogprobs
@@ -157,7 +156,7 @@ async def test_a_large_answer_is_stored_off_the_event_loop(
     logprobs: int | None, off: bool, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its body, and the token log of a chat: forty tokens are large with twenty log probabilities each."""
-    shown = msgspec.structs.replace(view(logprobs=logprobs, endpoint=endpoint), told=STORED)
+    shown = msgspec.structs.replace(view(logprobs=logprobs, endpoint=endpoint), extra_fields=STORED)
     turns = Turns(shown, entries(1, off, steps=40))
     stored, threads = list[bytes](), list[bool]()
 

@@ -10,7 +10,7 @@ import pytest
 import api.generation.stream
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
-from api.follow.feeds import Feeds
+from api.follow.follow import Feeds
 from api.generation.caller import Caller
 from api.generation.session import Session
 from api.generation.stream import events

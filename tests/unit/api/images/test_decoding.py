@@ -26,8 +26,7 @@ from api.images.decoder import decoded
 from api.images.decoding import Decoder, NotDecoded
 from api.images.jobs import Job
 from api.images.limits import MOST_BYTES, MOST_IMAGES
-from api.images.loading import ImageLoader, Known, LoadedImage, placed, with_marks
-from api.images.sources import data_of
+from api.images.loading import ImageLoader, LoadedImage, RequestImages, data_of, placed, with_marks
 from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
@@ -211,7 +210,7 @@ async def test_limits_name_the_part(sources: list[ImageSource], why: str) -> Non
     loader = ImageLoader()
     try:
         with pytest.raises(RequestError, match=why) as refused:
-            await loader.load(sources, WANTED, 3, Known())
+            await loader.load(sources, WANTED, 3, RequestImages())
         assert refused.value.param == ("10" if len(sources) > 1 else "here")
     finally:
         await loader.stop()

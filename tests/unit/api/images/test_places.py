@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from api.images.places import FetchPlaces
+from api.images.fetching import FetchPlaces
 
 
 class Bench:

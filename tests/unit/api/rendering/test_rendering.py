@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.rendering.rendering import StreamRenderer
+from api.rendering.chunks import StreamRenderer
 from api.schemas.view import View, parse_cursor
 from control.messages import LogEntry
 from tests.integration.api.sse import Event, events
@@ -207,7 +207,7 @@ def test_a_body_names_the_last_replica_and_no_name_of_several() -> None:
 @pytest.mark.parametrize("told", [{"seed": 7}, {}])
 def test_a_stream_s_body_to_store(told: dict[str, int]) -> None:
     """It is JSON with and without fields of the request, and the same for a client that had a part before."""
-    view = msgspec.structs.replace(VIEW, n=1, members=1, told=told)
+    view = msgspec.structs.replace(VIEW, n=1, members=1, extra_fields=told)
     log = log_of(["naive"])
     whole = StreamRenderer("abc", view, VOCABULARY, 5)
     pieces = whole.empty_pieces()

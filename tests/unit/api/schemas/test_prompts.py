@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from api.chat.answer import Answer
-from api.chat.echo import PromptText, prompt_text
+from api.chat.answer import Answer, PromptText, prompt_text
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import LogEntry, PromptToken, TokenLogprobs

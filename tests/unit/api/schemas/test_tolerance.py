@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from api.schemas.chat import ChatRequest, parse_chat
-from api.schemas.client_warnings import Warnings
 from api.schemas.completions import parse_completion
+from api.schemas.decoding import Warnings
 from control.errors import RequestError
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "x"}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.errors.request_ids import member_rid, new_rid
+from control.requests import member_rid, new_rid
 
 
 def test_ten_thousand_ids_are_ten_thousand() -> None:

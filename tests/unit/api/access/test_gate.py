@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from litestar.datastructures import Headers
 
-from api.access.origin import OriginCheck, is_local_name, is_same_origin, proxy_header
+from api.access.gate import OriginCheck, is_local_name, is_same_origin, proxy_header
 from api.errors.errors import Forbidden
 from api.settings import ApiSettings
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.access.headers import anthropic_ratelimit_headers, duration, ratelimit_headers
-from api.access.limiter import estimate
+from api.access.limits import anthropic_ratelimit_headers, duration, estimate, ratelimit_headers
 from control.access import Allowance, mint
 from control.errors import RequestTooLarge
 from control.messages import GenerationRequest, Sampling

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from api.schemas.chat import parse_chat
-from api.schemas.structured import Asked, grammar_of
+from api.schemas.generation import Constraint, grammar_of
 from control.errors import RequestError
 from control.messages import Grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-def asked(**fields: Any) -> Asked | None:
+def asked(**fields: Any) -> Constraint | None:
     return grammar_of(parse_chat(msgspec.json.encode({"messages": [{"role": "user", "content": "x"}], **fields})))
 
 
@@ -60,7 +60,7 @@ def test_free_text_has_no_grammar() -> None:
 )
 def test_every_form_becomes_the_same_grammar(fields: dict[str, Any], grammar: Grammar, param: str) -> None:
     """Each neighbour's parameter becomes the same grammar, and errors will name the parameter that was sent."""
-    assert asked(**fields) == Asked(grammar, param)
+    assert asked(**fields) == Constraint(grammar, param)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_strict_schema_is_taken_to_the_letter() -> None:
     """Nothing is added to it; what the caller says to the library himself goes before what is added otherwise."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
     found = asked(response_format=form)
-    assert found == Asked(
+    assert found == Constraint(
         Grammar("json_schema", msgspec.json.encode(SCHEMA).decode()), "response_format.json_schema.schema"
     )
     own = asked(guided_json={"x-guidance": {"coerce_one_of": False, "lenient": True}})
