@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from api.app import create_app
-from api.asgi.limits import MIB, BodyLimits, ConnectionLimits
+from api.asgi.bodies import MIB, BodyLimits
+from api.asgi.connection import ConnectionLimits
 from api.options import api_options
 from api.server import Server
 from api.settings import ApiSettings

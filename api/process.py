@@ -7,7 +7,7 @@ from api.access.keyring import Keyring
 from api.access.limits import Limiter, Settler
 from api.access.seals import Seals
 from api.asgi.bodies import Bodies
-from api.asgi.in_turn import Admission
+from api.asgi.middleware import Admission
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
 from api.background.farm_events import FarmEvents
@@ -19,7 +19,7 @@ from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.existing import ExistingRequests
-from api.generation.sessions import Sessions
+from api.generation.session import Sessions
 from api.generation.submit import Submitter
 from api.images.fetching import Fetcher
 from api.images.hosts import Hosts

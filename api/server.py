@@ -12,10 +12,8 @@ import structlog
 import uvicorn
 
 from api.asgi.acceptor import Acceptor
-from api.asgi.connection import ClientConnection
-from api.asgi.head import answering_head
-from api.asgi.heads import ServerConfig
-from api.asgi.paths import with_any_prefix
+from api.asgi.connection import ClientConnection, ServerConfig
+from api.asgi.middleware import answering_head, with_any_prefix
 from api.garbage import GarbageCollection
 from api.process import Process
 

@@ -7,7 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-from api.asgi.limits import BodyLimits, ConnectionLimits
+from api.asgi.bodies import BodyLimits
+from api.asgi.connection import ConnectionLimits
 from api.schemas.view import CallFormat
 from control.listening import is_loopback
 

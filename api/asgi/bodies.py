@@ -1,4 +1,7 @@
-"""Request bodies as they come in: their size, their speed, and how much of them this process holds at a time."""
+"""Request bodies as they come in: their size, their speed, and how much of them this process holds at a time.
+
+The values of a JSON body are counted before it is decoded: decoding takes time for each, and holds the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,96 @@ from typing import Any
 
 from litestar import Request
 
-from api.asgi.limits import KIB, MIB, BodyLimits
-from api.asgi.structure import Structure
 from api.errors.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
 from control.errors import RequestError, RequestTooLarge
+
+KIB, MIB = 1024, 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """Sizes are in bytes, times in seconds."""
+
+    text_bytes: int = 6 * MIB
+    """The most that a text route reads, however large a model's context is. Decoding so much takes some 20 ms."""
+    memory_bytes: int = 64 * MIB
+    """All bodies that are read, checked and tokenised at one time."""
+    small_bytes: int = 64 * KIB
+    """A body of up to this size may exceed its owner's share."""
+    grace: float = 10.0
+    bytes_per_second: int = 16 * KIB
+    """The least average speed of a body, after the grace."""
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes for the bodies of one tenant, or of all callers without a key."""
+        return max(self.memory_bytes // 4, self.text_bytes)
+
+    def share_of(self, most: int) -> int:
+        """As `share_bytes`, where a body may have `most` bytes; at least one with images."""
+        return max(self.share_bytes, most) if most > IMAGE_BYTES else self.share_bytes
+
+
+IMAGE_BYTES = 28 * MIB
+"""A text route reads so much more where a model takes images: 20 MiB in base64."""
+LEAST_TEXT_BYTES = 4 * MIB
+"""A text route reads so much for any model."""
+OPERATOR_BYTES = 64 * KIB
+"""The largest body that the operator's routes read."""
+_ROOM_BYTES = 1 * MIB
+"""For tools, schemas and what is not text."""
+_MOST_TOKEN_BYTES = 32
+"""Longer tokens are runs of one character; no text has only those."""
+
+
+def text_bytes(context: int, longest_token: int) -> int:
+    """The size of a body that holds a text of a whole context, written with JSON's escapes."""
+    return max(LEAST_TEXT_BYTES, _ROOM_BYTES + context * min(longest_token, _MOST_TOKEN_BYTES))
+
+
+MOST_VALUES = 524_288
+"""Values of one body: about 20 ms to decode."""
+_WEIGHT = 8
+"""The weight of an object's member, an object or an array, where a plain value of an array weighs 1."""
+_PIECE_BYTES = 64 * 1024
+"""Looked through in less than a millisecond."""
+
+
+class Structure:
+    """Counts a body's values as its chunks come. Exact up to the first byte that is no JSON, where decoding ends."""
+
+    SURELY_SIMPLE_BYTES = MOST_VALUES // _WEIGHT
+    """A body up to this size can't have too many."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self._seen = 0
+        self._in_text = False
+        self._escape = b""
+
+    async def look_through(self, chunks: list[bytes]) -> None:
+        """Count what was not counted yet, with pauses for the streams. Raises RequestError for too many values."""
+        while self._seen < len(chunks):
+            chunk = chunks[self._seen]
+            self._seen += 1
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                self.count(chunk[start : start + _PIECE_BYTES])
+                await asyncio.sleep(0)
+
+    def count(self, piece: bytes) -> None:
+        piece = (self._escape + piece).replace(b"\\\\", b"")
+        self._escape = b"\\" if piece.endswith(b"\\") else b""
+        parts = piece.removesuffix(self._escape).replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[1::2] if self._in_text else parts[::2])
+        self._in_text ^= len(parts) % 2 == 0
+        heavy = outside.count(b":") + outside.count(b"[") + outside.count(b"{")
+        self.values += outside.count(b",") + _WEIGHT * heavy
+        if self.values > MOST_VALUES:
+            raise RequestError(
+                f"The request body has too many values: an array or object and each member of one count as {_WEIGHT}, "
+                f"other values as 1, and {MOST_VALUES} are read. Send several requests.",
+                code="request_too_complex",
+            )
 
 
 @dataclass(eq=False, slots=True)

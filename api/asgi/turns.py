@@ -1,4 +1,8 @@
-"""Turns of tenants at a shared resource: the tenant that has used it least goes next."""
+"""Turns of tenants at a shared resource: the tenant that has used it least goes next.
+
+The event loop is one such resource. The threads that read large requests, so that the streams of the event loop go on
+meanwhile, are another.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 _RECENT = 0.25
 """Weight of the newest turn in a tenant's mean cost."""
@@ -196,3 +202,23 @@ class Turns:
             self._tenants.clear()
         elif not state.running and not state.waiting and state.used <= self._floor:
             self._tenants.pop(state.name, None)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LARGE_BYTES = 16 * 1024
+"""Smaller inputs are read on the event loop: a thread would cost more than it saves."""
+_THREADS = 2
+"""Each thread that computes makes the event loop wait for the interpreter now and then."""
+
+_readers = ThreadPoolExecutor(_THREADS, "reader")
+_turns = Turns(_THREADS, mean=0.05)
+
+
+async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work(…)`, in a thread where what it reads has more than `LARGE_BYTES`: tenants share the threads by time."""
+    if size <= LARGE_BYTES:
+        return work(*args, **kwargs)
+    async with _turns.turn(current_tenant.get()):
+        return await asyncio.get_running_loop().run_in_executor(_readers, lambda: work(*args, **kwargs))

@@ -18,16 +18,16 @@ import structlog
 
 from api.access.gate import Identity
 from api.access.seals import Seals
-from api.asgi.off_loop import off_loop
 from api.asgi.tasks import PeriodicTask, end
+from api.asgi.turns import off_loop
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
 from api.generation.caller import Caller
 from api.generation.existing import ExistingRequests
-from api.generation.session import TURN_SCORED, Session, log_bytes
+from api.generation.session import TURN_SCORED, Session, log_bytes, renderer_of
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
-from api.rendering.event_rendering import EventRenderer, renderer_of
+from api.rendering.event_rendering import EventRenderer
 from api.rendering.response_events import response_object
 from api.schemas.view import Cursor, View, decode_view
 from control import requests
@@ -139,7 +139,7 @@ class ResponseCompletion:
     async def ended_chat(self, stored: StoredResponse) -> StoredResponse | None:
         """The record of a chat completion with its body; None while it runs, where it failed, which is not stored, and
         where no vocabulary is left of its model. Raises RedisUnavailable, or RequestNotFound where its log is gone."""
-        served, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
+        served, fields = await self._existing.find_in(stored.rid, stored.tenant, stored.model)
         if fields["state"] in ("queued", "running") or served is None:
             return None
         view = decode_view(fields["view"])
@@ -154,8 +154,8 @@ class ResponseCompletion:
             await self._drop(stored, "it failed" if renderer.finished else "its log has no end")
             return None
         body = await off_loop(renderer.body_bytes, renderer.with_request, pieces)
-        kept = await off_loop(log_bytes(len(entries), renderer), encode, entries)
-        return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body, kept))
+        log_entries = await off_loop(log_bytes(len(entries), renderer), encode, entries)
+        return replace(stored, response=await self._archive.complete(stored.rid, stored.owner, body, log_entries))
 
     async def _drop(self, stored: StoredResponse, why: str) -> None:
         log.warning("dropped a chat completion", action="drop_chat", rid=stored.rid, model=stored.model, why=why)
@@ -179,7 +179,7 @@ class ResponseCompletion:
 
     async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
         """The response from its token log; stored, if that has its end. Raises RequestNotFound."""
-        served, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
+        served, fields = await self._existing.find_in(stored.rid, stored.tenant, stored.model)
         view = _view_of(stored)
         if served is None:
             if fields["state"] in ("queued", "running"):
@@ -193,7 +193,7 @@ class ResponseCompletion:
                 renderer.collect([], 0, page[at : at + TURN_SCORED])
                 await asyncio.sleep(0)
         if renderer.finished and "t_last" not in fields:  # it ended while its log was read
-            _, fields = await self._existing.found(stored.rid, stored.tenant, stored.model)
+            _, fields = await self._existing.find_in(stored.rid, stored.tenant, stored.model)
         if not renderer.finished or "t_last" not in fields:
             return {**renderer.so_far(), "status": _shown_state(fields)}
         renderer.ended_s = int(fields["t_last"]) / 1000
@@ -282,7 +282,7 @@ class ResponseCompletion:
                 await self._drop(stored, "its log lapsed before any process could read it")
             return
         try:
-            _, fields = await self._existing.found(rid, stored.tenant, stored.model)
+            _, fields = await self._existing.find_in(rid, stored.tenant, stored.model)
             if fields["state"] not in ("queued", "running"):
                 await self._rebuild(stored)
                 return

@@ -42,10 +42,10 @@ class StoredChats:
         """The record, with its response. Raises RequestNotFound for one that is unknown, has not ended, failed, was
         removed, or is another tenant's."""
         match = _ID.fullmatch(identity)
-        found = await self._read(match[1], who) if match is not None else None
-        if found is None:
+        entry = await self._read(match[1], who) if match is not None else None
+        if entry is None:
             raise self._gone(identity, param)
-        return found
+        return entry
 
     def _gone(self, identity: str, param: str | None) -> RequestNotFound:
         return RequestNotFound(
@@ -98,10 +98,10 @@ class StoredChats:
             return 0
         match = _ID.fullmatch(after)
         call = place_of_chat(match[1], who.owner, newest_first=newest_first) if match is not None else None
-        found = await self._batches.run(_LANE, call) if call is not None else None
-        if found is None:
+        place = await self._batches.run(_LANE, call) if call is not None else None
+        if place is None:
             raise self._gone(after, "after")
-        return found + 1
+        return place + 1
 
     async def _all(
         self, who: Identity, place: int, newest_first: bool, model: str | None, labels: dict[str, str]
@@ -112,8 +112,8 @@ class StoredChats:
         """
         while True:
             page = await self._batches.run(_LANE, chats_page(who.owner, place, newest_first=newest_first))
-            found = await self._batches.run_every(_LANE, [chat_labels(rid, who.owner) for rid in page.rids])
-            for rid, chat in zip(page.rids, found, strict=True):
+            labels_of_page = await self._batches.run_every(_LANE, [chat_labels(rid, who.owner) for rid in page.rids])
+            for rid, chat in zip(page.rids, labels_of_page, strict=True):
                 yield rid, chat is not None and chat.tenant == who.tenant and _matches(chat, model, labels)
             if not page.next:
                 return
@@ -148,8 +148,8 @@ def kept_messages(rid: str, messages: list[Message]) -> list[dict[str, Any]]:
     """The messages of a chat with ids, as they are listed."""
     kept: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
-        given: dict[str, Any] = msgspec.to_builtins(message)
-        fields = {name: value for name, value in given.items() if value is not None}
+        fields_sent: dict[str, Any] = msgspec.to_builtins(message)
+        fields = {name: value for name, value in fields_sent.items() if value is not None}
         content = fields.get("content")
         parts = content if isinstance(content, list) else None
         text = None if parts is not None else content

@@ -85,10 +85,10 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets, strict: bool) -> int:
     """The request's limit, else the model's default, else the rest of the context (and of the memory)."""
-    rest, asked = min(assets.context_length, assets.kv_tokens) - prompt_tokens, request.token_limit
-    needed = asked if strict and asked is not None else 1
+    rest, limit = min(assets.context_length, assets.kv_tokens) - prompt_tokens, request.token_limit
+    needed = limit if strict and limit is not None else 1
     if prompt_tokens + needed > assets.context_length:
-        error = ContextLengthExceeded(prompt_tokens, asked or 1, assets.context_length)
+        error = ContextLengthExceeded(prompt_tokens, limit or 1, assets.context_length)
         error.param = _limit_param(request) if needed > assets.context_length else _prompt_param(request)
         raise error
     if prompt_tokens + needed > assets.kv_tokens:
@@ -97,8 +97,8 @@ def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, as
             f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
             param=_limit_param(request) if needed > 1 else _prompt_param(request),
         )
-    if asked is not None or request.unlimited:
-        return rest if asked is None else min(asked, rest)
+    if limit is not None or request.unlimited:
+        return rest if limit is None else min(limit, rest)
     default = _default_max_tokens(assets.generation_config, prompt_tokens)
     return rest if default is None else min(rest, max(default, request.min_tokens or 0))
 
@@ -143,8 +143,8 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
     )
 
 
-def _default(asked: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:
-    if asked is not None:
-        return asked
+def _default(requested: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:
+    if requested is not None:
+        return requested
     value = config.get(name)
     return otherwise if value is None else value

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 
 from api.access.gate import Identity
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
@@ -142,10 +142,10 @@ class Archive:
 
     async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """Raises RequestNotFound for a response that is unknown, expired, deleted, or another tenant's."""
-        found = await self.find(identity, who) if identity.startswith("resp_") else None
-        if found is None:
+        stored = await self.find(identity, who) if identity.startswith("resp_") else None
+        if stored is None:
             raise self._gone(f"Response with id '{identity}' not found", param)
-        return found
+        return stored
 
     def _gone(self, what: str, param: str | None) -> RequestNotFound:
         return RequestNotFound(
@@ -158,42 +158,42 @@ class Archive:
     async def find(self, identity: str, who: Identity) -> StoredResponse | None:
         """The record for the id of a response, or of an item of it; None where the tenant has none."""
         rid = rid_of(identity)
-        found = await self._batches.run(_LANE, read_response(rid, who.owner)) if rid else None
-        return found if found is not None and found.tenant == who.tenant and found.kind == "response" else None
+        stored = await self._batches.run(_LANE, read_response(rid, who.owner)) if rid else None
+        return stored if stored is not None and stored.tenant == who.tenant and stored.kind == "response" else None
 
     async def chain(self, last: StoredResponse, param: str) -> list[StoredResponse]:
         """The responses that `last` continues, oldest first, and itself. They all live on from now.
 
         Raises RequestNotFound naming the newest that is gone, and RequestError for a conversation that is too long.
         """
-        found: list[StoredResponse | None] = []
+        records: list[StoredResponse | None] = []
         rids: list[str] = []
         for page in _pages(await self._ancestors(last, param)):
-            found += await self._batches.run_every(_LANE, [read_response(rid, last.owner) for rid in page])
+            records += await self._batches.run_every(_LANE, [read_response(rid, last.owner) for rid in page])
             rids += page
-        for rid, record in zip(rids, found, strict=True):
+        for rid, record in zip(rids, records, strict=True):
             if record is None or record.tenant != last.tenant:
                 text = f"Response with id 'resp_{rid}', which 'resp_{last.rid}' continues, is gone"
                 raise self._gone(text, param)
         await self._batches.run_every(_LANE, use_responses([*rids, last.rid], last.owner, self.ttl_ms))
-        return [*(record for record in found if record is not None), last]
+        return [*(record for record in records if record is not None), last]
 
     async def _ancestors(self, last: StoredResponse, param: str) -> list[tuple[str, int]]:
         """The rids of the responses that `last` continues, oldest first, with their sizes in bytes."""
-        found, ask = list[tuple[str, int]](), last.rid
-        while ask and len(found) <= MAX_CHAIN and sum(size for _, size in found) <= MAX_CHAIN_BYTES:
+        sizes, ask = list[tuple[str, int]](), last.rid
+        while ask and len(sizes) <= MAX_CHAIN and sum(size for _, size in sizes) <= MAX_CHAIN_BYTES:
             page = await self._batches.run(_LANE, ancestors(ask, last.owner))
-            found += zip(page.rids, page.sizes, strict=True)
+            sizes += zip(page.rids, page.sizes, strict=True)
             ask = page.next
-        if len(found) > MAX_CHAIN:
+        if len(sizes) > MAX_CHAIN:
             raise RequestError(f"A conversation may have {MAX_CHAIN} responses; begin another one.", param=param)
-        if sum(size for _, size in found) > MAX_CHAIN_BYTES:
+        if sum(size for _, size in sizes) > MAX_CHAIN_BYTES:
             raise RequestError(
                 f"The stored responses of this conversation take more than {in_words(MAX_CHAIN_BYTES)}; begin another "
                 "one.",
                 param=param,
             )
-        return found[:0:-1]
+        return sizes[:0:-1]
 
     async def drop(self, rid: str, owner: str) -> None:
         await self._batches.run_every(_LANE, drop_response(rid, owner))

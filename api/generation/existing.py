@@ -9,8 +9,7 @@ import structlog
 
 from api.errors.errors import ShuttingDown
 from api.generation.caller import Caller
-from api.generation.session import Session
-from api.generation.sessions import Sessions
+from api.generation.session import Session, Sessions
 from api.models.models import Models
 from api.models.served import ServedModel
 from api.schemas.view import Cursor, decode_view
@@ -47,22 +46,22 @@ class ExistingRequests:
             served = await self._models.known(self._models.real_name(model)) or await self._models.resolve(model)
         places = [served] if served is not None else await self._models.all_served()
         looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
-        for place, found in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
-            if isinstance(found, requests.Followed):
-                return place, found.fields
-            if not isinstance(found, RequestNotFound):
-                raise found
+        for place, outcome in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+            if isinstance(outcome, requests.Followed):
+                return place, outcome.fields
+            if not isinstance(outcome, RequestNotFound):
+                raise outcome
         raise RequestNotFound(f"No request {rid!r}. It may have ended more than its retention ago.")
 
-    async def found(self, rid: str, tenant: str, model: str) -> tuple[ServedModel | None, dict[str, str]]:
+    async def find_in(self, rid: str, tenant: str, model: str) -> tuple[ServedModel | None, dict[str, str]]:
         """As `find`, for a model that need not serve any more: None where its vocabulary is gone. Raises
         RequestNotFound, or ModelUnavailable where Redis has lost the model and may have lost the request."""
         try:
-            found = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
+            followed = await self._batches.run(model, requests.follow(model, rid, "", tenant, 2**40))
         except RequestNotFound:
             self._models.check_lost(model)
             raise
-        return await self._models.known(model), found.fields
+        return await self._models.known(model), followed.fields
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         """Follow a request from the places of the cursor, or from its beginning if it has none.

@@ -1,37 +1,330 @@
-"""From a checked body and its headers to what is enqueued: prompts as token ids, view, deadline, policy."""
+"""From a checked body and its headers to what is enqueued: prompts as token ids, constraints, view, deadline, policy.
+
+A request's prompts begin with others' cached prefixes only within a scope (`scoped_salt`): a shared prefix shows in
+`cached_tokens` and in the time to the first token, so one tenant could test what another has sent, token by token.
+Prefixes are therefore shared within a tenant, and beyond it only where the operator says so.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from api.access.limits import anthropic_ratelimit_headers
-from api.asgi.off_loop import off_loop
+from api.access.limits import anthropic_ratelimit_headers, ratelimit_headers
+from api.asgi.turns import off_loop
 from api.chat.answer import prompt_text
+from api.chat.conversation import chat_prompt
+from api.chat.tokens import SURELY_CHARACTERS, WHOLE_CHARACTERS, Vocabulary
 from api.generation.admission import admit
 from api.generation.caller import Caller
-from api.generation.constraints import bad_words, gap_marks, reasoning_budget
-from api.generation.context.prediction import prediction_of
-from api.generation.context.prompts import Body, encoded, size_of, written
-from api.generation.prepared import Prepared, deadline_ms, on_disconnect_policy
-from api.images.loading import HeldPieces
+from api.images.loading import TOO_MANY, HeldPieces, RequestImages, placed, with_marks
+from api.models.fill_in_middle import FillInMiddle, TooLong
 from api.models.grammar import GrammarChecks
 from api.models.served import ServedModel
 from api.schemas.chat import FUNCTION_NAMES, ChatRequest
 from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
 from api.schemas.decoding import Names, naming
+from api.schemas.embeddings import InputFields
+from api.schemas.generation import CommonFields, Constraint, check_bad_word_tokens, grammar_of
+from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
 from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
-from control.errors import RequestError
-from control.messages import GenerationRequest
-from control.requests import Enqueue
+from control.errors import ContextLengthExceeded, RequestError
+from control.messages import GenerationRequest, PromptImage, ReasoningBudget
+from control.requests import Enqueue, member_rid
+from control.requests.bounds import LONGEST_S, RANGES, shown
+
+ALL = "all"
+"""In place of tenants: all share with each other."""
+
+
+def scoped_salt(owner: str, sharing: Collection[str], salt: str) -> str:
+    """The salt of a request of `owner` that names the salt `salt` itself ("": none). `sharing`: the tenants that share
+    with each other, or ALL. The first line names the scope: no client's salt reaches another scope."""
+    scope = "shared" if ALL in sharing or owner in sharing else f"tenant {owner}"
+    return f"{scope}\n{salt}"
+
+
+_PART_BYTES = 256
+"""The least that a part of a message counts for."""
+TOO_MUCH = ("context_length_exceeded", TOO_MANY)
+"""Codes of errors that a shorter conversation would not have."""
+
+Body = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A body's prompts before they are tokenised, how the answers are to be read, what they must be, and the images of
+    the only prompt."""
+
+    texts: list[str | list[int]]
+    reading: Reading | None
+    constraint: Constraint | None
+    images: list[ImageSource]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts as token ids. `images` are those of the only prompt, `pieces` their pixels."""
+
+    tokens: list[list[int]]
+    images: list[PromptImage]
+    pieces: list[HeldPieces]
+
+
+def size_of(body: Body) -> int:
+    """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
+    if isinstance(body, CompletionRequest):
+        return sum(len(prompt) for prompt in body.prompts)
+    contents = [message.content or "" for message in body.messages]
+    return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
+
+
+def written(body: Body, served: ServedModel) -> Written:
+    """Raises RequestError and its kin, and NeedsProcess."""
+    if isinstance(body, CompletionRequest):
+        return Written(body.prompts, None, grammar_of(body), [])
+    prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
+    return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images)
+
+
+async def encoded(prompts: Written, body: Body, served: ServedModel, images: RequestImages) -> Prompts:
+    """The prompts as token ids; images that `images` lacks are loaded once the texts are known to fit.
+
+    Raises RequestError and its kin.
+    """
+    image_input = served.assets.images
+    if not prompts.images or image_input is None or served.images is None:
+        return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
+    texts = [with_marks(text, image_input) for text in prompts.texts]
+    [prompt] = await _tokens(texts, body, served, images.tenant)  # a chat has one
+    most = min(served.assets.context_length, served.assets.kv_tokens)
+    loaded = await served.images.load(prompts.images, image_input, most, images)
+    prompt, placed_images = await off_loop(len(prompt) + most, placed, prompt, loaded, image_input)
+    return Prompts([prompt], placed_images, [one.pieces for one in loaded])
+
+
+async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel, tenant: str) -> list[list[int]]:
+    if isinstance(body, CompletionRequest) and body.has_gap:
+        size = size_of(body) + len(body.suffix or "") + sum(len(text) for _, text in body.files)
+        return await served.run(size, tenant, prompts_with_gap, body)
+    context = served.assets.context_length
+    bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
+
+    def encode_one(text: str, vocabulary: Vocabulary) -> list[int]:
+        if vocabulary.exceeds(text, context):
+            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
+            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+            raise error
+        return vocabulary.encode(text, bos=bos)
+
+    def encode(served: ServedModel) -> list[list[int]]:
+        return [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
+
+    return await served.run(sum(len(text) for text in texts), tenant, encode)
+
+
+async def prompts_of(body: Body, served: ServedModel, size: int, images: RequestImages) -> list[list[int]]:
+    """The request's prompts as token ids; `size` is that of the body in which it came, `images` as for `encoded`."""
+    written_prompts = await served.run(max(size, size_of(body)), images.tenant, written, body)
+    return (await encoded(written_prompts, body, served, images)).tokens
+
+
+async def count_tokens(body: Converted, served: ServedModel, size: int, images: RequestImages) -> int:
+    """Tokens of the request's prompt; arguments as for `prompts_of`. Raises RequestError in the client's own names."""
+    with naming(body.names):
+        [prompt] = await prompts_of(body, served, size, images)
+    return len(prompt)
+
+
+def prediction_of(body: Body, served: ServedModel) -> list[int]:
+    """The tokens of the request's prediction, at most a context of them, as an answer has no more, and of at most a
+    mebibyte of text."""
+    predicted = body.predicted if isinstance(body, ChatRequest) else ""
+    most = served.assets.context_length
+    if not predicted:
+        return []
+    read = predicted[: min(most * SURELY_CHARACTERS, WHOLE_CHARACTERS)]
+    ids = served.vocabulary.encode_pieces([read], inside=True)
+    return ids[:most]
+
+
+_SPARED = 4
+"""Where an answer has no limit of its own, this part of the context is left for it."""
+
+
+def bad_words(request: ChatRequest | CompletionRequest, vocabulary: Vocabulary) -> list[list[int]]:
+    """The token sequences that the answer must not have. Raises RequestError for too many tokens."""
+    sequences = vocabulary.spellings(request.bad_words) if request.bad_words else []
+    check_bad_word_tokens(sequences)
+    return sequences
+
+
+def reasoning_budget(
+    request: ChatRequest | CompletionRequest, reading: Reading | None, vocabulary: Vocabulary
+) -> ReasoningBudget | None:
+    """The limit of the answer's reasoning; None where there is no limit, or no reasoning in marks that are known."""
+    tokens = request.thinking_token_budget if isinstance(request, ChatRequest) else None
+    thinking = reading.thinking if reading is not None else None
+    if tokens is None or tokens < 0 or thinking is None:
+        return None
+    return ReasoningBudget(
+        tokens=tokens,
+        open=thinking.open,
+        close=thinking.close,
+        opening=vocabulary.encode(thinking.open, bos=False),
+        closing=vocabulary.encode(thinking.close, bos=False),
+        begun=thinking.begun,
+    )
+
+
+def prompts_with_gap(request: CompletionRequest, served: ServedModel) -> list[list[int]]:
+    """The prompts of a request whose gap is to be filled. Raises RequestError, ContextLengthExceeded."""
+    gaps, context = _gaps(served), min(served.assets.context_length, served.assets.kv_tokens)
+    answer = context // _SPARED if request.token_limit is None else request.token_limit
+    try:
+        return [
+            gaps.prompt(
+                prompt,
+                request.suffix or "",
+                request.files,
+                bos=request.add_special_tokens is not False,
+                most=context,
+                room=context - answer,
+            )
+            for prompt in request.prompts
+        ]
+    except TooLong:
+        error = ContextLengthExceeded(context + 1, request.token_limit or 1, context, at_least=True)
+        error.param = "prompt"
+        raise error from None
+
+
+def gap_marks(request: ChatRequest | CompletionRequest, served: ServedModel) -> list[int]:
+    """The tokens that end the answer where a gap is filled."""
+    if not isinstance(request, CompletionRequest) or not request.has_gap or request.ignore_eos:
+        return []
+    return _gaps(served).stop_ids
+
+
+def _gaps(served: ServedModel) -> FillInMiddle:
+    if served.gaps is None:
+        raise RequestError(
+            "'suffix' is not supported by this model: its tokenizer has no tokens that mark a gap. Use a model that "
+            "was trained to fill gaps, or remove it from the request.",
+            param="suffix",
+            code="unsupported_parameter",
+        )
+    return served.gaps
+
+
+_SHOWN_CHARACTERS = 80
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """One client request: one member of the queue for each of its prompts, or for a pack of its inputs."""
+
+    caller: Caller
+    served: ServedModel
+    members: list[GenerationRequest]
+    priority: str
+    deadline_ms: int
+    on_disconnect: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(member.prompt) for member in self.members)
+
+    def view(self, member: int = 0) -> View:
+        """How the answer is shown."""
+        raise NotImplementedError
+
+    def tell_allowance(self, allowance: Allowance) -> None:
+        """Put the key's remaining limits into the response's headers."""
+        self.caller.headers.update(ratelimit_headers(allowance))
+
+    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
+        """The enqueue of one member of the answer whose first request is `first`."""
+        key = self.caller.idempotency_key
+        params = self.members[member]
+        salt = scoped_salt(self.caller.identity.owner, settings.share_prefixes, params.cache_salt)
+        return Enqueue(
+            rid=member_rid(first, member),
+            model=self.served.name,
+            params=msgspec.structs.replace(params, cache_salt=salt),
+            tenant=self.caller.tenant,
+            account=self.caller.identity.account,
+            hold=self.caller.rid if self.caller.identity.limited else "",
+            priority=self.priority,
+            deadline_ms=self.deadline_ms,
+            on_disconnect=self.on_disconnect,
+            api=settings.api_id,
+            idempotency_key=f"{key}#{member}" if key and member else key,
+            body_hash=self.caller.body_hash,
+            view=self.view(member).encode(),
+            received_ms=self.caller.request_log.received_ms,
+            keep_ms=round(1000 * settings.keep_requests),
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+            # The class low is for work without a reader: it may wait for any time.
+            max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
+        )
+
+
+def deadline_ms(body: CommonFields | InputFields) -> int:
+    """Milliseconds from now, 0 for none. Raises RequestError for both fields at once, or a moment that has passed."""
+    if body.timeout is not None and body.deadline is not None:
+        raise RequestError("'timeout' and 'deadline' are both set; send one of them.", param="deadline")
+    if body.timeout is not None:
+        return max(1, round(body.timeout * 1000))
+    if body.deadline is None:
+        return 0
+    seconds = body.deadline - time.time()
+    if seconds <= 0:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) has passed; it is a moment in Unix seconds.", param="deadline"
+        )
+    if seconds > LONGEST_S:
+        raise RequestError(
+            f"'deadline' ({body.deadline}) is more than a day ({LONGEST_S} seconds) away; it is a moment in Unix "
+            "seconds, and a request lives for a day at most.",
+            param="deadline",
+        )
+    return max(1, round(seconds * 1000))
+
+
+def on_disconnect_policy(field: str | int | float | None, header: str | None) -> str:
+    """The policy as control takes it: cancel, continue, or whole seconds. The body's field goes before the header."""
+    value = header if field is None else field
+    if value is None:
+        return "cancel"
+    if value in ("cancel", "continue"):
+        return str(value)
+    try:
+        seconds = float(value)
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    allowed = RANGES["on_disconnect"]
+    if not allowed.holds(seconds):
+        shown_value = repr(value[:_SHOWN_CHARACTERS]) if isinstance(value, str) else shown(value)
+        raise RequestError(
+            f"Invalid value for 'on_disconnect': {shown_value}; use 'cancel', 'continue' or a number of seconds "
+            f"{allowed}.",
+            param="on_disconnect",
+        )
+    return str(math.ceil(seconds))
+
 
 _PROMPT_SCORES = 262_144
 """Ids or log probabilities of prompts that one answer may bring: they travel through Redis and are in it whole."""

@@ -1,21 +1,44 @@
-"""The session of one generation: from the feeds of its members through the renderer to one client."""
+"""The session of one generation: from the feeds of its members through the renderer to one client.
+
+A client gets one body, or server-sent events: ready tokens joined, comments meanwhile, an error event at a late
+failure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from api.asgi.off_loop import off_loop
+import structlog
+from litestar import Response
+from litestar.types import Receive, Scope, Send
+
+from api.access.limits import Settler
+from api.access.seals import Seals
+from api.asgi.turns import off_loop
 from api.chat.piece import Piece
-from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted
-from api.follow.follow import Feeds
+from api.chat.tokens import Vocabulary
+from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted, problem
+from api.follow.follow import Feeds, Follower
+from api.generation.archive import Archive
 from api.generation.caller import Caller
+from api.models.served import ServedModel
+from api.observability.request_log import WaitLog
 from api.rendering.chunks import StreamRenderer
-from api.schemas.view import View
+from api.rendering.event_rendering import EventRenderer
+from api.rendering.infill_rendering import InfillRenderer
+from api.rendering.output_items import Seal
+from api.rendering.vectors import VectorRenderer
+from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings
 from control.clock import now_ms
 from control.messages import LogEntry, encode
 from control.requests.upkeep.orphans import GRACE_MS
+
+log = structlog.stdlib.get_logger(__name__)
 
 ENTRY_BYTES = 20
 """Of an entry of the log in JSON without log probabilities, about."""
@@ -157,3 +180,193 @@ class Session:
             usage=None if request_log.before_first_token else self.renderer.usage,
             error=error,
         )
+
+
+def renderer_of(
+    rid: str,
+    view: View,
+    vocabulary: Vocabulary,
+    prompt_tokens: int,
+    resume: Cursor | None = None,
+    seal: Seal | None = None,
+) -> StreamRenderer:
+    """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
+    if view.endpoint in ("responses", "messages"):
+        return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
+    if view.endpoint in ("embeddings", "embed", "rerank", "score"):
+        return VectorRenderer(rid, view, vocabulary, prompt_tokens)
+    if view.endpoint == "infill":
+        return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
+    return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)
+
+
+class Sessions:
+    """Opens the sessions of new requests, and of those that another client or process began."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        archive: Archive,
+        seals: Seals,
+        settler: Settler,
+        waits: WaitLog,
+        settings: ApiSettings,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
+        self._waits, self._settings, self._interrupted = waits, settings, interrupted
+
+    async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
+        """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
+        await self._follower.subscribe(model)
+        return Feeds(self._follower, model, tenant, rid)
+
+    def open(self, feeds: Feeds, renderer: StreamRenderer, caller: Caller) -> Session:
+        identity = caller.identity
+        self._waits.add(caller.request_log, feeds)
+        return Session(
+            feeds=feeds,
+            renderer=renderer,
+            caller=caller,
+            settings=self._settings,
+            interrupted=self._interrupted,
+            complete=partial(self._archive.complete, feeds.rid, identity.owner),
+            settle_limits=partial(self._settler.nudge, feeds.model) if identity.limited else None,
+        )
+
+    async def join(self, feeds: Feeds, served: ServedModel, caller: Caller, cursor: Cursor | None = None) -> Session:
+        """The session of a request that runs already, shown by its own view."""
+        caller.request_log.know(rid=feeds.rid)
+        await feeds.meet()
+        log.info(
+            "took up a request that another client or process began",
+            action="take_up",
+            rid=feeds.rid,
+            model=served.name,
+        )
+        view = decode_view(feeds.members[0].fields["view"])
+        prompt_tokens = sum(int(feed.fields["prompt_tokens"]) for feed in feeds.members)
+        caller.request_log.know(prompt_tokens=prompt_tokens)
+        seal = await self._seals.sealer(feeds.tenant) if view.sealed else None
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, prompt_tokens, cursor, seal)
+        return self.open(feeds, renderer, caller)
+
+
+STREAM_HEADERS = {
+    # As a header: the framework would let the handler's annotation decide the media type.
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+"""Of every streamed answer; the last one keeps nginx from buffering."""
+KEEP_ALIVE = b": keep-alive\n"
+"""A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
+take the id of the event before for a part of it."""
+
+PLACE_EVERY_S = 5.0
+"""Least time between two comments about a client's place in the queue."""
+
+
+class EventStream(Response[None]):
+    """The response of a stream; the client's leaving releases the request.
+
+    It is an ASGI application itself: the framework's stream watches each client with a task of its own, which costs as
+    much as the admission of a request.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(None, status_code=200, headers=STREAM_HEADERS | {"x-request-id": session.rid})
+        self._session = session
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:
+        return self._send
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        stream = events(self._session)
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async for data in stream:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await stream.aclose()
+            self._session.left()  # where the client left before the first event
+
+
+async def events(session: Session) -> AsyncGenerator[bytes]:
+    """All bytes of a stream. No exception leaves the generator: it would cut the connection without an error event."""
+    renderer = session.renderer
+    failure: BaseException | None = None
+    try:
+        with session.caller.client.watched(session.client_left):
+            async for data in _tokens(session):
+                yield data
+        failure = renderer.failure
+    except ClientDisconnected:
+        session.left()
+        return
+    except StreamInterrupted as error:
+        yield renderer.interruption(error)
+        session.release(status=problem(error).status, error="cut by shutdown")
+        return
+    except Exception as error:
+        failure = error
+    except (asyncio.CancelledError, GeneratorExit):
+        session.left()
+        raise
+    closing = renderer.end(failure)
+    await session.store()
+    yield closing
+    if failure is None:
+        session.release(status=200, delivered=True)
+    else:
+        session.release(status=problem(failure).status, error=str(failure), delivered=True)
+
+
+async def _tokens(session: Session) -> AsyncGenerator[bytes]:
+    """Bytes until every choice has ended. Raises what ended the request from outside."""
+    feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
+    settings = session.settings
+    sent_at = request_log.waited
+    if request_log.before_first_token:
+        feeds.watch_place()
+    if prelude := renderer.prelude():
+        yield prelude
+    if renderer.finished:
+        return
+    while True:
+        feeds.wake.clear()
+        session.check_present()
+        session.check_interrupted()
+        if feeds.ready:
+            data = b""
+            for member, entries in session.take():
+                data += renderer.feed(member, entries)
+            if data:
+                request_log.first_token()
+                yield data
+                sent_at = request_log.waited
+            if renderer.finished:
+                return
+            if feeds.wake.is_set():
+                await feeds.rest()
+                continue
+        feeds.check()
+        if request_log.before_first_token and feeds.place_changed:
+            yield _place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
+            sent_at = request_log.waited
+        pause = settings.keep_alive - (request_log.waited - sent_at)
+        if pause <= 0.01:
+            yield KEEP_ALIVE
+            sent_at, pause = request_log.waited, settings.keep_alive
+        await feeds.wait(pause)
+
+
+def _place(position: int | None, wait_ms: int | None) -> bytes:
+    """The comment about a place in the queue, or about its end."""
+    if position is None:
+        return b": claimed\n"
+    if wait_ms is None:
+        return b": queue position %d\n" % position
+    return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)

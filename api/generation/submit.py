@@ -1,8 +1,12 @@
-"""Enqueues the requests of one HTTP request."""
+"""Enqueues the requests of one HTTP request.
+
+A fresh refusal by a full queue is repeated without tokenising the prompt and asking Redis again (`Backpressure`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,23 +14,46 @@ from api.access.limits import Limiter
 from api.access.seals import Seals
 from api.follow.follow import Feeds
 from api.generation.archive import Archive
-from api.generation.backpressure import Backpressure
 from api.generation.caller import Caller
-from api.generation.inputs.preparation import prepare_inputs
-from api.generation.preparation import Body, prepare
-from api.generation.prepared import Prepared
-from api.generation.session import Session
-from api.generation.sessions import Sessions
+from api.generation.inputs import prepare_inputs
+from api.generation.preparation import Body, Prepared, prepare
+from api.generation.session import Session, Sessions, renderer_of
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
 from api.models.served import ServedModel
-from api.rendering.event_rendering import renderer_of
 from api.schemas.embeddings import InputsRequest
 from api.settings import ApiSettings
 from control import requests
 from control.errors import FurrowError, QueueFull, RedisUnavailable, RequestNotFound
 from control.redis.batches import Batches
 from control.requests import member_rid
+
+FRESH_S = 0.1
+"""How long a refusal stands. Few enough places become free meanwhile that a queue worth waiting in doesn't run dry."""
+_MOST = 4096
+
+
+class Backpressure:
+    """The refusals of the last moments, by model, tenant and class."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[tuple[str, str, str], tuple[float, QueueFull]] = {}
+
+    def note(self, model: str, tenant: str, priority: str, error: QueueFull) -> None:
+        """Remember a refusal, unless it was for the request's own size: a smaller one may get in."""
+        if error.bound == "tokens":
+            return
+        now = self._clock()
+        if len(self._refused) >= _MOST:
+            self._refused = {who: last for who, last in self._refused.items() if now - last[0] < FRESH_S}
+        self._refused[model, tenant, priority] = now, error
+
+    def check(self, model: str, tenant: str, priority: str) -> None:
+        """Raises the QueueFull that still stands, if there is one."""
+        at, error = self._refused.get((model, tenant, priority), (0.0, None))
+        if error is not None and self._clock() - at < FRESH_S:
+            raise QueueFull(error.model, error.queued, error.retry_after, error.bound)
 
 
 class Submitter:

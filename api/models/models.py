@@ -18,7 +18,7 @@ from functools import partial
 
 import structlog
 
-from api.asgi.limits import IMAGE_BYTES, LEAST_TEXT_BYTES
+from api.asgi.bodies import IMAGE_BYTES, LEAST_TEXT_BYTES
 from api.asgi.tasks import PeriodicTask
 from api.chat.tokens import Vocabulary
 from api.images.loading import ImageLoader

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from api.asgi.limits import text_bytes
-from api.asgi.off_loop import off_loop
+from api.asgi.bodies import text_bytes
+from api.asgi.turns import off_loop
 from api.chat.forms import Forms, forms_of
 from api.chat.metered import NeedsProcess
 from api.chat.template import SHIPPED, MeteredTemplate, PlainTemplate, Template

@@ -14,11 +14,9 @@ import msgspec
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.rendering.chunks import Event, StreamRenderer
-from api.rendering.infill_rendering import InfillRenderer
 from api.rendering.message_events import MessageEventBuilder
 from api.rendering.output_items import Seal
 from api.rendering.response_events import ResponseEventBuilder
-from api.rendering.vectors import VectorRenderer
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
@@ -112,21 +110,3 @@ class EventRenderer(StreamRenderer):
     def _bytes(self, event: Event) -> bytes:
         data = {**event, "sequence_number": self._number} if self._numbered else event
         return b"event: " + event["type"].encode() + b"\ndata: " + _json(data) + b"\n\n"
-
-
-def renderer_of(
-    rid: str,
-    view: View,
-    vocabulary: Vocabulary,
-    prompt_tokens: int,
-    resume: Cursor | None = None,
-    seal: Seal | None = None,
-) -> StreamRenderer:
-    """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
-    if view.endpoint in ("responses", "messages"):
-        return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
-    if view.endpoint in ("embeddings", "embed", "rerank", "score"):
-        return VectorRenderer(rid, view, vocabulary, prompt_tokens)
-    if view.endpoint == "infill":
-        return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
-    return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)

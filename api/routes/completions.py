@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.background.stored_chats import kept_messages
 from api.generation.caller import Caller
 from api.generation.session import Session

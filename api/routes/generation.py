@@ -15,12 +15,11 @@ from litestar.datastructures import Headers
 
 from api.access.gate import ANONYMOUS, Identity, secret_of
 from api.asgi.client import client_of
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.errors.errors import error_response, problem
 from api.generation.caller import Caller
 from api.generation.preparation import Body
-from api.generation.session import Session
-from api.generation.stream import EventStream
+from api.generation.session import EventStream, Session
 from api.images.loading import RequestImages
 from api.models.served import ServedModel
 from api.observability.request_log import RequestLog

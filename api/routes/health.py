@@ -10,7 +10,7 @@ from litestar import Response, get
 from litestar.openapi import ResponseSpec
 from litestar.response import Stream
 
-from api.generation.stream import STREAM_HEADERS
+from api.generation.session import STREAM_HEADERS
 from api.process import Process
 from api.routes.generation import Http, process_of
 from api.schemas.state import Load, Version

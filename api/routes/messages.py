@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.errors.errors import in_anthropic_shape
 from api.generation.caller import Caller
-from api.generation.context.editing import edited
-from api.generation.context.prompts import count_tokens
+from api.generation.context import edited
+from api.generation.preparation import count_tokens
 from api.openapi.openapi import taking
 from api.routes.generation import (
     Http,
@@ -37,10 +37,10 @@ async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
 
     async def read(body: bytes, caller: Caller) -> ParsedBody:
-        asked, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
-        if asked.edits is not None:
-            asked, _ = await edited(asked, await model_for(request, asked.model), size, caller.images)
-        return ParsedBody(body=asked)
+        parsed, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
+        if parsed.edits is not None:
+            parsed, _ = await edited(parsed, await model_for(request, parsed.model), size, caller.images)
+        return ParsedBody(body=parsed)
 
     return await serve(request, read)
 
@@ -57,11 +57,11 @@ async def count_message_tokens(request: Http) -> Response[Any]:
     try:
         authenticate(request)
         async with text_of(request) as body:
-            asked, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
-            served = await model_for(request, asked.model)
-            edits = asked.edits is not None
-            asked, original = await edited(asked, served, size, caller.images)
-            tokens = await count_tokens(asked, served, size, caller.images)
+            parsed, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
+            served = await model_for(request, parsed.model)
+            edits = parsed.edits is not None
+            parsed, original = await edited(parsed, served, size, caller.images)
+            tokens = await count_tokens(parsed, served, size, caller.images)
         edited_fields = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
         response = Response(
             msgspec.json.encode({"input_tokens": tokens, **edited_fields}),

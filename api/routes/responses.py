@@ -12,10 +12,10 @@ from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
 from api.access.gate import Identity
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.generation.caller import Caller
-from api.generation.context.prompts import count_tokens
-from api.generation.context.truncation import fitted
+from api.generation.context import fitted
+from api.generation.preparation import count_tokens
 from api.generation.session import Session
 from api.models.served import ServedModel
 from api.openapi.openapi import taking
@@ -55,14 +55,14 @@ async def create_response(request: Http) -> Response[Any]:
     process = process_of(request)
 
     async def read(body: bytes, caller: Caller) -> ParsedBody:
-        asked = await off_loop(len(body), parse_response, body, caller.warnings)
-        stored = asked.store is not False and process.archive.ttl_ms > 0
-        if asked.background and not stored:
+        parsed = await off_loop(len(body), parse_response, body, caller.warnings)
+        stored = parsed.store is not False and process.archive.ttl_ms > 0
+        if parsed.background and not stored:
             raise RequestError(
                 "'background' needs responses to be stored; this server stores none.", param="background"
             )
-        own, previous, items = await _conversation(process, asked, caller)
-        if stored and asked.store is None and not asked.background and has_images(own):
+        own, previous, items = await _conversation(process, parsed, caller)
+        if stored and parsed.store is None and not parsed.background and has_images(own):
             stored = process.archive.takes(own)
             if not stored:
                 caller.warnings.add(
@@ -74,16 +74,16 @@ async def create_response(request: Http) -> Response[Any]:
         async def accepted(session: Session) -> Response[Any] | None:
             if stored:
                 await process.archive.accept(_record(session, caller.identity, previous, own))
-            if not asked.background or asked.stream:
+            if not parsed.background or parsed.stream:
                 return None
             response = _json(session.renderer.so_far() | {"status": "queued"}, session.rid)
             process.completion.follow(session)
             return response
 
-        served = await model_for(request, asked.model)
-        for text, param in await off_loop(8 * len(body), unenforced, asked.tools or [], served.forms.calls):
+        served = await model_for(request, parsed.model)
+        for text, param in await off_loop(8 * len(body), unenforced, parsed.tools or [], served.forms.calls):
             caller.warnings.add(text, param)
-        chat = await _chat(asked, items, served, caller, stored=stored)
+        chat = await _chat(parsed, items, served, caller, stored=stored)
         if stored:
             process.archive.check_size(own, chat.extra_fields)
         return ParsedBody(body=chat, accepted=accepted if stored else None)
@@ -92,12 +92,12 @@ async def create_response(request: Http) -> Response[Any]:
 
 
 async def _chat(
-    asked: ResponseRequest, items: list[Item], served: ServedModel, caller: Caller, *, stored: bool
+    parsed: ResponseRequest, items: list[Item], served: ServedModel, caller: Caller, *, stored: bool
 ) -> Converted:
     """The chat request for the conversation, or for its summary where that is asked for."""
     if is_compaction(items):
-        asked = summarising(asked, served.assets.context_length)
-    chat = await fitted(asked, since_compaction(items), served, caller.body_bytes, caller.images, stored=stored)
+        parsed = summarising(parsed, served.assets.context_length)
+    chat = await fitted(parsed, since_compaction(items), served, caller.body_bytes, caller.images, stored=stored)
     # Images of this request have its items' places for names, those of stored responses their items' ids.
     own = re.compile(rf"^\w+_{caller.rid}_in(\d+)\.")
     return structs.replace(chat, names={ours: own.sub(r"input[\1].", name) for ours, name in chat.names.items()})
@@ -115,16 +115,18 @@ def _record(session: Session, who: Identity, previous: str, own: list[Item]) -> 
     )
 
 
-async def _conversation(process: Process, asked: ResponseRequest, caller: Caller) -> tuple[list[Item], str, list[Item]]:
+async def _conversation(
+    process: Process, parsed: ResponseRequest, caller: Caller
+) -> tuple[list[Item], str, list[Item]]:
     """The request's own items, the rid of the response that it continues, and the items of the whole conversation."""
     who = caller.identity
-    sealed = isinstance(asked.input, list) and any("encrypted_content" in row for row in asked.input)
+    sealed = isinstance(parsed.input, list) and any("encrypted_content" in row for row in parsed.input)
     unseal = await process.seals.opener(who.tenant) if sealed else None
-    given = await off_loop(caller.body_bytes, read_items, asked.input, caller.rid, caller.warnings, unseal)
-    own = [await _resolved(process, item, who) for item in given]
-    if asked.previous_response_id is None:
+    new_items = await off_loop(caller.body_bytes, read_items, parsed.input, caller.rid, caller.warnings, unseal)
+    own = [await _resolved(process, item, who) for item in new_items]
+    if parsed.previous_response_id is None:
         return own, "", own
-    last = await process.archive.look_up(asked.previous_response_id, who, _PARAM)
+    last = await process.archive.look_up(parsed.previous_response_id, who, _PARAM)
     items: list[Item] = []
     for stored in await process.archive.chain(last, _PARAM):
         response = await process.completion.current(stored)
@@ -157,10 +159,10 @@ async def count_input_tokens(request: Http) -> Response[InputTokens]:
     tenant = authenticate(request)
     async with text_of(request) as body:
         caller = caller.identified(tenant, body)
-        asked = await off_loop(len(body), parse_response, body, caller.warnings)
-        _, _, items = await _conversation(process, asked, caller)
-        served = await model_for(request, asked.model)
-        chat = await _chat(asked, items, served, caller, stored=False)
+        parsed = await off_loop(len(body), parse_response, body, caller.warnings)
+        _, _, items = await _conversation(process, parsed, caller)
+        served = await model_for(request, parsed.model)
+        chat = await _chat(parsed, items, served, caller, stored=False)
         response = Response(InputTokens(input_tokens=await count_tokens(chat, served, len(body), caller.images)))
         finish_headers(response, caller)
         return response
@@ -172,11 +174,11 @@ async def compact_response(request: Http) -> Response[Any]:
     process = process_of(request)
 
     async def read(body: bytes, caller: Caller) -> ParsedBody:
-        asked = await off_loop(len(body), parse_response, body, caller.warnings)
-        _, _, items = await _conversation(process, asked, caller)
-        served = await model_for(request, asked.model)
-        asked = structs.replace(asked, stream=None, background=None)
-        chat = await _chat(asked, [*items, trigger(f"cmt_{caller.rid}")], served, caller, stored=False)
+        parsed = await off_loop(len(body), parse_response, body, caller.warnings)
+        _, _, items = await _conversation(process, parsed, caller)
+        served = await model_for(request, parsed.model)
+        parsed = structs.replace(parsed, stream=None, background=None)
+        chat = await _chat(parsed, [*items, trigger(f"cmt_{caller.rid}")], served, caller, stored=False)
         chat.extra_fields[COMPACTION] = kept_messages(items)
         return ParsedBody(body=chat)
 

@@ -8,9 +8,9 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.params import FromQuery
 
-from api.asgi.off_loop import off_loop
+from api.asgi.turns import off_loop
 from api.chat.template import special_tokens
-from api.generation.context.prompts import prompts_of
+from api.generation.preparation import prompts_of
 from api.images.loading import RequestImages
 from api.models.served import ServedModel
 from api.openapi.openapi import taking
@@ -26,25 +26,25 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
     caller = caller_of(request)
     authenticate(request)
     async with text_of(request) as body:
-        asked = await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings)
-        served = await model_for(request, asked.model)
-        tokens = await _tokens_of(asked, served, len(body), caller.images)
+        parsed = await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings)
+        served = await model_for(request, parsed.model)
+        tokens = await _tokens_of(parsed, served, len(body), caller.images)
         names = served.vocabulary.tokenizer.id_to_token
         answer = TokenizeAnswer(
             count=len(tokens),
             max_model_len=served.assets.context_length,
             tokens=tokens,
-            token_strs=[names(token) or "" for token in tokens] if asked.return_token_strs else None,
+            token_strs=[names(token) or "" for token in tokens] if parsed.return_token_strs else None,
         )
         response = Response(answer)
         finish_headers(response, caller)
         return response
 
 
-async def _tokens_of(asked: TokenizeRequest, served: ServedModel, size: int, images: RequestImages) -> list[int]:
-    if asked.prompt == "":  # no prompt for a completion, but a text with a length
-        return await served.run(0, images.tenant, _empty, asked.add_special_tokens is not False)
-    [tokens] = await prompts_of(generating(asked), served, size, images)
+async def _tokens_of(parsed: TokenizeRequest, served: ServedModel, size: int, images: RequestImages) -> list[int]:
+    if parsed.prompt == "":  # no prompt for a completion, but a text with a length
+        return await served.run(0, images.tenant, _empty, parsed.add_special_tokens is not False)
+    [tokens] = await prompts_of(generating(parsed), served, size, images)
     return tokens
 
 
@@ -58,18 +58,18 @@ async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
     caller = caller_of(request)
     authenticate(request)
     async with text_of(request) as body:
-        asked = await off_loop(len(body), decode_request, body, DetokenizeRequest, caller.warnings)
-        served = await model_for(request, asked.model)
+        parsed = await off_loop(len(body), decode_request, body, DetokenizeRequest, caller.warnings)
+        served = await model_for(request, parsed.model)
         most, size = served.assets.context_length, served.assets.vocab_size
-        if len(asked.tokens) > most:
+        if len(parsed.tokens) > most:
             raise RequestError(
-                f"'tokens' has {len(asked.tokens)} ids, more than the model's context of {most}. Send them in parts.",
+                f"'tokens' has {len(parsed.tokens)} ids, more than the model's context of {most}. Send them in parts.",
                 param="tokens",
             )
-        wrong = next((token for token in asked.tokens if not 0 <= token < size), None)
+        wrong = next((token for token in parsed.tokens if not 0 <= token < size), None)
         if wrong is not None:
             raise RequestError(f"'tokens' has id {wrong}; this model's ids are 0 to {size - 1}.", param="tokens")
-        text = await asyncio.to_thread(served.vocabulary.decode_all, asked.tokens)
+        text = await asyncio.to_thread(served.vocabulary.decode_all, parsed.tokens)
         response = Response(DetokenizeAnswer(prompt=text))
         finish_headers(response, caller)
         return response

@@ -16,7 +16,7 @@ from ops.common.sabotage import Sabotage
 CONTROLS = {
     "no-turns": Sabotage(
         "all requests of the API process wait in one line, first come, first served",
-        "api.asgi.in_turn",
+        "api.asgi.middleware",
         """
 in_turn = module.Admission.in_turn
 module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, app, lambda scope: "")
@@ -42,7 +42,7 @@ module._template = lambda name, source, trusted: module.PlainTemplate(source)
     ),
     "no-hesitation": Sabotage(
         "requests of a tenant whose clients leave at once are begun at once",
-        "api.asgi.departures",
+        "api.asgi.middleware",
         """
 assert module.Departures.hesitation
 module.Departures.hesitation = lambda departures, tenant: 0.0

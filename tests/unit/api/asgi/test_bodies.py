@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.asgi.bodies import Bodies
-from api.asgi.limits import BodyLimits, text_bytes
+from api.asgi.bodies import Bodies, BodyLimits, text_bytes
 from api.errors.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
 from control.errors import RequestError, RequestTooLarge
 

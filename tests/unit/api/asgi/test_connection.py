@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from api.asgi.connection import ClientConnection
-from api.asgi.heads import ServerConfig
+from api.asgi.connection import ClientConnection, ServerConfig
 
 
 class StuckTransport(asyncio.Transport):

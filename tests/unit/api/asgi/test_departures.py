@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from api.asgi.client import Client
-from api.asgi.departures import AT_ONCE_S, LONGEST_S, Departures, stays
+from api.asgi.middleware import AT_ONCE_S, LONGEST_S, Departures, stays
 
 
 def departures(ages: list[float | None]) -> Departures:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from api.asgi.connection import ClientConnection
-from api.asgi.heads import ServerConfig
-from api.asgi.limits import KIB, ConnectionLimits
+from api.asgi.bodies import KIB
+from api.asgi.connection import ClientConnection, ConnectionLimits, ServerConfig
 
 LIMITS = ConnectionLimits(
     head_bytes=4 * KIB,

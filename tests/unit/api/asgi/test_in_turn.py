@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from api.asgi.client import Client, UnreadBodies, client_of, set_client
-from api.asgi.in_turn import Admission
+from api.asgi.middleware import Admission
 from api.asgi.turns import current_tenant
 
 Work = Callable[[Client], Awaitable[None]]

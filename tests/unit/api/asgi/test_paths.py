@@ -7,7 +7,7 @@ import time
 import pytest
 
 from api.app import ROUTES, create_app
-from api.asgi.paths import canonical
+from api.asgi.middleware import canonical
 from api.settings import ApiSettings
 
 

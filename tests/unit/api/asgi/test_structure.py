@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.asgi.structure import MOST_VALUES, Structure
+from api.asgi.bodies import MOST_VALUES, Structure
 from control.errors import RequestError
 
 values = st.recursive(

@@ -35,7 +35,7 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
     async def pages(*_: Any) -> AsyncIterator[list[LogEntry]]:
         yield [LogEntry(1, 0, 72), LogEntry(2, 0, 105, "length")]
 
-    async def found(*_: Any) -> tuple[Any, dict[str, str]]:
+    async def find_in(*_: Any) -> tuple[Any, dict[str, str]]:
         return SimpleNamespace(name="m", vocabulary=Vocabulary(byte_assets())), left.pop(0)
 
     async def complete(rid: str, owner: str, body: bytes) -> bytes:
@@ -43,7 +43,7 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
 
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
-    parts: Any = SimpleNamespace(found=found, complete=complete)
+    parts: Any = SimpleNamespace(find_in=find_in, complete=complete)
     completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics())
     return msgspec.json.decode(msgspec.json.encode(await completion.current(STORED)))
 
@@ -71,7 +71,7 @@ class Farm:
             cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics()
         )
 
-    async def found(self, *_: Any) -> tuple[None, dict[str, str]]:
+    async def find_in(self, *_: Any) -> tuple[None, dict[str, str]]:
         if self.fields is None:
             raise RequestNotFound("No request")
         return None, self.fields

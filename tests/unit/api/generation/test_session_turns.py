@@ -14,12 +14,10 @@ from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.follow.follow import Feeds
 from api.generation.caller import Caller
-from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session
-from api.generation.stream import events
+from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session, events, renderer_of
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
 from api.rendering.chunks import StreamRenderer, scored_tokens
-from api.rendering.event_rendering import renderer_of
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry, PromptToken, TokenLogprobs

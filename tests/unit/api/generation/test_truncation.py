@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.generation.context.truncation import droppable
+from api.generation.context import droppable
 from api.schemas.items import Item, read_items
 
 

@@ -7,16 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-import api.generation.stream
+import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.follow.follow import Feeds
 from api.generation.caller import Caller
-from api.generation.session import Session
-from api.generation.stream import events
+from api.generation.session import Session, events, renderer_of
 from api.observability.metrics import Metrics
 from api.observability.request_log import RequestLog
-from api.rendering.event_rendering import renderer_of
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry
@@ -72,7 +70,7 @@ async def test_places_that_change_quickly_are_not_all_written(
     every_s: float, comments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of fifty changes at once the first is written; without the bound each one is. The claim is told at once."""
-    monkeypatch.setattr(api.generation.stream, "PLACE_EVERY_S", every_s)
+    monkeypatch.setattr(api.generation.session, "PLACE_EVERY_S", every_s)
     stream = WaitingStream()
     reading = asyncio.create_task(stream.read())
     for position in range(CHANGES, 0, -1):
