@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from control.process import child_environment
 from tests.integration.api.conftest import ApiProcess
 from tests.integration.api.sse import chat, read_all, text_of
 from tests.leader import ScriptedLeader
@@ -39,8 +42,11 @@ runpy.run_module("api", run_name="__main__")
 
 class HurriedApi(ApiProcess):
     def start(self) -> None:
-        self._command[1:3] = ["-c", SHORTENED]
-        super().start()
+        with self.log.open("a") as log:
+            command = [sys.executable, "-c", SHORTENED, *self._arguments]
+            environment = child_environment(FURROW_LOG_FORMAT="json")
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
+        until(self._answers, 40)
 
 
 @pytest.fixture
