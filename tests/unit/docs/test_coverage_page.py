@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 
 import pytest
 
@@ -14,24 +15,27 @@ ATTACKS = (ROOT / "docs/reliability.md").read_text().partition("\n## Attacks\n")
 ROWS = [line for line in (PAGE + ATTACKS).splitlines() if line.startswith("| ") and not re.match(r"\|[ -]*\|", line)]
 
 
-def named() -> list[tuple[str, str]]:
-    """(file, test) of every mention; a bare `::test` belongs to the file before it in its row."""
-    found = []
+def named() -> dict[str, set[str]]:
+    """File → the tests of every mention; a bare `::test` belongs to the file before it in its row."""
+    tests = defaultdict[str, set[str]](set)
     for row in ROWS:
         file = ""
         for path, test in re.findall(r"([\w/]+\.py)?::(\w+|\*)", row):
             file = path or file
-            found.append((file, test))
-    return found
+            tests[file].add(test)
+    return tests
 
 
-@pytest.mark.parametrize("file", sorted({file for file, _ in named()}))
+NAMED = named()
+
+
+@pytest.mark.parametrize("file", sorted(NAMED))
 def test_every_test_that_it_names_exists(file: str) -> None:
     """A test that was renamed or dropped would leave a promise without its proof."""
     tree = ast.parse((ROOT / "tests" / file).read_text())
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert any(name.startswith("test_") for name in functions)
-    assert {test for one, test in named() if one == file} - functions - {"*"} == set()
+    assert NAMED[file] - functions - {"*"} == set()
 
 
 def test_every_attack_has_a_test() -> None:
