@@ -71,11 +71,11 @@ class Forked:
 
 
 class WarmProgram:
-    """A process that has imported `module`, and `later` ones that its `main` imports; its forks run that `main`."""
+    """A process that has imported `module`; its forks run the module's `main`."""
 
-    def __init__(self, module: str, *later: str) -> None:
+    def __init__(self, module: str) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), module, *later]
+        command = [sys.executable, "-m", __name__, module, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
         atexit.register(self._stop)
@@ -95,9 +95,9 @@ class WarmProgram:
 
 
 @functools.cache
-def warm(module: str, *later: str) -> WarmProgram:
+def warm(module: str) -> WarmProgram:
     """The one of this test process."""
-    return WarmProgram(module, *later)
+    return WarmProgram(module)
 
 
 # --- in the warm process ------------------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def _wait_for_fork(told: socket.socket) -> None:
 
 
 def main() -> None:
-    descriptor, *modules = sys.argv[1:]
-    program, *_ = [importlib.import_module(module) for module in modules]
+    module, descriptor = sys.argv[1:]
+    program = importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lack the other threads"
     gc.collect()
     gc.freeze()  # forks share the pages of what was imported

@@ -23,9 +23,6 @@ from tests.servers import NEW, Server, serving
 from tests.waiting import until
 from tests.warm import Forked, warm
 
-LATER = ["litestar.plugins.pydantic"]
-"""What Litestar imports once there is an application."""
-
 
 class ApiProcess:
     """`python -m api`; its log lines are JSON. It begins as a fork of a process that has imported it, unless `cold`."""
@@ -50,7 +47,7 @@ class ApiProcess:
                 command = [sys.executable, "-m", "api", *self._arguments]
                 self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
             else:
-                self.process = warm("api.__main__", *LATER).start(self._arguments, environment, log)
+                self.process = warm("api.__main__").start(self._arguments, environment, log)
         until(self._answers, 40)
 
     def kill(self) -> None:
