@@ -236,8 +236,10 @@ class Family:
         return experts is not None and (experts.switch is None or bool(config.get(experts.switch)))
 
     def natively_named(self) -> Family:
-        """The record with the names that modules have whose forward is C++."""
+        """The record with the names that modules have whose forward is C++. A module of transformers may have two of
+        them: one in models with experts, and one in others."""
         roles = dict(self.roles)
         for ours, theirs in self.native_names:
-            roles = {f".{name}".replace(theirs, ours)[1:]: role for name, role in roles.items()}
+            renamed = {f".{name}".replace(theirs, ours)[1:]: role for name, role in roles.items()}
+            roles |= renamed
         return replace(self, roles=roles, stored_names=(*self.native_names, *self.stored_names))

@@ -1,6 +1,6 @@
 from worker.families.family import Experts, Family
 from worker.families.mamba import mamba_of
-from worker.families.parts import ATTENTION, DENSE, WITH_BIASES
+from worker.families.parts import ATTENTION, DENSE, WITH_BIAS, WITH_BIASES
 from worker.families.roles import Roles
 
 _MAMBA: Roles = {
@@ -18,18 +18,24 @@ _FEED_FORWARD: Roles = {
     "block_sparse_moe.experts": "experts",
 }
 
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+
 FAMILIES = [
     Family(
         "granite",
         DENSE,
-        (
-            *WITH_BIASES,
-            *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
-        ),
+        (*WITH_BIASES, *_MULTIPLIERS),
     ),
     Family(
         "granitemoehybrid",
         {**ATTENTION, **_MAMBA, **_FEED_FORWARD},
+        (
+            *WITH_BIAS,
+            *_MULTIPLIERS,
+            *("num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "position_embedding_type"),
+        ),
+        activations={"silu": "silu", "swish": "silu"},
+        rotates=lambda fields, layer, kind: fields["position_embedding_type"] == "rope",
         experts=Experts(
             (
                 "block_sparse_moe.experts.{}.gate_proj.weight",
@@ -39,8 +45,17 @@ FAMILIES = [
             count="num_local_experts",
             may_lack=True,
             stored_above=("input_linear.weight", "output_linear.weight"),
+            router="router",
         ),
         recurrent=mamba_of,
         stored_names=((".router.", ".router.layer."),),
+        native_names=(
+            (".mlp.experts", ".block_sparse_moe.experts"),
+            (".mlp.router", ".block_sparse_moe.router"),
+            (".mlp.shared_experts.gate_up_proj", ".shared_mlp.input_linear"),
+            (".mlp.shared_experts.down_proj", ".shared_mlp.output_linear"),
+            (".mlp.gate_up_proj", ".shared_mlp.input_linear"),
+            (".mlp.down_proj", ".shared_mlp.output_linear"),
+        ),
     ),
 ]

@@ -9,9 +9,6 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
-DELTA_RULE, SHORT_CONVOLUTION, MAMBA = "gated_delta", "short_convolution", "mamba"
-"""Kinds of recurrent layers."""
-
 DEFAULTS = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,

@@ -18,6 +18,7 @@ log = structlog.get_logger()
 SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU = range(5)
 EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
 BOTH, KEYS_ALONE, NEITHER = range(3)
+DELTA_RULE, SHORT_CONVOLUTION, MAMBA = range(3)
 WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
 
@@ -111,9 +112,12 @@ class Delta(ctypes.Structure):
         ("filter", c_void_p),
         ("decay", c_void_p),
         ("decay_bias", c_void_p),
+        ("skip", c_void_p),
         ("norm", Norm),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "taps", "state")),
+        ("kind", c_int32),
         ("tiled", c_int32),
+        *((name, c_int64) for name in ("norm_groups", "first_group", "norm_width")),
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.families.family import Family, Fields
+from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL, DeltaRule
 from worker.families.registry import FAMILIES
@@ -25,6 +26,7 @@ WHOLE = {
     "num_local_experts": 1,
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 1,
+    "shared_intermediate_size": 1,
     "shared_expert_intermediate_size": 1,
     "decoder_sparse_step": 1,
     "n_routed_experts": 1,
@@ -36,6 +38,8 @@ WHOLE = {
 }
 """Fields that are whole numbers, with the least value of each."""
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
+HALF_VECTORS = WHOLE_VECTORS // 2
+"""B and C of a group are convolved side by side."""
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
 NUMBERS = (
     *EPSILONS,
@@ -64,7 +68,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     if not family.is_native:
         raise NotNative(f"{kind} has no meta model but transformers'")
     fields = {name: _value(config, family, name) for name in family.fields}
-    _check(fields)
+    _check(fields, family)
     for name in family.torch_numbers:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
     require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
@@ -81,7 +85,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         model_type=kind,
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=family.feed_forward_width({**config, **fields}),
+        intermediate_size=fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields}),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
@@ -116,13 +120,16 @@ def _value(config: dict[str, Any], family: Family, name: str) -> Any:
     return config.get(name, config.get(family.aliases.get(name, ""), family.defaults[name]))
 
 
-def _check(fields: Fields) -> None:
+def _check(fields: Fields, family: Family) -> None:
     """Raise ModelFilesError for a number, or a list, of a wrong type."""
+    experts = family.experts
+    may_be_zero = (experts.count, experts.chosen) if experts is not None and experts.may_lack else ()
     for name, value in fields.items():
         if value is None and name in MAY_BE_NULL:
             continue
         if name in WHOLE:
-            fitting, wanted = _is_whole(value, WHOLE[name]), f"a whole number from {WHOLE[name]} on"
+            least = 0 if name in may_be_zero else WHOLE[name]
+            fitting, wanted = _is_whole(value, least), f"a whole number from {least} on"
         elif name in NUMBERS or name in CAPS:
             fitting, wanted = _is_above_zero(value), "a number above 0"
         else:
@@ -173,6 +180,15 @@ def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
             "conv_L_cache": found.taps,
             "conv_bias": config.get("conv_bias", False),
         }
+    if isinstance(found, Mamba):
+        require(found.head_dim % WHOLE_VECTORS == 0, f"its Mamba heads are {found.head_dim} wide")
+        require(found.state % HALF_VECTORS == 0, f"the states of its Mamba heads have {found.state} rows")
+        return {
+            "layer_types": list(found.kinds),
+            "mamba": found,
+            "conv_bias": config.get("mamba_conv_bias", True),
+            "proj_bias": config.get("mamba_proj_bias", False),
+        }
     require(isinstance(found, DeltaRule), f"its recurrent layers are {type(found).__name__}s")
     assert isinstance(found, DeltaRule)
     widths = found.key_dim, found.value_dim
@@ -195,13 +211,15 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
     first = fields.get("first_k_dense_replace", 0)
     count, chosen = fields[experts.count], fields[experts.chosen]
+    if count == 0:
+        return {}
     groups, chosen_groups = fields.get("n_group", 1), fields.get("topk_group", 1)
     require(
         groups == 1 or count // groups * chosen_groups >= chosen,
         f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
-    shared = fields.get("shared_expert_intermediate_size")
+    shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size"))
     if "n_shared_experts" in fields:
         shared = inner * fields["n_shared_experts"]
         require(shared > 0, "it has no shared expert")

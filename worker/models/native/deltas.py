@@ -9,7 +9,8 @@ from worker.models.layers.linear import NativeLinear
 from worker.models.native.unsupported import NotNative
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
-from worker.native.library import Delta, Layer, Linear, Norm, Place
+from worker.models.recurrent.mamba import MambaLayer
+from worker.native.library import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Delta, Layer, Linear, Norm, Place
 
 
 class Deltas:
@@ -18,15 +19,15 @@ class Deltas:
     def __init__(self, layout: StateLayout | None) -> None:
         self._layout = layout
         self.structs = (Delta * 0)()
-        self._kept: list[GatedDelta | GatedConvolution] = []
+        self._kept: list[Any] = []
 
     def add(self, to: Layer, module: Any) -> None:
         """Make `to` a layer with the recurrence `module`, but for its last product. Raises NotNative."""
-        if not isinstance(module, GatedDelta | GatedConvolution) or self._layout is None:
+        struct = _STRUCTS.get(type(module))
+        if struct is None or self._layout is None:
             raise NotNative(f"its {type(module).__name__} is torch's")
         to.delta = len(self.structs)
         self._kept.append(module)
-        struct = _convolution if isinstance(module, GatedConvolution) else _delta
         self.structs = (Delta * (to.delta + 1))(*self.structs, struct(module, self._layout))
 
 
@@ -39,6 +40,37 @@ def _convolution(module: Any, layout: StateLayout) -> Delta:
         value_dim=layout.channels,
         taps=layout.window + 1,
         state=module.layer * layout.layer_numbers,
+        kind=SHORT_CONVOLUTION,
+    )
+
+
+def _mamba(module: MambaLayer, layout: StateLayout) -> Delta:
+    inner, of_groups = module.heads * module.head_dim, module.groups * module.state
+    share = module.heads // module.groups
+    bias = module.filter_bias
+    return Delta(
+        projections=_linear(module.projections.in_proj),
+        gate=Place(0, share * module.head_dim),
+        value=Place(inner, share * module.head_dim),
+        key=Place(2 * inner, module.state),
+        query=Place(2 * inner + of_groups, module.state),
+        learning=Place(2 * (inner + of_groups), share),
+        filter_bias=None if bias is None else bias.data_ptr(),
+        filter=module.filter.data_ptr(),
+        decay=module.decay.data_ptr(),
+        decay_bias=module.step_bias.data_ptr(),
+        skip=module.skip.data_ptr(),
+        norm=Norm(module.norm_weight.data_ptr(), module.eps),
+        key_heads=module.groups,
+        value_heads=module.heads,
+        key_dim=module.state,
+        value_dim=module.head_dim,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+        kind=MAMBA,
+        norm_groups=module.norm_groups,
+        first_group=module.first_group,
+        norm_width=module.group_width,
     )
 
 
@@ -60,8 +92,12 @@ def _delta(module: Any, layout: StateLayout) -> Delta:
         value_dim=module.value_dim,
         taps=layout.window + 1,
         state=module.layer * layout.layer_numbers,
+        kind=DELTA_RULE,
         tiled=int(module.tiled),
     )
+
+
+_STRUCTS = {GatedConvolution: _convolution, GatedDelta: _delta, MambaLayer: _mamba}
 
 
 def _places(module: GatedDelta) -> dict[str, Place]:

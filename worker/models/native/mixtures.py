@@ -77,7 +77,8 @@ def _shared(expert: Any, sharded: bool) -> Expert:
     if sharded:
         require(isinstance(down, RowParallelLinear), "its shared expert is whole on each rank")
         down = down.partial
-    return Expert(_struct(expert.gate_proj_up_proj.linear), _struct(down))
+    both = expert.gate_up_proj if hasattr(expert, "gate_up_proj") else expert.gate_proj_up_proj.linear
+    return Expert(_struct(both), _struct(down))
 
 
 def _struct(linear: nn.Module) -> Linear:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.families.family import Family
+from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
@@ -84,6 +85,8 @@ class _Layer(nn.Module):
         if config.layer_types[layer] == LINEAR:
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
+            elif "mamba.in_proj" in roles:
+                self.mamba = _Mamba(config)
             else:
                 self.linear_attn = _Recurrent(config, roles)
         else:
@@ -162,7 +165,7 @@ class _Mixture(nn.Module):
             inner = config.shared_expert_intermediate_size
             self.shared_expert = _FeedForward(config, roles, inner, "mlp.shared_expert")
             self.shared_expert_gate = _linear(config.hidden_size, 1, False)
-        if "mlp.shared_experts.up_proj" in roles:
+        if "mlp.shared_experts.down_proj" in roles:
             inner = config.shared_expert_intermediate_size
             self.shared_experts = _FeedForward(config, roles, inner, "mlp.shared_experts")
 
@@ -209,6 +212,18 @@ class _Convolution(nn.Module):
         self.in_proj = _linear(hidden, 3 * hidden, bias)
         self.conv = _Weights(hidden, 1, config.conv_L_cache, bias=bias)
         self.out_proj = _linear(hidden, hidden, bias)
+
+
+class _Mamba(nn.Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        shape: Mamba = config.mamba
+        inner, hidden, bias = shape.heads * shape.head_dim, config.hidden_size, config.proj_bias
+        self.in_proj = _linear(hidden, sum(shape.regions), bias)
+        self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=config.conv_bias)
+        self.dt_bias, self.A_log, self.D = (_parameter(shape.heads) for _ in range(3))
+        self.norm = _Weights(inner)
+        self.out_proj = _linear(inner, hidden, bias)
 
 
 class _Weights(nn.Module):

@@ -43,6 +43,8 @@ _HEAD_NORMS = {
     "each_turned_head": EACH_TURNED_HEAD,
     "all_heads": ALL_HEADS,
 }
+RECURRENT = ("conv", "linear_attn", "mamba")
+"""Names of the modules of recurrent layers."""
 
 
 class Plan:
@@ -64,7 +66,7 @@ class Plan:
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             layers.append(_layer(one, config, family, mixtures.add(one.mlp, config), self._biases))
             if kind == LINEAR:
-                module: Any = one.conv if hasattr(one, "conv") else one.linear_attn
+                module: Any = next(getattr(one, name) for name in RECURRENT if hasattr(one, name))
                 deltas.add(layers[-1], module)
                 layers[-1].attention_out = _summed(module.projections.out_proj, self._biases)
             else:

@@ -119,20 +119,26 @@ struct Place {
   int64_t of(int64_t head) const { return first + head * step; }
 };
 
-// A recurrent layer: a short convolution where it has no key heads (recurrent/convolution.h), whose channels are `value_dim`, else the
-// gated delta rule. The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value
-// head h belongs to key head h mod key_heads.
+// Kinds of recurrent layers, each with a file in recurrent/. A SHORT_CONVOLUTION has no key heads, and its channels are one value head.
+enum RecurrentKind : int32_t { DELTA_RULE, SHORT_CONVOLUTION, MAMBA };
+
+// A recurrent layer. The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value head h belongs to key
+// head h mod key_heads.
 struct Delta {
   Linear projections;              // outputs: queries, keys, values and gates, which `query` … `gate` find
-  Linear rates;                    // outputs: two numbers for each value head, which `learning` and `keeping` find
+  Linear rates;                    // of DELTA_RULE; outputs: two numbers for each value head, which `learning` and `keeping` find
   Place query, key, value, gate, learning, keeping;
   const float* filter_bias;        // by channel; null: none
-  const float* filter;             // of the convolution: (taps, channels), the newest input last; channels: queries, keys, values
+  const float* filter;             // of the convolution: (taps, channels), the newest input last; channels: queries, keys, values; of MAMBA x, B, C
   const float *decay, *decay_bias;  // by value head
-  Norm norm;                       // of a head's output
+  const float* skip;               // of MAMBA, by value head
+  Norm norm;                       // of a head's output; of MAMBA, that of all heads of a key head
   int64_t key_heads, value_heads, key_dim, value_dim, taps;
-  int64_t state;                   // floats from the begin of a sequence's state to this layer's: see delta.h
+  int64_t state;                   // floats from the begin of a sequence's state to this layer's: see recurrent/pass.h
+  RecurrentKind kind;
   int32_t tiled;
+  int64_t norm_groups, first_group;  // of MAMBA: groups whose squares are summed, and the first of this rank's among them
+  int64_t norm_width;                // of MAMBA: numbers of a group on all of its ranks
 };
 
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.

@@ -127,6 +127,14 @@ inline void gate_output(const float* gate, int64_t count, float* out) {
     store(out + at, load(out + at) / (all(1.0f) + exponential(all(0.0f) - load(gate + at))));
 }
 
+// out · gate · sigmoid(gate).
+inline void gate_by_silu(const float* gate, int64_t count, float* out) {
+  for (int64_t at = 0; at < count; at += LANES) {
+    const Floats x = load(gate + at);
+    store(out + at, load(out + at) * (x / (all(1.0f) + exponential(all(0.0f) - x))));
+  }
+}
+
 // The sines and cosines of a token: (cosines of dim / 2, sines of dim / 2). position(i) is that by which frequency i turns.
 template <typename Position>
 void angles(const Rotary& rotary, const Position& position, float* out) {

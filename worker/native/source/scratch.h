@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "recurrent/delta.h"
+#include "recurrent/pass.h"
 #include "experts.h"
 
 namespace furrow {
@@ -12,13 +12,14 @@ class Scratch {
  public:
   Scratch(char* memory, const Model& model, const Batch& batch, int threads) : memory_(memory) {
     const int64_t tokens = batch.tokens, most = std::max(tokens, batch.sampled_count);
-    int64_t attended_width = 0, rates_width = 0, width = 0, inner = 0, attention_floats = 0, longest = 0;
+    int64_t attended_width = 0, rates_width = 0, width = 0, inner = 0, attention_floats = 0, longest = 0, groups = 0;
     for (int64_t i = 0; i < batch.span_count; ++i)
       longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
     for (int64_t i = 0; i < model.delta_count; ++i) {
       const Delta& one = model.deltas[i];
-      width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, one.rates.outputs);
+      width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, rate_count(one));
       attended_width = std::max(attended_width, one.value_heads * one.value_dim);
+      groups = std::max(groups, one.norm_groups);
       held.floats = std::max(held.floats, held_floats(one));
     }
     bool parallel = false;
@@ -35,7 +36,7 @@ class Scratch {
     for (int64_t i = 0; i < model.rotary_count; ++i) turn_stride = std::max(turn_stride, model.rotaries[i].dim);
     normed = take<float>(most * model.hidden);
     sums = take<float>(parallel ? tokens * model.hidden : 0);
-    squares = take<float>(batch.reduce ? 2 * tokens : 0);
+    squares = take<float>(std::max<int64_t>(groups, batch.reduce ? 2 : 0) * tokens);
     projected = take<float>(tokens * width);
     rates = take<float>(tokens * rates_width);
     attended = take<float>(tokens * attended_width);

@@ -209,7 +209,7 @@ class Step {
       scratch_.squares[2 * token] = sum_of_squares(row, queries);
       scratch_.squares[2 * token + 1] = sum_of_squares(row + queries, keys);
     });
-    hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, scratch_.squares, 2 * batch_.tokens); });
+    sum_squares(hand, 2);
     each_token(hand, [&](int64_t token) {
       const float* squares = scratch_.squares + 2 * token;
       const float ranks = static_cast<float>(batch_.ranks);
@@ -255,10 +255,23 @@ class Step {
   void recur(Hand& hand, int64_t number) {
     const Delta& delta = deltas_[number];
     multiply(hand, delta.projections, scratch_.normed, scratch_.projected);
-    if (is_convolution(delta))
-      return ConvolutionPass(delta, spans_, scratch_.projected, scratch_.attended, guesses_[number], scratch_.held).run(hand);
-    multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
-    DeltaPass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held).run(hand);
+    if (delta.kind == DELTA_RULE) multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
+    with_pass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held, [&](const auto& pass) {
+      pass.run(hand);
+      if constexpr (std::is_same_v<decltype(pass), const MambaPass&>) normalize_groups(hand, delta, pass);
+    });
+  }
+
+  // Norms the outputs of a Mamba layer over groups of heads, which ranks may share.
+  void normalize_groups(Hand& hand, const Delta& delta, const MambaPass& pass) {
+    each_token(hand, [&](int64_t token) { pass.gate(token, scratch_.squares); });
+    if (pass.shares_group()) sum_squares(hand, delta.norm_groups);
+    each_token(hand, [&](int64_t token) { pass.normalize(token, scratch_.squares); });
+  }
+
+  // Sums `count` numbers of each token over the ranks.
+  void sum_squares(Hand& hand, int64_t count) {
+    hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, scratch_.squares, count * batch_.tokens); });
   }
 
   Task task(const Layer& layer, const Piece& piece, int64_t shared) const {

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 Checkpoint = Callable[[str], Path]
 
 WIDE = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64, "num_attention_heads": 8}
+HEADS = {"granitemoehybrid": {"mamba_d_head": 64}}
 JOBS = [Job(1, list(range(20)), 8, 10), Job(2, list(range(40, 45)), 8, 10, start=3)]
 DISTINCT = sorted({format: name for name, format in reversed(BLOCK_QUANTS.items())}.values())
 """One name for each format."""
@@ -48,7 +49,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     def of(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp(f"wide-{family}")
-            made[family] = models.make(family, folder, initializer_range=0.03, norm_noise=0.1, **WIDE)
+            changes = WIDE | HEADS.get(family, {})
+            made[family] = models.make(family, folder, initializer_range=0.03, norm_noise=0.1, **changes)
         return made[family]
 
     return of
@@ -86,12 +88,13 @@ def cosine(one: Tensor, other: Tensor) -> float:
         *(("qwen3", quant) for quant in DISTINCT),
         ("gemma2", "q4k"),
         ("gemma2", "q5_1"),
+        ("granitemoehybrid", "q4k"),
         ("lfm2", "q8_0"),
         ("starcoder2", "q4k"),
     ],
 )
 def test_logits_are_those_of_the_dequantized_weights(family: str, quant: str, wide: Checkpoint, tmp_path: Path) -> None:
-    """With separate and tied tables, norms after sublayers, layer norms, short convolutions, biases.
+    """With separate and tied tables, norms after sublayers, layer norms, short convolutions, Mamba layers, biases.
     The control: the weights as they were are further away."""
     folder, asked = wide(family), prompts(4, 24)
     packed = logits_of(load(folder, collective=Solo(), quant=quant), asked)
@@ -119,7 +122,7 @@ def test_a_rows_logits_do_not_depend_on_chunks_or_company(quant: str, wide: Chec
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("quant", ["q4_0", "q4k"])
-@pytest.mark.parametrize("family", ["gemma2", "lfm2", "qwen3"])
+@pytest.mark.parametrize("family", ["gemma2", "granitemoehybrid", "lfm2", "qwen3"])
 def test_two_ranks_are_as_near(family: str, quant: str, wide: Checkpoint, ranks: RankGroup, tmp_path: Path) -> None:
     """Each rank's part of a row-parallel matrix begins at a block. A new group goes on identically."""
     folder, script = wide(family), write([Job(1, list(range(30)), 8, 1)])

@@ -55,7 +55,7 @@ def kept(outcome: Outcome) -> list[int]:
     return [token for token in outcome.tokens[1] if token != REJECTED]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "lfm2", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma3_text", "granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_next"])
 def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint) -> None:
     """Tokens, logits and the length of the cache are those of a run without guesses."""
     running = engine(checkpoint(family))
@@ -69,7 +69,7 @@ def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint)
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+@pytest.mark.parametrize("family", ["granitemoehybrid", "qwen3", "qwen3_5_text"])
 def test_two_ranks_keep_the_same_guesses(family: str, checkpoint: Checkpoint, ranks: RankGroup) -> None:
     """Rank 1 forgets the guesses that rank 0 rejects."""
     ranks.form(2)

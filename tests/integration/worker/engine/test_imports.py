@@ -13,7 +13,7 @@ from worker.native.build import library
 
 Checkpoint = Callable[[str], Path]
 
-FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "qwen2_moe", "qwen3", "qwen3_next", "smollm3")
+FAMILIES = ("gemma3_text", "glm4", "gpt_oss", "granitemoehybrid", "qwen2_moe", "qwen3", "qwen3_next", "smollm3")
 """One for each kind of modules: norms, joined projections, experts, recurrent layers."""
 
 LOAD = """

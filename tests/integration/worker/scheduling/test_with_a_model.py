@@ -30,9 +30,9 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_5_text", "lfm2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3_5_text", "lfm2", "granitemoehybrid"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """A model of attention, and one with recurrent layers; the latter in C++ where this is possible."""
+    """A model of attention, and some with recurrent layers; those in C++ where this is possible."""
     torch.set_num_threads(1)
     dtype = "float64" if request.param == "llama" or library() is None else "float32"
     return load(models.make(request.param, tmp_path_factory.mktemp("model")), collective=Solo(), dtype=dtype)

@@ -58,6 +58,14 @@ FEED_FORWARDS: list[dict[str, Any]] = [
     {"block_auto_adjust_ff_dim": False, "conv_L_cache": 5, "rope_theta": 1e4, "full_attn_idxs": [0, 2]},
 ]
 """Of lfm2."""
+HYBRIDS: list[dict[str, Any]] = [
+    {"mamba_n_groups": 2, "mamba_proj_bias": True, "mamba_conv_bias": False, "position_embedding_type": "rope"},
+    {"num_local_experts": 0, "num_experts_per_tok": 0, "head_dim": 32, "shared_intermediate_size": 50},
+    {"layer_types": ["attention"] * 3, "position_embedding_type": "rope", "rope_theta": 2e5},
+]
+"""Of granitemoehybrid."""
+NEEDED = {"granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8}}
+"""Fields without which a type's models are refused, or are torch's."""
 PARTIAL: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.75},
     {"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 3e4}},
@@ -83,6 +91,7 @@ def variants() -> list[Any]:
     found += [("qwen3_next", changes) for changes in PARTIAL] + [("mixtral", ROPES[2]), ("phi3", PARTIAL[1])]
     found += [(family, changes) for family in ("gemma3_text", "olmo3") for changes in BY_KIND]
     found += [("lfm2", changes) for changes in FEED_FORWARDS]
+    found += [("granitemoehybrid", changes) for changes in HYBRIDS]
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
@@ -104,20 +113,21 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
         return family == "gemma"
     if family == "lfm2" and "layer_types" in changes:
         return False
-    recurrent = family in {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+    recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
         return False
     # transformers divides by the period, which is 0 without windows.
     return family != "exaone4" or changes.get("sliding_window", 0) is not None
 
 
+HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "starcoder2"}
 """Types with one mask for all layers."""
 
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return {"model_type": family, "full_attention_interval": 3} | shape | changes
+    return {"model_type": family, "full_attention_interval": 3} | shape | NEEDED.get(family, {}) | changes
 
 
 @pytest.mark.parametrize("family", NATIVE)
@@ -146,7 +156,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     theirs: Any = meta_model(config, torch.float32, torch.device("cpu"))
     ours: Any = native_meta_model(native_config(given), given)
     assert shapes(ours) == shapes(theirs)
-    attentions = [layer.self_attn for layer in theirs.model.layers if hasattr(layer, "self_attn")]
+    attentions = [layer.self_attn for layer in theirs.model.layers if getattr(layer, "self_attn", None) is not None]
     assert [rotary_of(ours, theirs, kind) for kind in set(ours.config.layer_types) - {"linear_attention"}]
     assert {ours.config.scaling} == {attention.scaling for attention in attentions}
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
@@ -169,8 +179,9 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
     assert kept == [rotates(attention) for attention in attentions]
     for layer in theirs.model.layers:
-        if hasattr(layer, "mlp") and hasattr(layer.mlp, "experts"):
-            router = getattr(layer.mlp, "gate", None) or layer.mlp.router
+        mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", None))
+        if hasattr(mixture, "experts"):
+            router = getattr(mixture, "gate", None) or mixture.router
             assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
             assert ours.config.num_experts_per_tok == router.top_k
             assert ours.config.expert_scale == getattr(router, "routed_scaling_factor", 1.0)
@@ -178,7 +189,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
             assert ours.config.chosen_groups == getattr(router, "topk_group", 1)
             assert ours.config.clamp in (
                 None,
-                (getattr(layer.mlp.experts, "alpha", 0), config.__dict__.get("swiglu_limit")),
+                (getattr(mixture.experts, "alpha", 0), config.__dict__.get("swiglu_limit")),
             )
 
 
@@ -194,6 +205,8 @@ def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     """The rotary embedding of a kind of layers; raises where it is not transformers'."""
     both, emb = ours.model.rotaries, theirs.model.rotary_emb
     found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
+    if emb is None:
+        return not any(ours.config.rotated)
     assert torch.equal(found.inv_freq, getattr(emb, f"{prefix}inv_freq"))
     assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
     return True
@@ -211,6 +224,8 @@ def rotates(attention: Any) -> bool:
         return attention.sliding_window is None or attention.is_sliding
     if attention.config.model_type == "cohere2":
         return attention.sliding_window is not None
+    if attention.config.model_type == "granitemoehybrid":
+        return attention.config.position_embedding_type == "rope"
     return bool(getattr(attention, "use_rope", True))
 
 
@@ -229,6 +244,8 @@ def rotates(attention: Any) -> bool:
         ),
         ({"model_type": "glm4_moe", "n_shared_experts": 0}, "it has no shared expert"),
         ({"model_type": "qwen3_5_text", "linear_key_head_dim": 24}, r"its recurrent heads are \(24, 128\) wide"),
+        ({**HYBRID, "mamba_n_heads": 16}, "its Mamba heads are 8 wide"),
+        ({**HYBRID, "mamba_d_state": 12}, "the states of its Mamba heads have 12 rows"),
     ],
 )
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:

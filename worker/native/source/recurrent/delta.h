@@ -1,46 +1,21 @@
 // Linear attention by the gated delta rule (https://arxiv.org/abs/2412.06464) over a step's tokens.
 //
-// A layer's part of a sequence's state is the window of the convolution (taps - 1, channels), the oldest input first, and behind it
-// the matrices S of the value heads (key_dim, value_dim). A token changes S to γ·S + k·(β·(v - γ·Sᵀk))ᵀ and puts out Sᵀq.
-//
-// Tokens are taken one by one, and each column of S by itself, its sums over the rows in order: a token's bits depend on its
-// sequence only, and are the same in a chunk of a prompt as alone. Columns, heads and sequences are the work of the threads.
+// A token changes the matrix S of a value head to γ·S + k·(β·(v - γ·Sᵀk))ᵀ and puts out Sᵀq. A column's sums are over its rows in
+// order: see pass.h. Columns, heads and sequences are the work of the threads.
 #pragma once
 
-#include <vector>
-
-#include "../pool.h"
-#include "../rows.h"
+#include "pass.h"
 
 namespace furrow {
 
 constexpr float SHORTEST_SQUARE = 1e-6f;  // added to the squares of a query or key
-constexpr int COLUMNS = 4;                // vectors of columns that a thread takes at once: half of the matrix's part of a first-level cache
 
-// What a layer gets of a step's guesses, for a later replay: the outputs of its projections and of its rates. Null: there are none.
-struct Guesses {
-  float *rows, *rates;
-};
-
-// Temporary memory of each thread, in which a state goes on over guesses.
-struct Held {
-  float* memory;
-  int64_t floats;
-
-  float* of(int thread) const { return memory + thread * floats; }
-};
-
-inline int64_t held_floats(const Delta& delta) { return LANES * std::max(delta.taps - 1, COLUMNS * delta.key_dim); }
-
-class DeltaPass {
+class DeltaPass : public RecurrentPass {
  public:
-  // `projected` (tokens, outputs) and `rates` (tokens, two for each value head) are overwritten; `out` is (tokens, value heads ·
-  // value_dim).
-  DeltaPass(const Delta& delta, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses, Held held)
-      : delta_(delta), spans_(spans), projected_(projected), rates_(rates), out_(out), guesses_(guesses), held_(held) {}
+  using RecurrentPass::RecurrentPass;
 
   void run(Hand& hand) const {
-    if (guesses_.rows) each(hand, 1, [&](const Span& span, int64_t, float*) { keep_guesses(span); });
+    keep_all_guesses(hand);
     advance_all(hand);
     each(hand, delta_.value_heads, [&](const Span& span, int64_t head, float*) { finish(span, head); });
   }
@@ -55,30 +30,9 @@ class DeltaPass {
   }
 
  private:
-  template <typename Work>
-  void each(Hand& hand, int64_t parts, const Work& work) const {
-    const int64_t count = static_cast<int64_t>(spans_.size()) * parts;
-    hand.each(count, std::max<int64_t>(1, count / (8 * hand.threads())), [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i) work(spans_[i / parts], i % parts, held_.of(hand.thread));
-    });
-  }
-
-  void keep_guesses(const Span& span) const {
-    const int64_t outputs = delta_.projections.outputs, both = delta_.rates.outputs, first = span.count - span.guesses;
-    if (!span.guesses) return;
-    std::memcpy(guesses_.rows + span.first_guess * outputs, row(span, first), span.guesses * outputs * sizeof(float));
-    std::memcpy(guesses_.rates + span.first_guess * both, rates(span, first), span.guesses * both * sizeof(float));
-  }
-
   int64_t key_head(int64_t head) const { return delta_.tiled ? head % delta_.key_heads : head / group(); }
   int64_t group() const { return delta_.value_heads / delta_.key_heads; }
   int64_t keys() const { return delta_.key_heads * delta_.key_dim; }
-  int64_t channels() const { return 2 * keys() + delta_.value_heads * delta_.value_dim; }
-  float* row(const Span& span, int64_t token) const { return projected_ + (span.first + token) * delta_.projections.outputs; }
-  float* rates(const Span& span, int64_t token) const { return rates_ + (span.first + token) * delta_.rates.outputs; }
-  float* out(const Span& span, int64_t token, int64_t head) const {
-    return out_ + ((span.first + token) * delta_.value_heads + head) * delta_.value_dim;
-  }
   int64_t of_value_head(const Place& place, int64_t head, int64_t width) const {
     return place.of(head / group()) + head % group() * width;
   }
@@ -91,35 +45,10 @@ class DeltaPass {
     const int64_t width = value ? delta_.value_dim : delta_.key_dim;
     const int64_t place = value ? of_value_head(delta_.value, head, width) : (query ? delta_.query : delta_.key).of(head);
     const int64_t channel = value ? 2 * keys() + head * width : (query ? 0 : keys()) + head * width;
-    for (int64_t at = 0; at < width; at += LANES) filter(span, place + at, channel + at, held);
+    for (int64_t at = 0; at < width; at += LANES) filter_by_silu(span, place + at, channel + at, held);
     if (value) return;
     const float scale = query ? 1.0f / std::sqrt(static_cast<float>(width)) : 1.0f;
     for (int64_t token = 0; token < span.count; ++token) shorten(row(span, token) + place, width, scale);
-  }
-
-  // LANES channels: silu(Σ filter · inputs), the oldest first; the last inputs stay in the window.
-  void filter(const Span& span, int64_t place, int64_t channel, float* held) const {
-    const int64_t past = delta_.taps - 1, sure = span.count - span.guesses;
-    int64_t step = channels();
-    float* window = span.state + delta_.state + channel;
-    const float* taps = delta_.filter + channel;
-    for (int64_t token = 0; token < span.count; ++token) {
-      if (span.guesses && token == sure) {
-        for (int64_t tap = 0; tap < past; ++tap) store(held + tap * LANES, load(window + tap * step));
-        window = held, step = LANES;
-      }
-      float* at = row(span, token) + place;
-      const Floats input = load(at);
-      Floats sum = all(0.0f);
-      for (int64_t tap = 0; tap < past; ++tap) {
-        const Floats old = load(window + tap * step);
-        sum = fma(old, load(taps + tap * channels()), sum);
-        if (tap) store(window + (tap - 1) * step, old);
-      }
-      store(window + (past - 1) * step, input);
-      sum = fma(input, load(taps + past * channels()), sum);
-      store(at, sum / (all(1.0f) + exponential(all(0.0f) - sum)));
-    }
   }
 
   // x / √(Σ x² + ε) · scale.
@@ -155,8 +84,7 @@ class DeltaPass {
   template <int WIDTH>
   void columns(const Span& span, int64_t head, int64_t first, float* held) const {
     const int64_t width = delta_.value_dim, depth = delta_.key_dim, sure = span.count - span.guesses;
-    const int64_t window = (delta_.taps - 1) * channels();
-    float* matrix = span.state + delta_.state + window + head * depth * width + first;
+    float* matrix = matrix_of(span, head) + first;
     tokens<WIDTH>(span, head, first, matrix, width, 0, sure);
     if (!span.guesses) return;
     for (int64_t line = 0; line < depth; ++line)
@@ -213,19 +141,9 @@ class DeltaPass {
     for (int64_t token = 0; token < span.count; ++token) {
       float* values = out(span, token, head);
       normalize(delta_.norm, values, width, values);
-      const float* gate = row(span, token) + place;
-      for (int64_t at = 0; at < width; at += LANES) {
-        const Floats x = load(gate + at);
-        store(values + at, load(values + at) * (x / (all(1.0f) + exponential(all(0.0f) - x))));
-      }
+      gate_by_silu(row(span, token) + place, width, values);
     }
   }
-
-  const Delta& delta_;
-  const std::vector<Span>& spans_;
-  float *projected_, *rates_, *out_;
-  const Guesses guesses_;
-  const Held held_;
 };
 
 }  // namespace furrow

@@ -1,15 +1,17 @@
 // States behind guesses that were right.
 //
 // A step leaves a sequence's states as they are before its guesses, and keeps what its recurrent layers get of them: for each layer
-// the outputs of both projections, (guesses, projections.outputs) and behind them (guesses, rates.outputs). When it is known how many
+// the outputs of its projections, (guesses, projections.outputs), and behind them its rates, (guesses, rate_count). When it is known how many
 // were right, the states advance over those: no other product is computed again, and no copy of a state is made.
 #pragma once
 
 #include "convolution.h"
+#include "delta.h"
+#include "mamba.h"
 
 namespace furrow {
 
-inline int64_t guess_floats(const Delta& delta) { return delta.projections.outputs + delta.rates.outputs; }
+inline int64_t guess_floats(const Delta& delta) { return delta.projections.outputs + rate_count(delta); }
 
 inline int64_t guessed_floats(const Model& model, int64_t guesses) {
   int64_t floats = 0;
@@ -23,6 +25,15 @@ inline Guesses guesses_of(const Model& model, const Batch& batch, int64_t layer)
   float* rows = batch.guessed;
   for (int64_t i = 0; i < layer; ++i) rows += batch.guess_count * guess_floats(model.deltas[i]);
   return {rows, rows + batch.guess_count * model.deltas[layer].projections.outputs};
+}
+
+// Calls `work` with the pass of the layer's kind.
+template <typename Work>
+void with_pass(const Delta& delta, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses, Held held,
+               const Work& work) {
+  if (delta.kind == SHORT_CONVOLUTION) return work(ConvolutionPass(delta, spans, projected, rates, out, guesses, held));
+  if (delta.kind == MAMBA) return work(MambaPass(delta, spans, projected, rates, out, guesses, held));
+  work(DeltaPass(delta, spans, projected, rates, out, guesses, held));
 }
 
 class Replay {
@@ -44,10 +55,8 @@ class Replay {
 
   void run(Hand& hand) const {
     for (size_t i = 0; i < deltas_.size(); ++i) {
-      if (is_convolution(deltas_[i]))
-        ConvolutionPass(deltas_[i], spans_, guesses_[i].rows, out_, {}, held_).run(hand);
-      else
-        DeltaPass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_).advance_all(hand);
+      const auto advance = [&](const auto& pass) { pass.advance_all(hand); };
+      with_pass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_, advance);
     }
   }
 
