@@ -72,6 +72,13 @@ class Experts:
     up, and inputs last."""
     router: str = "gate"
     """The name of the router beside the experts."""
+    router_scales: bool = False
+    """True if the router has, beside its projection `proj`, a norm without weights and a scale of its inputs, and a
+    scale of each expert's weight."""
+    beside: tuple[str, str, str] | None = None
+    """Where layers have experts beside a feed-forward network, and the outputs of both are added: the names of the
+    norms after the network, before the experts, and after them. The experts and their router are the layer's own
+    modules, and their input are the hidden states."""
     sigmoid_scores: bool = False
     """True if the score of an expert is the sigmoid of the router's output, and not its share of all."""
     correction: Literal["router", "mixture"] | None = None
@@ -155,12 +162,17 @@ class Family:
     """True if the query projection has a gate of the attention's output behind the query of each head."""
     scaled_embedding: bool = False
     """True if embeddings are multiplied by the root of the hidden size."""
+    layer_scales: bool = False
+    """True if the hidden states are multiplied by a stored number, `layer_scalar`, behind each layer."""
     feed_forward_width: Callable[[dict[str, Any]], int | None] = intermediate_size
     """The width of the feed-forward networks that are no experts, of a config.json that was checked; None for
     transformers' default."""
     torch_numbers: tuple[str, ...] = ()
     """Fields with a number above 0, or null. Where they have a number, torch computes the model."""
 
+    layer_kinds: Callable[[dict[str, Any]], list[str]] | None = None
+    """Each layer's kind of attention, of a config.json that was checked; None: `layer_types`, or what follows from
+    `slides`."""
     slides: Callable[[Fields, int], bool] = lambda fields, layer: True
     """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""
     rotates: Callable[[Fields, int, str], bool] = lambda fields, layer, kind: True
@@ -169,6 +181,13 @@ class Family:
     """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
     rope_neighbours: bool = False
     """True if rotary pairs are neighbours, and not half a head apart."""
+    scores_scaled: bool = True
+    """False if the products of queries and keys are scores as they are, and not divided by the root of a head's
+    width."""
+    value_norm: bool = False
+    """True if values are normed by head, without weights."""
+    keys_are_values: Callable[[Fields, str], bool] = lambda fields, kind: False
+    """True if a layer of a kind has no projection of values: they are its keys, as these are before their norm."""
     rotates_apart: bool = False
     """True if transformers' module rotates queries and keys in calls of their own."""
     rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.families.family import BATCHABLE_ROPE, Experts, Family, TextPart
-from worker.families.parts import DENSE, OMITTED, SLIDING
+from worker.families.family import AROUND, BATCHABLE_ROPE, Experts, Family, TextPart
+from worker.families.parts import DENSE, OMITTED, SIZES, SLIDING, WINDOWS
 from worker.families.recurrence import FULL
 
 
@@ -31,6 +31,21 @@ FAMILIES = [
     Family(
         "gemma4_text",
         {**DENSE, "experts": "experts"},
+        (
+            *(*SIZES, *WINDOWS, "intermediate_size", "attention_bias", "hidden_activation", "final_logit_softcapping"),
+            *("num_kv_shared_layers", "attention_k_eq_v", "use_double_wide_mlp"),
+            *("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
+            *("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size"),
+        ),
+        norms=AROUND,
+        head_norms="each_head",
+        value_norm=True,
+        keys_are_values=lambda fields, kind: fields["attention_k_eq_v"] and kind == FULL,
+        scores_scaled=False,
+        scaled_embedding=True,
+        layer_scales=True,
+        layer_kinds=layer_kinds,
+        rope_by_kind={FULL: None, SLIDING: None},
         rotates_apart=True,
         rope_types=BATCHABLE_ROPE | {"proportional"},
         experts=Experts(
@@ -38,6 +53,9 @@ FAMILIES = [
             chosen="top_k_experts",
             switch="enable_moe_block",
             stored_above=("experts.gate_up_proj", "experts.down_proj"),
+            router="router",
+            router_scales=True,
+            beside=("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"),
         ),
         heads_by_layer=heads_by_layer,
         bidirectional_images="vision",

@@ -166,8 +166,9 @@ class _Load:
                 model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped
             ).fill()
             if not grouped and isinstance(checkpoint, Checkpoint):  # else other tensors are read than names say
-                # Files of gemma4 have keys and values of layers that attend to those of earlier ones.
-                unused = getattr(model.model, "_keys_to_ignore_on_load_unexpected", None) or ()
+                # Files may have keys and values of layers that attend to those of earlier ones.
+                names = ("k_proj", "v_proj", "k_norm", "v_norm")
+                unused = [f"layers.{layer}.self_attn.{name}" for layer in _sources(model.config) for name in names]
                 checkpoint.check_read(model.config.num_hidden_layers, unused)
         if quantizer is not None:
             quantizer.report()

@@ -13,15 +13,13 @@ from worker.families.family import Family
 from worker.models import experts
 from worker.models.layers import fusing, parallel
 from worker.models.layers.dense import DenseLinear, stacked
-from worker.models.layers.embedding import HalfEmbedding
+from worker.models.layers.embedding import LAYERS_TABLE, HalfEmbedding
 from worker.models.layers.linear import NativeLinear, PackedEmbedding
 from worker.models.layers.packing import Packing
 from worker.weights.blocks import Blocks, Weights
 from worker.weights.checkpoint import StoredTensors, checked
 from worker.weights.quantizer import Quantizer
 from worker.weights.sharding import OUTPUTS, ShardPlan, padded_share
-
-LAYERS_TABLE = "embed_tokens_per_layer"
 
 
 @dataclass(frozen=True)
@@ -135,15 +133,19 @@ class WeightLoader:
             embedding.weight = self._parameter(table)
 
     def _fill_layers_table(self) -> None:
-        """The embedding of gemma4 that gives each layer an input of its own. It is larger than that of the tokens, so
-        each rank keeps its rows, in the 16 bits in which they are stored where the layers are packed."""
+        """The embedding that gives each layer an input of its own. It is larger than that of the tokens, so each rank
+        keeps its rows, in blocks if these were asked for, else in the 16 bits in which they are stored where the layers
+        are packed."""
         body = self.model.model
         table = getattr(body, LAYERS_TABLE, None)
         if table is None:
             return
         rows = self._vocabulary(f"model.{LAYERS_TABLE}.weight", table)
         start, _, _ = padded_share(table.weight.shape[0], self.plan.rank, self.plan.world_size)
-        if self.packing.keeps_stored_rows(rows):
+        if isinstance(rows, Blocks):
+            packed = cast(NativeLinear, self.packing.pack([rows], None))  # the only layer of blocks
+            table = PackedEmbedding(packed, table, own=True)
+        elif self.packing.keeps_stored_rows(rows):
             table = HalfEmbedding(table, rows)
         else:
             table.weight = self._parameter(rows)

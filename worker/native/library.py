@@ -94,8 +94,12 @@ class Mixture(ctypes.Structure):
         ("chosen_groups", c_int64),
         ("normalized", c_int32),
         ("scale", c_float),
+        ("expert_scales", c_void_p),
         ("shared", c_int32),
         ("shared_gate", c_int32),
+        ("before_router", Norm),
+        ("before", Norm),
+        ("after", Norm),
     ]
 
 
@@ -132,11 +136,17 @@ class Layer(ctypes.Structure):
         ("head_norms", c_int32),
         ("head_norm_step", c_int64),
         ("parallel", c_int32),
+        ("beside", c_int32),
+        ("after_network", Norm),
         ("query_key_value", Linear),
         ("attention_out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
         ("gate", Gate),
+        ("input_gate", Linear),
+        ("input_projection", Linear),
+        ("after_input", Norm),
+        ("scale", c_float),
         ("sinks", c_void_p),
         ("window", c_int64),
         ("rotary", c_int64),
@@ -148,6 +158,16 @@ class Layer(ctypes.Structure):
         ("value", Norm),
         ("slab", c_int64),
         ("cache", c_int64),
+    ]
+
+
+class LayerInputs(ctypes.Structure):
+    _fields_ = [
+        ("width", c_int64),
+        ("projection", Linear),
+        ("norm", Norm),
+        ("projected_scale", c_float),
+        ("scale", c_float),
     ]
 
 
@@ -167,6 +187,7 @@ class Model(ctypes.Structure):
         ("attention_scale", c_float),
         ("attention_cap", c_float),
         ("logit_cap", c_float),
+        ("inputs", LayerInputs),
         ("residual_scale", c_float),
         ("logit_scale", c_float),
         ("last", Norm),
@@ -198,6 +219,7 @@ class Batch(ctypes.Structure):
         ("slab_count", c_int64),
         ("positions", c_void_p),
         ("hidden", c_void_p),
+        ("layer_inputs", c_void_p),
         ("tokens", c_int64),
         ("sampled", c_void_p),
         ("sampled_count", c_int64),

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Family
-from worker.families.gemma4 import layer_kinds
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL
 
@@ -85,6 +84,9 @@ def check(config: dict[str, Any], family: Family) -> None:
     for name in SWITCHES:
         if not isinstance(value := config.get(name), bool | None):
             raise _wrong(name, value, "true or false")
+    ids = config.get("vocab_size_per_layer_input")
+    if config.get("hidden_size_per_layer_input") and ids is not None and ids < config["vocab_size"]:
+        raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
         _check_layers(config)
     _check_heads_by_layer(config, family)
@@ -139,7 +141,8 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
             raise _wrong(f"per_layer_config.{layer}", fields, "an object with head_dim and num_key_value_heads alone")
         for name in cast(dict[str, Any], fields):
             number(cast(dict[str, Any], fields), name)
-    kinds, shared = layer_kinds(config), config.get("num_kv_shared_layers") or 0
+    kinds = [] if family.layer_kinds is None else family.layer_kinds(config)
+    shared = config.get("num_kv_shared_layers") or 0
     if shared and set(kinds[:-shared]) != set(kinds):
         raise _wrong(
             "num_kv_shared_layers",

@@ -1,10 +1,13 @@
-"""An embedding table apart from a packed head: its rows in 16 bits."""
+"""Embedding tables apart from a packed head: their rows in 16 bits."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+LAYERS_TABLE = "embed_tokens_per_layer"
+"""The name of the embedding that gives each layer an input of its own, in the body of models that have it."""
 
 
 class HalfEmbedding(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 SIBLINGS = (
     ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "k_proj"),  # where the values are the keys
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
     ("in_proj_qkv", "in_proj_z"),

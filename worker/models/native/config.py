@@ -35,6 +35,10 @@ WHOLE = {
     "topk_group": 1,
     "first_k_dense_replace": 0,
     "rotary_dim": 1,
+    "top_k_experts": 1,
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 1,
 }
 """Fields that are whole numbers, with the least value of each."""
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
@@ -55,7 +59,12 @@ NUMBERS = (
 )
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 BY_LAYER = ("no_rope_layers", "mlp_only_layers")
-MAY_BE_NULL = {"head_dim", "rotary_dim", "sliding_window", *CAPS, *BY_LAYER}
+_EXPERTS_ALONE = {"num_experts", "top_k_experts", "moe_intermediate_size"}
+"""Fields that a model without experts, of a type that may have them, may leave null."""
+MAY_BE_NULL = {
+    *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+    *(*CAPS, *BY_LAYER),
+}
 
 
 def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
@@ -67,36 +76,51 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     family = FAMILIES[kind]
     if not family.is_native:
         raise NotNative(f"{kind} has no meta model but transformers'")
-    fields = {name: _value(config, family, name) for name in family.fields}
+    absent = _EXPERTS_ALONE if family.experts is not None and not family.has_experts(config) else ()
+    fields = {name: _value(config, family, name) for name in family.fields if name not in absent}
     _check(fields, family)
     for name in family.torch_numbers:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
-    require(not config.get("use_bidirectional_attention"), "its attention sees later tokens")
+    seeing = config.get("use_bidirectional_attention")
+    require(not seeing or seeing == family.bidirectional_images, "its attention sees later tokens")
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = fields.get("head_dim") or hidden // heads
-    require(head_dim % WHOLE_VECTORS == 0, f"its heads are {head_dim} wide")
+    by_layer = _heads_by_layer(config, family, head_dim)
+    for one in by_layer:
+        require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
     activation: Any = fields.get("hidden_activation", fields.get("hidden_act", "silu"))
     require(activation in family.activations, f"its activation is {activation}")
     recurrent = _recurrent(config, ranks)
-    kinds = recurrent.pop("layer_types", None) or _layer_types(family, fields, layers)
+    kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
+    widths = {(kind, one.head_dim) for kind, one in zip(kinds, by_layer, strict=True)}
+    require(len(widths) == len(set(kinds)), "heads of layers of one kind differ in width")
+    modes = _sharing_modes(kinds, fields.get("num_kv_shared_layers") or 0)
     all_biased = family.biased or bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
-        intermediate_size=fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields}),
+        feed_forward_widths=_feed_forward_widths(
+            fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields}), fields, modes
+        ),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
+        is_heterogeneous=True,
+        per_layer_config=by_layer,
+        kv_sharing_modes=modes,
+        keys_are_values=[family.keys_are_values(fields, kind) for kind in kinds],
+        hidden_size_per_layer_input=fields.get("hidden_size_per_layer_input") or 0,
+        vocab_size_per_layer_input=fields.get("vocab_size_per_layer_input"),
         activation=_ACTIVATIONS[family.activations[activation]],
         rms_norm_eps=float(next(fields[name] for name in EPSILONS if name in fields)),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5,
+        scaling=_scaling(family, fields, head_dim),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
         residual_scale=fields.get("residual_multiplier", 1.0),
         logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
@@ -108,7 +132,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
         **recurrent,
-        **_experts(family, fields, layers),
+        **({} if absent else _experts(family, fields, layers)),
     )
 
 
@@ -150,8 +174,43 @@ def _are_whole(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
-def _layer_types(family: Family, fields: Fields, layers: int) -> list[str]:
+def _heads_by_layer(config: dict[str, Any], family: Family, head_dim: int) -> list[SimpleNamespace]:
+    """Each layer's width of heads and number of key-value heads, by transformers' names."""
+    usual = {"head_dim": head_dim, "num_key_value_heads": validation.kv_heads(config)}
+    layers = config["num_hidden_layers"]
+    own = [{}] * layers if family.heads_by_layer is None else family.heads_by_layer(config)
+    return [SimpleNamespace(**usual | one) for one in own]
+
+
+def _sharing_modes(kinds: list[str], shared: int) -> list[str | None]:
+    """By layer, what it does with keys and values: "reuse" those of an earlier layer, as the last `shared` do, "store"
+    its own for them, or None of both. The names are transformers'."""
+    first = len(kinds) - shared
+    modes: list[str | None] = [None] * first + ["reuse"] * shared
+    for kind in set(kinds[first:]):
+        modes[max(layer for layer in range(first) if kinds[layer] == kind)] = "store"
+    return modes
+
+
+def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | None]) -> list[int | None]:
+    """The width of each layer's feed-forward network; None in a type with experts alone."""
+    if usual is None or not fields.get("use_double_wide_mlp"):
+        return [usual] * len(modes)
+    return [2 * usual if mode == "reuse" else usual for mode in modes]
+
+
+def _scaling(family: Family, fields: Fields, head_dim: int) -> float:
+    """What the products of queries and keys are multiplied by."""
+    if not family.scores_scaled:
+        return 1.0
+    return fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5
+
+
+def _layer_types(config: dict[str, Any], family: Family, fields: Fields) -> list[str]:
     """By layer, if a token sees all positions before it, or only those of a sliding window, where there is a width."""
+    if family.layer_kinds is not None:
+        return family.layer_kinds(config)
+    layers = config["num_hidden_layers"]
     rotated = fields.get("no_rope_layers")
     if rotated is not None and len(rotated) < layers:
         raise ModelFilesError(f"config.json has no_rope_layers = {rotated!r}; a list of {layers} is needed.")

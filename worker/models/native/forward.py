@@ -15,6 +15,7 @@ from worker.collective.link import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slab_step import SlabStep
 from worker.models.batch import Batch
+from worker.models.layers.embedding import LAYERS_TABLE
 from worker.models.native.plan import Plan
 from worker.models.native.replay import Guesses
 from worker.models.native.unsupported import NotNative
@@ -35,9 +36,11 @@ class NativeForward:
         link: Link,
         vocab_size: int,
         axis_of: Tensor | None = None,
+        embed_layers: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes."""
-        self._axis_of = axis_of
+        """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes. `embed_layers`:
+        ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
+        self._axis_of, self._embed_layers = axis_of, embed_layers
         self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
         self._room = torch.empty(0, dtype=torch.uint8)
         self._hidden = torch.empty(0)
@@ -56,6 +59,7 @@ class NativeForward:
         self._hidden = self._embed(batch.tokens)
         if batch.images is not None:
             self._hidden[batch.images.places] = batch.images.rows
+        inputs = None if self._embed_layers is None else self._embed_layers(batch.tokens)
         spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
         asked = library.Batch(
@@ -65,6 +69,7 @@ class NativeForward:
             slab_count=len(slabs),
             positions=batch.positions.data_ptr(),
             tokens=batch.tokens.numel(),
+            layer_inputs=None if inputs is None else inputs.data_ptr(),
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
             ranks=self._link.collective.world_size,
         )
@@ -128,7 +133,8 @@ def native_forward(
         log.info("torch runs the forward", reason=str(reason), action="choose_forward")
         return None
     log.info("the forward runs in C++", threads=plan.threads.count, action="choose_forward")
-    return NativeForward(plan, module.get_input_embeddings(), link, vocab_size, axis_of)
+    embed_layers = getattr(module.base_model, LAYERS_TABLE, None)
+    return NativeForward(plan, module.get_input_embeddings(), link, vocab_size, axis_of, embed_layers)
 
 
 class _Reduction:

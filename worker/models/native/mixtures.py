@@ -12,7 +12,7 @@ from worker.models.experts import PackedExperts
 from worker.models.layers.linear import NativeLinear
 from worker.models.layers.parallel import ReducedExperts, RowParallelLinear
 from worker.models.native.unsupported import NotNative, require
-from worker.native.library import Expert, Linear, Mixture, Threads
+from worker.native.library import Expert, Linear, Mixture, Norm, Threads
 
 CORRECTION = "e_score_correction_bias"
 """The buffer, of a mixture or of its router, with what is added to scores for the choice of experts."""
@@ -27,8 +27,8 @@ class Mixtures:
         self._kept: list[Any] = []
 
     def add(self, block: Any, config: Any) -> int:
-        """The place of a layer's mixture among `structs`; -1 for a feed-forward network without experts. `block` is
-        the module of either. Raises NotNative."""
+        """The place of a layer's mixture among `structs`; -1 for a `block` without experts. It is the feed-forward
+        module, or the layer where the experts are beside that. Raises NotNative."""
         experts = getattr(block, "experts", None)
         if experts is None:
             return -1
@@ -41,7 +41,8 @@ class Mixtures:
         ]
         # gpt_oss has another name for it, and a bias.
         gate = block.router if hasattr(block, "router") else block.gate
-        router = [gate.weight]
+        scaled = hasattr(gate, "per_expert_scale")
+        router = [gate.proj.weight if scaled else gate.weight]
         shared = getattr(block, "shared_expert", getattr(block, "shared_experts", None))
         if shared is not None:
             pairs.append(_shared(shared, sharded=experts is not block.experts))
@@ -52,9 +53,16 @@ class Mixtures:
         structs = (Expert * len(pairs))(*pairs)
         routing = NativeLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
         self._kept += [structs, routing, correction]
+        before_router = Norm()
+        if scaled:
+            weight = gate.scale * config.hidden_size**-0.5
+            before_router = Norm(weight.data_ptr(), config.rms_norm_eps)
+            self._kept += [weight, gate.per_expert_scale]
         self.structs = (Mixture * (len(self.structs) + 1))(
             *self.structs,
             Mixture(
+                before_router=before_router,
+                expert_scales=gate.per_expert_scale.data_ptr() if scaled else None,
                 router=routing.struct,
                 experts=ctypes.addressof(structs),
                 count=len(experts.gate_up),

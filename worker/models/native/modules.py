@@ -28,7 +28,8 @@ def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> C
     """The model of `config`, every parameter on the meta device. Raises NotNative for a rotary embedding that is left
     to transformers."""
     family = FAMILIES[config.model_type]
-    return CausalModel(config, rotaries(config_json, family, config.head_dim, config.layer_types)).eval()
+    widths = {kind: own.head_dim for kind, own in zip(config.layer_types, config.per_layer_config, strict=True)}
+    return CausalModel(config, rotaries(config_json, family, config.head_dim, widths)).eval()
 
 
 class CausalModel(nn.Module):
@@ -76,12 +77,20 @@ class _Body(nn.Module):
         self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
         self.layers = nn.ModuleList(_Layer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = _norm(config, config.hidden_size)
+        if width := config.hidden_size_per_layer_input:
+            all_layers = config.num_hidden_layers * width
+            self.embed_tokens_per_layer: nn.Module = _embedding(
+                config.vocab_size_per_layer_input, all_layers, width**0.5
+            )
+            self.per_layer_model_projection = _linear(config.hidden_size, all_layers, False)
+            self.per_layer_projection_norm = _norm(config, width)
 
 
 class _Layer(nn.Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         super().__init__()
-        roles = FAMILIES[config.model_type].natively_named().roles
+        family = FAMILIES[config.model_type]
+        roles, norms = family.natively_named().roles, family.norms
         if config.layer_types[layer] == LINEAR:
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
@@ -90,35 +99,50 @@ class _Layer(nn.Module):
             else:
                 self.linear_attn = _Recurrent(config, roles)
         else:
-            self.self_attn = _Attention(config, roles)
+            self.self_attn = _Attention(config, roles, layer)
         sparse = layer in getattr(config, "expert_layers", ())
-        self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, config.intermediate_size)
-        for name in FAMILIES[config.model_type].norms:
+        if sparse and family.experts is not None and family.experts.beside is not None:
+            norms = (*norms, *family.experts.beside)
+            _add_experts(self, config)
+            sparse = False
+        self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, config.feed_forward_widths[layer])
+        for name in norms:
             if name is not None:
                 setattr(self, name, _norm(config, config.hidden_size))
+        if width := config.hidden_size_per_layer_input:
+            self.per_layer_input_gate = _linear(config.hidden_size, width, False)
+            self.per_layer_projection = _linear(width, config.hidden_size, False)
+            self.post_per_layer_input_norm = _norm(config, config.hidden_size)
+        if family.layer_scales:
+            self.register_buffer("layer_scalar", torch.ones(1))
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
+    def __init__(self, config: SimpleNamespace, roles: Roles, layer: int) -> None:
         super().__init__()
-        family, hidden, width = FAMILIES[config.model_type], config.hidden_size, config.head_dim
-        queries, shared = config.num_attention_heads * width, config.num_key_value_heads * width
+        family, hidden, own = FAMILIES[config.model_type], config.hidden_size, config.per_layer_config[layer]
+        width, shared_heads = own.head_dim, own.num_key_value_heads
+        queries, shared = config.num_attention_heads * width, shared_heads * width
+        has_keys = config.kv_sharing_modes[layer] != "reuse"
         if "self_attn.qkv_proj" in roles:
             self.qkv_proj = _linear(hidden, queries + 2 * shared, config.query_key_value_bias)
         else:
             self.q_proj = _linear(hidden, (1 + family.output_gate) * queries, config.query_key_value_bias)
-            self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
-            self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
+            if has_keys:
+                self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
+            if has_keys and not config.keys_are_values[layer]:
+                self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
         self.o_proj = _linear(queries, hidden, config.output_bias)
         if config.head_norms is not None:
             shapes = {
                 "all_heads": ((queries,), (shared,)),
-                "each_own_head": ((config.num_attention_heads, width), (config.num_key_value_heads, width)),
+                "each_own_head": ((config.num_attention_heads, width), (shared_heads, width)),
             }
             for name, shape in zip(
                 family.head_norm_names, shapes.get(config.head_norms, ((width,), (width,))), strict=True
             ):
-                setattr(self, name, _norm(config, *shape))
+                if has_keys or name == family.head_norm_names[0]:
+                    setattr(self, name, _norm(config, *shape))
         if "self_attn.sinks" in roles:
             self.sinks = _parameter(config.num_attention_heads)
 
@@ -150,17 +174,36 @@ class _Xielu(nn.Module):
         self.register_buffer("eps", torch.tensor(0.0))
 
 
+def _add_experts(to: nn.Module, config: SimpleNamespace) -> None:
+    """Give the module `to` experts and their router."""
+    experts = FAMILIES[config.model_type].experts
+    assert experts is not None
+    if experts.router_scales:
+        router: nn.Module = _ScaledRouter(config)
+    else:
+        router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
+    setattr(to, experts.router, router)
+    if experts.correction is not None:
+        owner = router if experts.correction == "router" else to
+        owner.register_buffer(CORRECTION, torch.zeros(config.num_experts))
+    to.experts = _Experts(config)
+
+
+class _ScaledRouter(nn.Module):
+    """A router whose input is normed and scaled, with a scale of each expert's weight."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.proj = _Weights(config.num_experts, config.hidden_size)
+        self.scale, self.per_expert_scale = _parameter(config.hidden_size), _parameter(config.num_experts)
+
+
 class _Mixture(nn.Module):
+    experts: nn.Module
+
     def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
         super().__init__()
-        experts = FAMILIES[config.model_type].experts
-        assert experts is not None
-        router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
-        setattr(self, experts.router, router)
-        if experts.correction is not None:
-            owner = router if experts.correction == "router" else self
-            owner.register_buffer(CORRECTION, torch.zeros(config.num_experts))
-        self.experts: nn.Module = _Experts(config)
+        _add_experts(self, config)
         if "mlp.shared_expert.up_proj" in roles:
             inner = config.shared_expert_intermediate_size
             self.shared_expert = _FeedForward(config, roles, inner, "mlp.shared_expert")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,10 +28,13 @@ from worker.native.library import (
     CLAMPED_SWIGLU,
     EACH_HEAD,
     EACH_TURNED_HEAD,
+    KEYS_ALONE,
+    NEITHER,
     WHOLE_VECTORS,
     XIELU,
     Gate,
     Layer,
+    LayerInputs,
     Linear,
     Model,
     Norm,
@@ -62,17 +66,25 @@ class Plan:
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotaries, family.rope_neighbours)
         mixtures, deltas = Mixtures(self.threads), Deltas(layout.state)
-        layers, self._biases = list[Layer](), list[Tensor]()
+        layers, self._biases, self._ones = list[Layer](), list[Tensor](), list[Tensor]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
-            layers.append(_layer(one, config, family, mixtures.add(one.mlp, config), self._biases))
+            beside = None if family.experts is None else family.experts.beside
+            mixture = mixtures.add(one.mlp if beside is None else one, config)
+            layers.append(_layer(one, config, family, mixture, self._biases))
+            if mixture >= 0 and beside is not None:
+                layers[-1].beside = 1
+                layers[-1].after_network, mixtures.structs[mixture].before, mixtures.structs[mixture].after = (
+                    _norm(getattr(one, name)) for name in beside
+                )
             if kind == LINEAR:
                 module: Any = next(getattr(one, name) for name in RECURRENT if hasattr(one, name))
                 deltas.add(layers[-1], module)
                 layers[-1].attention_out = _summed(module.projections.out_proj, self._biases)
             else:
                 place = sum(layer.delta < 0 for layer in layers) - 1
-                require(layout.layers[place].source is None, "its layers share keys and values")
                 _add_attention(layers[-1], one.self_attn, family, layout.layers[place], self._biases)
+                if family.value_norm:
+                    layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
                 layers[-1].rotary = rotaries.index(kind) if rotated else -1
         self._layers, self._mixtures, self._deltas = (Layer * len(layers))(*layers), mixtures, deltas
@@ -92,11 +104,16 @@ class Plan:
             attention_scale=config.scaling,
             attention_cap=config.attention_cap,
             logit_cap=config.logit_cap,
+            inputs=_layer_inputs(body, config),
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
             last=_norm(body.norm),
             head=self.head.struct,
         )
+
+    def _unweighted_norm(self, width: int, eps: float) -> Norm:
+        self._ones.append(torch.ones(width))
+        return Norm(self._ones[-1].data_ptr(), eps)
 
 
 class Rotaries:
@@ -123,6 +140,8 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int, biases: list[T
     """A layer but for its attention, or what it has instead. `biases` keeps alive those that only the struct points
     to."""
     feed_forward = layer.mlp
+    dense = mixture < 0 or (family.experts is not None and family.experts.beside is not None)
+    has_input = hasattr(layer, "per_layer_input_gate")
     norms = [_norm(getattr(layer, name) if name else None) for name in family.norms]
     before_attention, after_attention, before_feed_forward, after_feed_forward = norms
     return Layer(
@@ -130,12 +149,30 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int, biases: list[T
         after_attention=after_attention,
         before_feed_forward=before_feed_forward,
         after_feed_forward=after_feed_forward,
-        gate_up=_joined(feed_forward, "gate_proj_up_proj", "gate_up_proj", "up_proj") if mixture < 0 else Linear(),
-        down=_summed(feed_forward.down_proj, biases) if mixture < 0 else Linear(),
+        gate_up=_joined(feed_forward, "gate_proj_up_proj", "gate_up_proj", "up_proj") if dense else Linear(),
+        down=_summed(feed_forward.down_proj, biases) if dense else Linear(),
         gate=_gate(feed_forward, config, family),
         mixture=mixture,
         delta=-1,
         parallel=int(family.parallel),
+        input_gate=_native(layer.per_layer_input_gate).struct if has_input else Linear(),
+        input_projection=_native(layer.per_layer_projection).struct if has_input else Linear(),
+        after_input=_norm(layer.post_per_layer_input_norm if has_input else None),
+        scale=float(layer.layer_scalar) if family.layer_scales else 1.0,
+    )
+
+
+def _layer_inputs(body: Any, config: Any) -> LayerInputs:
+    """The inputs that layers have of their own."""
+    width = config.hidden_size_per_layer_input
+    if not width:
+        return LayerInputs()
+    return LayerInputs(
+        width=width,
+        projection=_native(body.per_layer_model_projection).struct,
+        norm=_norm(body.per_layer_projection_norm),
+        projected_scale=config.hidden_size**-0.5,
+        scale=2**-0.5,
     )
 
 
@@ -161,11 +198,16 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
     to.query, to.key = _norm(query), _norm(key)
     to.head_norms = _HEAD_NORMS[family.head_norms]
     to.head_norm_step = query.weight.shape[-1] if query is not None and family.head_norms == "each_own_head" else 0
-    to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
+    if cache.source is not None:
+        to.stored, to.query_key_value = NEITHER, _native(attention.q_proj).struct
+    elif hasattr(attention, "q_proj_k_proj"):
+        to.stored, to.query_key_value = KEYS_ALONE, _native(attention.q_proj_k_proj.linear).struct
+    else:
+        to.stored, to.query_key_value = BOTH, _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
     to.attention_out = _summed(attention.o_proj, biases)
     to.sinks = None if sinks is None else sinks.data_ptr()
     to.window = cache.window or 0
-    to.shared_heads, to.head_dim, to.stored = cache.kv_heads, cache.head_dim, BOTH
+    to.shared_heads, to.head_dim = cache.kv_heads, cache.head_dim
 
 
 def _norm(norm: nn.Module | None) -> Norm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +27,10 @@ class Rotary:
     """(β, period): a query is multiplied by 1 + β · log(1 + ⌊position / period⌋)."""
 
 
-def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Iterable[str]) -> dict[str, Rotary]:
-    """The rotary embeddings that config.json describes: one for each of `kinds`, those of layers, where they differ by
-    kind, else one alone. Raises NotNative for an embedding that is left to torch, ModelFilesError for a parameter that
-    is missing or no number."""
+def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapping[str, int]) -> dict[str, Rotary]:
+    """The rotary embeddings that config.json describes: one for each kind of layers in `widths`, which has the width of
+    their heads, where they differ by kind, else one alone. Raises NotNative for an embedding that is left to torch,
+    ModelFilesError for a parameter that is missing or no number."""
     scaling, given = config.get("rope_scaling"), config.get("rope_parameters")
     for parameters in (scaling, given):
         if not isinstance(parameters, dict | None):
@@ -41,7 +41,10 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Itera
         if "rotary_dim" in family.fields:
             width = config.get("rotary_dim")
             partial = 1.0 if width is None else width / head_dim
-        given = scaling or given or ({} if default["rope_type"] == "default" else default)
+        if not (scaling or given) and default["rope_type"] != "default":
+            # The class's own parameters are whole: `rope_theta` beside them has no effect.
+            given = {"rope_theta": theta, **default}
+        given = scaling or given or {}
         nested = [name for name, value in given.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
         parameters = {"rope_theta": config.get("rope_theta", theta), **given}
@@ -56,13 +59,16 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, kinds: Itera
         return {"": whole}
     found = dict[str, Rotary]()
     for kind, name in family.rope_by_kind.items():
-        if kind in kinds:
+        if kind in widths:
             theta = default[kind]["rope_theta"]
             parameters = (given or {}).get(kind) or {"rope_type": "default"}
+            if given is None and name is None:
+                parameters = default[kind]
+            require(not scaling or any(family.rope_by_kind.values()), "rope_scaling beside parameters by kind of layer")
             if kind == FULL and scaling:
                 parameters = {**parameters, **scaling}
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
-            found[kind] = _rotary(config, None, parameters, head_dim)
+            found[kind] = _rotary(config, None, parameters, widths[kind])
     return found
 
 
@@ -70,9 +76,11 @@ def _rotary(config: dict[str, Any], partial: float | None, given: dict[str, Any]
     """`partial`: the share of a head that is rotated where config.json has none; None: the whole head, always."""
     most = config["max_position_embeddings"]
     kind = given.get("rope_type", given.get("type", "default"))
-    require(kind in _KINDS, f"its rotary embedding is of type {kind}")
+    require(kind in _KINDS or kind == "proportional", f"its rotary embedding is of type {kind}")
     parameters = _Parameters({"original_max_position_embeddings": most, **given}, most)
     own = config.get("partial_rotary_factor")
+    if kind == "proportional":
+        return _proportional(parameters, head_dim)
     part = parameters.number("partial_rotary_factor", own if own is not None else partial or 1.0)
     require(partial is not None or part == 1, f"only {part} of its heads is rotated")
     return _KINDS[kind](parameters, int(head_dim * part))
@@ -101,6 +109,16 @@ def _default(parameters: _Parameters, head_dim: int) -> Rotary:
 
 def _linear(parameters: _Parameters, head_dim: int) -> Rotary:
     return Rotary(_plain(parameters.number("rope_theta"), head_dim) / parameters.number("factor"), 1.0)
+
+
+def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
+    """The first part of the whole head's frequencies; the others are 0."""
+    angles = int(parameters.number("partial_rotary_factor", 1.0) * head_dim // 2)
+    theta = parameters.number("rope_theta")
+    exponents = torch.arange(0, 2 * angles, 2, dtype=torch.float) / head_dim
+    frequencies = torch.zeros(head_dim // 2)
+    frequencies[:angles] = 1.0 / (theta**exponents)
+    return Rotary(frequencies / parameters.number("factor", 1.0), 1.0)
 
 
 def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:

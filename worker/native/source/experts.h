@@ -92,6 +92,8 @@ inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float
   }
   const float divisor = mixture.normalized ? kept + LEAST_SUM : 1.0f;
   for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] = weights[choice] / divisor * mixture.scale;
+  if (mixture.expert_scales)
+    for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] *= mixture.expert_scales[chosen[choice]];
   if (mixture.shared) {
     chosen[mixture.chosen] = static_cast<int32_t>(mixture.count);
     weights[mixture.chosen] = mixture.shared_gate ? sigmoid(scores[mixture.count]) : 1.0f;
@@ -104,9 +106,9 @@ class MixturePass {
   MixturePass(const Mixture& mixture, const Gate& gate, const MixtureRoom& room, int64_t tokens, int64_t hidden)
       : mixture_(mixture), gate_(gate), room_(room), tokens_(tokens), hidden_(hidden) {}
 
-  // out (tokens, hidden) from x (tokens, hidden); they may be the same.
-  void run(Hand& hand, const float* x, float* out) {
-    product(hand, mixture_.router, x, tokens_, room_.scores, false, room_.quantized);
+  // out (tokens, hidden) from x (tokens, hidden), and the router's scores from `routed`; all three may be the same.
+  void run(Hand& hand, const float* routed, const float* x, float* out) {
+    product(hand, mixture_.router, routed, tokens_, room_.scores, false, room_.quantized);
     hand.each(tokens_, 1, [&](int64_t from, int64_t to) {
       for (int64_t token = from; token < to; ++token)
         choose(mixture_, room_.scores + token * mixture_.router.outputs, room_.chosen + token * choices(mixture_),

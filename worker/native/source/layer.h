@@ -108,8 +108,10 @@ struct Mixture {
   int64_t groups, chosen_groups;  // experts lie in groups of one size; only those of the chosen groups, by their two best experts, are chosen
   int32_t normalized;     // 1: the weights of the chosen ones are divided by their sum; 0: they are the scores
   float scale;            // of the weights of the chosen ones
+  const float* expert_scales;  // by expert, of its weight; null: none
   int32_t shared;         // 1: one more expert that every token goes to
   int32_t shared_gate;    // 1: the shared expert is weighted by the sigmoid of its gate; 0: by 1
+  Norm before_router, before, after;  // of a mixture beside a network (see Layer): of the hidden rows for the router and for experts; of the output
 };
 
 // The part of a token's row that belongs to key head `head`: `step` numbers from head to head.
@@ -147,18 +149,32 @@ struct Layer {
   HeadNorms head_norms;
   int64_t head_norm_step;  // from the weights of a head's norm to those of the next head; 0: all heads share them
   int32_t parallel;        // 1: the feed-forward network has the input of attention, and no norm of its own; the outputs of both are added
+  int32_t beside;          // 1: the mixture is beside the network of `gate_up` and `down`; the normed outputs of both are added
+  Norm after_network;      // of that network, beside a mixture
   Linear query_key_value, attention_out, gate_up, down;
   Gate gate;
+  Linear input_gate, input_projection;  // of the layer's own input, see LayerInputs
+  Norm after_input;
+  float scale;  // of the hidden rows behind the layer
   const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
-  int64_t mixture;  // index into the model's, instead of `gate_up` and `down`; -1: none
+  int64_t mixture;  // index into the model's, instead of `gate_up` and `down` or beside them; -1: none
   int64_t delta;    // index into the model's, instead of attention; -1: none
   int64_t shared_heads, head_dim;  // of keys and values, of all heads
   KeysAndValues stored;
   Norm value;      // of a head's value
   int64_t slab;    // index into those of a span: layers of one shape have one
   int64_t cache;   // index of the keys and values that it attends to in the slab
+};
+
+// Each layer has an input of its own for each token: (norm(projection(embedded token) · projected_scale) + what its id
+// gives) · scale. Behind the feed-forward network the layer adds norm(input_projection(activation(input_gate(hidden row)) · input)).
+struct LayerInputs {
+  int64_t width;      // of a layer's input; 0: there are none
+  Linear projection;  // outputs: depth · width
+  Norm norm;          // of a layer's part
+  float projected_scale, scale;
 };
 
 // Sums `count` floats over the ranks, in place. Anything but 0 is a failure.
@@ -176,6 +192,7 @@ struct Model {
   int32_t output_gate;  // 1: behind the query of a head lies a gate of the head's output
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
+  LayerInputs inputs;
   float residual_scale;            // the output of a sublayer is multiplied by it before it is added
   float logit_scale;
   Norm last;
@@ -207,6 +224,7 @@ struct Batch {
   int64_t slab_count;
   const int64_t* positions;  // by token
   float* hidden;             // (tokens, hidden): the embedded tokens; overwritten
+  const float* layer_inputs; // (tokens, depth, width): what token ids give of the layers' own inputs
   int64_t tokens;
   const int64_t* sampled;    // tokens whose logits are asked for
   int64_t sampled_count;

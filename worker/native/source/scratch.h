@@ -22,20 +22,22 @@ class Scratch {
       groups = std::max(groups, one.norm_groups);
       held.floats = std::max(held.floats, held_floats(one));
     }
-    bool parallel = false;
+    int64_t sum_rows = 0;
     for (int64_t i = 0; i < model.depth; ++i) {
       const Layer& layer = model.layers[i];
-      if (layer.mixture < 0) inner = std::max(inner, layer.down.inputs);
-      parallel = parallel || layer.parallel;
+      if (layer.mixture < 0 || layer.beside) inner = std::max(inner, layer.down.inputs);
+      sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.parallel);
       if (layer.delta >= 0) continue;
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
       attended_width = std::max(attended_width, model.heads * layer.head_dim);
       attention_floats = std::max(attention_floats, attention_scratch(layer.head_dim, heads, together, longest));
     }
+    inner = std::max(inner, model.inputs.width);
     for (int64_t i = 0; i < model.rotary_count; ++i) turn_stride = std::max(turn_stride, model.rotaries[i].dim);
     normed = take<float>(most * model.hidden);
-    sums = take<float>(parallel ? tokens * model.hidden : 0);
+    sums = take<float>(sum_rows * tokens * model.hidden);
+    layer_inputs = take<float>(model.inputs.width ? tokens * model.inputs.projection.outputs : 0);
     squares = take<float>(std::max<int64_t>(groups, batch.reduce ? 2 : 0) * tokens);
     projected = take<float>(tokens * width);
     rates = take<float>(tokens * rates_width);
@@ -53,7 +55,7 @@ class Scratch {
   float* attention(int thread) const { return attention_ + thread * thread_floats_; }
   int64_t bytes() const { return used_; }
 
-  float *normed, *sums, *squares, *projected, *rates, *attended, *both, *gated, *turns;
+  float *normed, *sums, *layer_inputs, *squares, *projected, *rates, *attended, *both, *gated, *turns;
   int64_t turn_stride = 0;  // of a token's sines and cosines for one rotary embedding to those for the next
   Quantized quantized;
   MixtureRoom mixture{};

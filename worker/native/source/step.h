@@ -42,6 +42,7 @@ class Step {
       };
       for (size_t i = 0; i < rotaries_.size(); ++i) angles(rotaries_[i], position, turns(token, i));
     });
+    if (batch_.layer_inputs) prepare_inputs(hand);
     for (const Layer& layer : layers_) {
       normalize_all(hand, layer.before_attention);
       if (layer.delta >= 0)
@@ -58,7 +59,9 @@ class Step {
         feed_forward(hand, layer);
       }
       if (failure_.load(std::memory_order_relaxed)) return;
-      if (const int64_t depth = &layer - layers_.data(); depth < batch_.added_layers) add_marked(hand, depth);
+      const int64_t depth = &layer - layers_.data();
+      if (batch_.layer_inputs) add_input(hand, layer, depth);
+      if (depth < batch_.added_layers) add_marked(hand, depth);
     }
     hand.each(batch_.sampled_count, 1, [&](int64_t from, int64_t to) {
       for (int64_t row = from; row < to; ++row)
@@ -115,13 +118,76 @@ class Step {
   }
 
   void feed_forward(Hand& hand, const Layer& layer) {
+    if (layer.beside) return add_beside(hand, layer);
     if (layer.mixture >= 0) {
-      MixturePass(mixtures_[layer.mixture], layer.gate, scratch_.mixture, batch_.tokens, model_.hidden)
-          .run(hand, scratch_.normed, scratch_.normed);
-      return add_sums(hand, layer.after_feed_forward, scratch_.normed);
+      mix(hand, layer, scratch_.normed, scratch_.normed);
+      return add_sums(hand, layer.after_feed_forward, scratch_.normed, behind(layer));
     }
     multiply_gated(hand, layer);
-    add(hand, layer.down, scratch_.gated, layer.after_feed_forward);
+    add(hand, layer.down, scratch_.gated, layer.after_feed_forward, behind(layer));
+  }
+
+  // The output of a layer's mixture in place of `x`.
+  void mix(Hand& hand, const Layer& layer, const float* routed, float* x) {
+    MixturePass(mixtures_[layer.mixture], layer.gate, scratch_.mixture, batch_.tokens, model_.hidden).run(hand, routed, x, x);
+  }
+
+  // What the hidden rows are multiplied by behind the feed-forward network.
+  float behind(const Layer& layer) const { return batch_.layer_inputs ? 1.0f : layer.scale; }
+
+  // Adds a network, whose input is `normed`, and a mixture beside it, which reads the hidden rows.
+  void add_beside(Hand& hand, const Layer& layer) {
+    const Mixture& mixture = mixtures_[layer.mixture];
+    const int64_t hidden_size = model_.hidden;
+    float *network = scratch_.sums, *experts = network + batch_.tokens * hidden_size;
+    multiply_gated(hand, layer);
+    multiply(hand, layer.down, scratch_.gated, network);
+    each_token(hand, [&](int64_t token) {
+      normalize(mixture.before_router, hidden(token), hidden_size, scratch_.normed + token * hidden_size);
+      normalize(mixture.before, hidden(token), hidden_size, experts + token * hidden_size);
+    });
+    mix(hand, layer, scratch_.normed, experts);
+    reduce(hand, network, 2 * batch_.tokens * hidden_size);
+    each_token(hand, [&](int64_t token) {
+      float *sum = network + token * hidden_size, *other = experts + token * hidden_size;
+      normalize(layer.after_network, sum, hidden_size, sum);
+      normalize(mixture.after, other, hidden_size, other);
+      for (int64_t i = 0; i < hidden_size; ++i) sum[i] += other[i];
+      add_row(token, layer.after_feed_forward, sum, behind(layer));
+    });
+  }
+
+  // The layers' own inputs, from the embedded tokens and what their ids give.
+  void prepare_inputs(Hand& hand) {
+    const LayerInputs& inputs = model_.inputs;
+    const int64_t all = inputs.projection.outputs, width = inputs.width;
+    multiply(hand, inputs.projection, batch_.hidden, scratch_.layer_inputs);
+    each_token(hand, [&](int64_t token) {
+      float* to = scratch_.layer_inputs + token * all;
+      const float* more = batch_.layer_inputs + token * all;
+      multiply_all(to, all, inputs.projected_scale);
+      for (int64_t at = 0; at < all; at += width) normalize(inputs.norm, to + at, width, to + at);
+      for (int64_t i = 0; i < all; ++i) to[i] = (to[i] + more[i]) * inputs.scale;
+    });
+  }
+
+  // Adds what the layer makes of its own input.
+  void add_input(Hand& hand, const Layer& layer, int64_t depth) {
+    const LayerInputs& inputs = model_.inputs;
+    const int64_t width = inputs.width;
+    Gate alone = layer.gate;
+    alone.alone = 1;
+    multiply(hand, layer.input_gate, batch_.hidden, scratch_.both);
+    each_token(hand, [&](int64_t token) {
+      float* gated = scratch_.gated + token * width;
+      const float* own = scratch_.layer_inputs + token * inputs.projection.outputs + depth * width;
+      gate(alone, scratch_.both + token * width, width, gated);
+      for (int64_t i = 0; i < width; ++i) gated[i] *= own[i];
+    });
+    multiply(hand, layer.input_projection, scratch_.gated, scratch_.normed);
+    each_token(hand, [&](int64_t token) {
+      add_row(token, layer.after_input, scratch_.normed + token * model_.hidden, layer.scale);
+    });
   }
 
   // The inner values of a feed-forward network without experts.
@@ -135,32 +201,38 @@ class Step {
 
   // Adds attention and feed-forward network, which both read `normed`, to the hidden rows.
   void add_both(Hand& hand, const Layer& layer) {
-    const bool direct = !batch_.reduce && model_.residual_scale == 1.0f;
+    const bool direct = !batch_.reduce && model_.residual_scale == 1.0f && behind(layer) == 1.0f;
     float* sums = direct ? batch_.hidden : scratch_.sums;
     product(hand, layer.attention_out, scratch_.attended, batch_.tokens, sums, direct, scratch_.quantized);
     multiply_gated(hand, layer);
     product(hand, layer.down, scratch_.gated, batch_.tokens, sums, true, scratch_.quantized);
-    if (!direct) add_sums(hand, {}, sums);
+    if (!direct) add_sums(hand, {}, sums, behind(layer));
   }
 
   // Adds a product, as `add_sums` does, to the hidden rows.
-  void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm) {
-    if (!batch_.reduce && !norm.weight && model_.residual_scale == 1.0f)
+  void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm, float scale = 1.0f) {
+    if (!batch_.reduce && !norm.weight && model_.residual_scale == 1.0f && scale == 1.0f)
       return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);
-    add_sums(hand, norm, scratch_.normed);
+    add_sums(hand, norm, scratch_.normed, scale);
   }
 
-  // Adds `sums`, which are the sum of the ranks' parts, normed where `norm` is present, to the hidden rows.
-  void add_sums(Hand& hand, const Norm& norm, float* sums) {
-    if (batch_.reduce)
-      hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, sums, batch_.tokens * model_.hidden); });
-    each_token(hand, [&](int64_t token) {
-      float* sum = sums + token * model_.hidden;
-      if (norm.weight) normalize(norm, sum, model_.hidden, sum);
-      if (model_.residual_scale != 1.0f) multiply_all(sum, model_.hidden, model_.residual_scale);
-      for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
-    });
+  // Adds `sums`, which are the sum of the ranks' parts, normed where `norm` is present, to the hidden rows. `scale`: of these afterwards.
+  void add_sums(Hand& hand, const Norm& norm, float* sums, float scale) {
+    reduce(hand, sums, batch_.tokens * model_.hidden);
+    each_token(hand, [&](int64_t token) { add_row(token, norm, sums + token * model_.hidden, scale); });
+  }
+
+  void add_row(int64_t token, const Norm& norm, float* sum, float scale) {
+    if (norm.weight) normalize(norm, sum, model_.hidden, sum);
+    if (model_.residual_scale != 1.0f) multiply_all(sum, model_.hidden, model_.residual_scale);
+    for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
+    if (scale != 1.0f) multiply_all(hidden(token), model_.hidden, scale);
+  }
+
+  // Sums `values` over the ranks.
+  void reduce(Hand& hand, float* values, int64_t count) {
+    if (batch_.reduce) hand.each(1, 1, [&](int64_t, int64_t) { failure_ = batch_.reduce(batch_.group, values, count); });
   }
 
   // Adds what the layer has for the marked tokens to their hidden rows.

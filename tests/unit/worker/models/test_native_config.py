@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
-from worker.models.loading import _cache_layout
+from worker.models.loading import _cache_layout, _sources
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
@@ -76,6 +76,24 @@ ROTARY_DIMS: list[dict[str, Any]] = [
     {"rotary_dim": 4, "partial_rotary_factor": 0.5},
     {"rotary_dim": 4, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default", "partial_rotary_factor": 0.75}},
 ]
+OWN_INPUTS: list[dict[str, Any]] = [
+    {"hidden_size_per_layer_input": 0},
+    {"num_hidden_layers": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "global_head_dim": 64},
+    {"per_layer_config": {"2": {"head_dim": 48, "num_key_value_heads": 1}}, "attention_k_eq_v": True},
+    {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e5,
+                "partial_rotary_factor": 0.4,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 3e4, "factor": 4.0},
+        },
+        "use_bidirectional_attention": "vision",
+    },
+]
+"""Of gemma4_text."""
 BY_KIND: list[dict[str, Any]] = [
     {"rope_theta": 7e5, "rope_local_base_freq": 3e4},
     {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
@@ -93,6 +111,8 @@ def variants() -> list[Any]:
     found += [("lfm2", changes) for changes in FEED_FORWARDS]
     found += [("granitemoehybrid", changes) for changes in HYBRIDS]
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
+    found += [(family, ROPES[0]) for family in ("apertus", "ministral3")]
+    found += [("gemma4_text", changes) for changes in OWN_INPUTS]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
         row = FAMILIES[family]
@@ -116,6 +136,8 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
         return False
+    if family == "gemma4_text" and changes.get("sliding_window", 0) is None:
+        return False
     # transformers divides by the period, which is 0 without windows.
     return family != "exaone4" or changes.get("sliding_window", 0) is not None
 
@@ -134,6 +156,7 @@ def config_json(family: str, **changes: Any) -> dict[str, Any]:
 def test_omitted_fields_are_those_of_transformers(family: str) -> None:
     """A field that config.json omits has the value of transformers' class."""
     theirs = CONFIG_MAPPING[family]()
+    theirs.allow_global_per_layer_attribute_access = True  # gemma4's heads differ by layer
     for name in set(FAMILIES[family].fields) - set(FAMILIES[family].own_defaults):
         value = FAMILIES[family].defaults[name]
         if name == "head_dim" and value is None:
@@ -173,8 +196,9 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     scale = getattr(theirs.model, "embedding_multiplier", None)  # of granite, whose body multiplies
     scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", scale) for model in (ours, theirs)]
     assert scales[0] is scales[1] is None or float(scales[0]) == float(scales[1])
-    plan = ShardPlan({}, config.num_attention_heads, config.num_key_value_heads, 0, 1)
+    plan = ShardPlan({}, config.num_attention_heads, ours.config.num_key_value_heads, 0, 1)
     layout = _cache_layout(ours.config, plan, torch.float32, torch.device("cpu"))
+    assert _sources(ours.config) == _sources(config)
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
     kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
     assert kept == [rotates(attention) for attention in attentions]

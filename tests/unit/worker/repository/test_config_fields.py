@@ -141,6 +141,7 @@ def test_heads_by_layer_are_those_of_transformers(changes: dict[str, Any], saved
             "per_layer_config.1 = .*head_dim and num_key_value_heads",
         ),
         ({"per_layer_config": {"1": {"head_dim": 0}}}, 1, "head_dim = 0"),
+        ({"vocab_size_per_layer_input": 130}, 1, "vocab_size_per_layer_input = 130; at least vocab_size = 131"),
         ({"use_bidirectional_attention": "all"}, 1, "an encoder can't generate"),
         ({"model_type": "llama", "per_layer_config": {"1": {}}}, 1, "per_layer_config = .*'llama' is not served with"),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "proportional"}}, 1, "'proportional' is not known"),
