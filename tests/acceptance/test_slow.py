@@ -24,10 +24,10 @@ FAULT = """
 import os, time
 if "FURROW_RANK" in os.environ:
     from pathlib import Path
-    from worker.rank import progress
+    from worker.rank import heartbeat
     from worker.models.served import ServedModel
-    progress.UNKNOWN_STEP_S /= {speed_up}
-    progress.PER_TOKEN_S /= {speed_up}
+    heartbeat.UNKNOWN_STEP_S /= {speed_up}
+    heartbeat.PER_TOKEN_S /= {speed_up}
     real = ServedModel.__init__
 
     def slowed(model, module, *rest, **more):

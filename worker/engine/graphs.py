@@ -17,9 +17,7 @@ from torch import Tensor
 
 from worker.kv import gathered
 from worker.kv.base import Extent, KVStore
-from worker.kv.page_step import PagedStep
-from worker.kv.pages import PagedStore
-from worker.kv.paging import PagedBatch
+from worker.kv.pages import PagedBatch, PagedStep, PagedStore
 from worker.models.batch import Batch, Row
 from worker.models.served import ServedModel
 from worker.selftest import switches

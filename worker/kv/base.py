@@ -1,5 +1,8 @@
-"""The interface of a cache store. No sequence is ever rewound: a recurrent state could not follow. Another sequence
-may begin with the start of its cache; of a model with recurrent layers, where a copy of the state was kept."""
+"""KV memory as a model and an engine see it: the layout of a rank's cache, a layer's attention, a store's interface.
+
+No sequence is ever rewound: a recurrent state could not follow. Another sequence may begin with the start of its cache;
+of a model with recurrent layers, where a copy of the state was kept.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worker.kv.variant import Variant
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """`window` counts the positions that a token sees, itself included (None: all before it). `softcap` bounds scores
+    by `softcap · tanh(score / softcap)`. `sinks` (heads,) are learned scores that take weight but give no value. `ends`
+    (tokens,) of a step are the positions before which each token sees its sequence (None: its own included)."""
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    ends: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True where torch's fused kernel can do it."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.kv.variant import Variant
+from worker.kv.base import Variant
 
 
 def decode(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, variant: Variant) -> Tensor:

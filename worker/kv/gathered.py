@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from worker.kv import dense
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.base import Variant
+from worker.kv.pages import PagedBatch
 
 
 def attend(

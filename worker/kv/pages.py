@@ -1,20 +1,176 @@
-"""The store of pages: blocks of a fixed number of positions in one tensor, assigned to sequences as they grow.
+"""Pages, the KV memory of GPUs: blocks of a fixed number of positions, assigned to sequences as they grow.
 
-Nothing is moved: a sequence that grows gets another block. Sequences with the same beginning share blocks; only a block
-that both continue is copied. Memory is not cleared, as attention reads nothing behind a sequence's end.
+Keys of one layer are one tensor (blocks, kv heads, block tokens, dim), values alike. A sequence owns a row of `tables`;
+entry i of it is the block of its positions i · block tokens and on. Nothing is moved: a sequence that grows gets
+another block. Sequences with the same beginning share blocks; only a block that both continue is copied. Memory is not
+cleared, as attention reads nothing behind a sequence's end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from worker.kv.base import CacheLayout, Extent, Stateless
-from worker.kv.blocks import Blocks
-from worker.kv.page_step import PagedStep, paged_batch
-from worker.kv.paging import PagedAttention
+from worker.kv.base import CacheLayout, Extent, Stateless, Variant
+
+
+@dataclass(frozen=True, eq=False)
+class PagedBatch:
+    """The tokens of one step. Everything that a kernel reads is on the device, so that a graph can be replayed."""
+
+    tables: Tensor
+    """Block tables: (rows, width) int32."""
+    owners: Tensor
+    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket: it is not stored, and attends
+    nothing."""
+    positions: Tensor
+    """Positions of the tokens in their sequences: (T,) integers."""
+    singles: Tensor | None
+    """(B,) int32: the tokens of sequences that add one token; None where that is every token of the batch."""
+    chunks: tuple[tuple[int, int], ...] = ()
+    """(first token, count) of each sequence that adds more than one."""
+    _tiles: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def decoding(self) -> int:
+        """How many sequences add one token."""
+        return self.owners.shape[0] if self.singles is None else self.singles.shape[0]
+
+    def tiles(self, tokens: int) -> Tensor:
+        """The chunks cut into pieces of at most `tokens`, (pieces, 2) int32: first token and count."""
+        if tokens not in self._tiles:
+            pieces = [
+                (first + done, min(tokens, count - done))
+                for first, count in self.chunks
+                for done in range(0, count, tokens)
+            ]
+            self._tiles[tokens] = torch.tensor(pieces, dtype=torch.int32).to(self.owners.device, non_blocking=True)
+        return self._tiles[tokens]
+
+
+class PagedAttention(Protocol):
+    """Stores the new keys and values into pages, then attends each token to its own sequence."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pages: tuple[Tensor, Tensor],
+        batch: PagedBatch,
+        variant: Variant,
+    ) -> Tensor:
+        """query (heads, T, dim), key and value (kv heads, T, dim), `pages` of keys and of values → (T, heads, dim)."""
+        ...
+
+
+class Blocks:
+    """`count` blocks, numbered from 0, handed out by holder."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))
+        self._held: dict[int, list[int]] = {}
+        self._holders: dict[int, int] = {}
+        """The number of holders of each block that has more than one."""
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def of(self, holder: int) -> list[int]:
+        return self._held.get(holder, [])
+
+    def grow(self, holder: int, length: int) -> list[tuple[int, int]]:
+        """Let `holder` have `length` blocks; what was added, as (index, block). Raises ValueError if too few are free,
+        with nothing changed."""
+        held = self._held.setdefault(holder, [])
+        missing = length - len(held)
+        if missing > len(self._free):
+            raise ValueError(f"{missing} more blocks are needed, {len(self._free)} of {self.count} are free")
+        first = len(held)
+        held.extend(self._free.pop() for _ in range(missing))
+        return list(enumerate(held[first:], first))
+
+    def shrink(self, holder: int, length: int) -> None:
+        """Take all but the first `length` blocks from `holder`; those that nobody else holds are free."""
+        held = self._held.get(holder, [])
+        for block in held[length:]:
+            others = self._holders.pop(block, 1) - 1
+            if others == 0:
+                self._free.append(block)
+            elif others > 1:
+                self._holders[block] = others
+        del held[length:]
+        if not held:
+            self._held.pop(holder, None)
+
+    def share(self, donor: int, holder: int, length: int) -> None:
+        """Let `holder`, which has none, hold the first `length` blocks of `donor` too."""
+        shared = self._held[donor][:length]
+        for block in shared:
+            self._holders[block] = self._holders.get(block, 1) + 1
+        self._held[holder] = list(shared)
+
+    def rename(self, old: int, new: int) -> None:
+        """Give all that `old` holds to `new`, which has none."""
+        self._held[new] = self._held.pop(old)
+
+    def separate(self, holder: int, index: int) -> tuple[int, int] | None:
+        """Give `holder` a block of its own at `index`: (old, new) where others hold the old one too, else None."""
+        old = self._held[holder][index]
+        others = self._holders.get(old, 1) - 1
+        if others == 0:
+            return None
+        if not self._free:
+            raise ValueError(f"one more block is needed, none of {self.count} is free")
+        new = self._held[holder][index] = self._free.pop()
+        if others == 1:
+            del self._holders[old]
+        else:
+            self._holders[old] = others
+        return old, new
+
+
+class PagedStep:
+    """A step whose tokens lie where `batch` says."""
+
+    def __init__(self, store: PagedStore, batch: PagedBatch) -> None:
+        self._store = store
+        self.batch = batch
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
+        return self._store.attention(query, key, value, self._store.pages(layer), self.batch, variant)
+
+
+def paged_batch(tables: Tensor, rows: list[int], extents: list[Extent]) -> PagedBatch:
+    """The tokens of `extents`, one after the other; `rows` are the sequences' rows of `tables`."""
+    owners: list[int] = []
+    positions: list[int] = []
+    singles: list[int] = []
+    chunks: list[tuple[int, int]] = []
+    for row, extent in zip(rows, extents, strict=True):
+        if extent.count == 1:
+            singles.append(len(owners))
+        else:
+            chunks.append((len(owners), extent.count))
+        owners.extend([row] * extent.count)
+        positions.extend(range(extent.offset, extent.end))
+    # One copy to the device instead of three.
+    packed = torch.tensor(owners + positions + singles, dtype=torch.int32).to(tables.device, non_blocking=True)
+    tokens = len(owners)
+    return PagedBatch(
+        tables=tables,
+        owners=packed[:tokens],
+        positions=packed[tokens : 2 * tokens],
+        singles=None if len(singles) == tokens else packed[2 * tokens :],
+        chunks=tuple(chunks),
+    )
+
 
 BLOCK_TOKENS = 32
 """Positions of a block: half of the keys that a kernel reads at once, and what a sequence may waste at its end."""

@@ -10,7 +10,7 @@ import torch
 
 from worker.kv import gathered, pages, slabs
 from worker.kv.base import CacheLayout, KVStore
-from worker.kv.paging import PagedAttention
+from worker.kv.pages import PagedAttention
 from worker.kv.whole import WholeLayout, WholeStore
 from worker.selftest import switches
 

@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from worker.kv import gathered
-from worker.kv.base import Extent
-from worker.kv.page_step import paged_batch
-from worker.kv.pages import BLOCK_TOKENS
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.base import Extent, Variant
+from worker.kv.pages import BLOCK_TOKENS, PagedBatch, paged_batch
 from worker.selftest.case import Case
 from worker.selftest.request import Request
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kv.base import Extent, Stateless
-from worker.kv.variant import Variant
+from worker.kv.base import Extent, Stateless, Variant
 
 Bias = Callable[[int], Tensor]
 """(1, heads, n, n) for a sequence of n tokens."""

@@ -38,7 +38,7 @@ from worker.detectors import LOAD_STALL_S
 from worker.engine.step import Step
 from worker.leader.background_call import BackgroundCall
 from worker.rank.address import check_reachable
-from worker.rank.progress import Deadlines, Progress
+from worker.rank.heartbeat import Deadlines, Progress
 from worker.rank.rank_worker import RankWorker
 
 log = structlog.get_logger()

@@ -23,14 +23,12 @@ from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
 from worker.leader.background_call import BackgroundCall
 from worker.leader.crash_isolation import CrashIsolation
-from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.exchange import LOOP, Exchange, RedisCalls
+from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext
 from worker.rank.counters import Counters
-from worker.rank.heartbeat import Heartbeat
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling.description import pooling_of
@@ -40,9 +38,9 @@ from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
 from worker.sampling.vocabularies import vocabulary_of
-from worker.scheduling.finish import Finisher
-from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
+from worker.scheduling.kv_cache import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Finisher
 
 log = structlog.get_logger()
 

@@ -27,7 +27,7 @@ from worker.leader.exchange import EmissionAnswer, Exchange
 from worker.leader.group import Group
 from worker.leader.request import RunningRequest, score_targets
 from worker.leader.running_requests import Capacity, RunningRequests
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Progress
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.sampling.vectors import VectorSampler
 from worker.scheduling.scheduler import StepPlan
@@ -281,11 +281,11 @@ class Serving:
         """Run a step of one token that belongs to no request: a group that can't even do this blames none."""
         sampling = Sampling(max_tokens=1, temperature=0.0, seed="0")
         sid = self._scheduler.add(Sequence(rid="", choice=0, prompt=[0], sampling=sampling))
-        plan = self._scheduler.plan()
+        plan = self._scheduler.schedule()
         with self._execute(plan, repeat=False) as step:
             tokens = self._sampler.begin(plan.to_sample, step.forward()).wait()
             step.agree(tokens.ids)
-        self._scheduler.applied(plan, {sid: tokens.ids[0]})
+        self._scheduler.update(plan, {sid: tokens.ids[0]})
         self._scheduler.drop(sid)
 
     # --- emissions --------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from worker.kv.base import CacheStep
-from worker.kv.variant import Variant
+from worker.kv.base import CacheStep, Variant
 
 NAME = "furrow"
 

@@ -14,7 +14,7 @@ from control.errors import RankError
 from worker.collective import Collective
 from worker.collective.link import Link
 from worker.kv.base import CacheLayout
-from worker.kv.slab_step import SlabStep
+from worker.kv.slabs import SlabStep
 from worker.kv.whole import WholeLayout
 from worker.models.batch import Batch, ImageRows
 from worker.models.experts import are_in_model

@@ -16,7 +16,7 @@ from control.replicas import commands, health
 from control.replies import Bye, ErrorReply, Reply
 from worker.detectors import UNKNOWN_STEP_S
 from worker.rank.counters import Counters
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Progress
 from worker.rank.rank_worker import RankWorker
 
 log = structlog.get_logger()

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 import torch
 
 from control.messages import TokenLogprobs
 from control.text.text import Decode
 from worker.engine.step import NO_TOKEN, REJECTED, Forward
-from worker.sampling.bad_words import BadWordsIndex
-from worker.sampling.health import inspect
-from worker.sampling.masks import Masks
-from worker.sampling.reasoning import forced_tokens
+from worker.sampling.constraints import Constraints, TokenConstraints
 from worker.sampling.sampler import NOT_FINITE, NoTokenLeft, Sampler, SamplingRow
 from worker.scheduling.sequence import Sequence
 
@@ -37,26 +35,13 @@ class StepTokens:
     """Results of rows that are inputs, by index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Constraints on the next tokens of a step's rows, by index; empty in most steps."""
-
-    allowed: dict[int, torch.Tensor]
-    """Tokens that grammars allow."""
-    forbidden: dict[int, list[int]]
-    """Tokens that bad words forbid."""
-    forced: dict[int, int]
-    """Tokens that reasoning budgets force."""
-
-
 class StepSampler:
     def __init__(self, on_device: bool | None = None, decode: Decode | None = None) -> None:
         """`decode` finds the marks of a reasoning that are no tokens of their own."""
-        self._sampler, self._decode = Sampler(), decode
+        self._sampler = Sampler()
+        self._constraints = Constraints(decode)
         self.on_device = on_device
         """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
-        self._masks = Masks()
-        self._bad_words = BadWordsIndex()
 
     def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
         """Begin to sample a token for each of `rows`, which are those of the forward: a sequence with guesses as it is
@@ -67,44 +52,11 @@ class StepSampler:
         if self.on_device is None:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
-        wanted, failed = self._wanted_apart(rows)
-        pending = PendingTokens(self._sampler, rows, forward.logits, wanted, failed)
+        constraints, failed = self._constraints.of(rows)
+        pending = PendingTokens(self._sampler, rows, forward.logits, constraints, failed)
         if self.on_device:
             pending.launch()
         return pending
-
-    def _wanted_apart(self, rows: list[Sequence]) -> tuple[Wanted, set[int]]:
-        """The constraints of the rows, and the indices of the rows whose constraints raise an exception."""
-        try:
-            return self._wanted(rows), set()
-        except Exception as error:
-            log.warning("constraints failed in a step", error=repr(error), action="sample")
-        whole = Wanted({}, {}, {})
-        failed: set[int] = set()
-        for index, row in enumerate(rows):
-            try:
-                alone = self._wanted([row])
-            except Exception:
-                log.exception("could not constrain a row", rid=row.rid, choice=row.choice, action="sample")
-                failed.add(index)
-                continue
-            if 0 in alone.allowed:
-                whole.allowed[index] = alone.allowed[0]
-            if 0 in alone.forbidden:
-                whole.forbidden[index] = alone.forbidden[0]
-            if 0 in alone.forced:
-                whole.forced[index] = alone.forced[0]
-        return whole, failed
-
-    def _wanted(self, rows: list[Sequence]) -> Wanted:
-        allowed = self._masks.fill(rows)
-        forced = forced_tokens(rows, self._decode)
-        fitting = {row: token for row, token in forced.items() if row not in allowed or _allows(allowed[row], token)}
-        return Wanted(allowed, self._bad_words.forbidden(rows), fitting)
-
-
-def _allows(bits: torch.Tensor, token: int) -> bool:
-    return bool(bits[token >> 3] >> (token & 7) & 1)
 
 
 class PendingTokens:
@@ -115,11 +67,14 @@ class PendingTokens:
         sampler: Sampler,
         rows: list[Sequence],
         logits: torch.Tensor,
-        wanted: Wanted,
+        constraints: TokenConstraints,
         failed: Set[int] = frozenset(),
     ) -> None:
         """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
-        self._sampler, self._rows, self._logits, self._wanted = sampler, rows, logits, wanted
+        self._sampler = sampler
+        self._rows = rows
+        self._logits = logits
+        self._constraints = constraints
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
         for index in failed - self._unfit:
@@ -215,7 +170,8 @@ class PendingTokens:
         return [choice.token for choice in sampled]
 
     def _sampling_rows(self, indices: Iterable[int]) -> list[SamplingRow]:
-        rows, wanted = self._rows, self._wanted
+        rows = self._rows
+        constraints = self._constraints
         return [
             SamplingRow(
                 sampling=rows[index].sampling,
@@ -225,9 +181,9 @@ class PendingTokens:
                 prompt=rows[index].prompt,
                 output=rows[index].output,
                 guessed=rows[index].guessed,
-                forbidden=wanted.forbidden.get(index, ()),
-                forced=wanted.forced.get(index),
-                allowed=wanted.allowed.get(index),
+                forbidden=constraints.forbidden.get(index, ()),
+                forced=constraints.forced.get(index),
+                allowed=constraints.allowed.get(index),
             )
             for index in indices
         ]
@@ -237,3 +193,37 @@ class PendingTokens:
         row = self._rows[index]
         if not row.guessed:
             log.error("a row failed", rid=row.rid, choice=row.choice, error=why, action="sample")
+
+
+class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of a row with NaN or infinity. The last three are over its finite values, None if there are none."""
+
+    len: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    finite_min: float | None
+    max: float | None
+    mean: float | None
+
+
+def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
+    """Reports of those rows of raw logits [rows, vocabulary] that are not finite throughout, by row index. A healthy
+    batch costs one reduction, as a sum with NaN or infinity in it is not finite."""
+    suspects = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
+    # A sum of finite numbers may overflow, so the sum alone is no proof.
+    return {row: _report(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}
+
+
+def _report(row: torch.Tensor) -> LogitsHealth:
+    finite = row[row.isfinite()].to(torch.float64)
+    some = finite.numel() > 0
+    return LogitsHealth(
+        len=row.numel(),
+        nan=int(row.isnan().sum()),
+        pos_inf=int(row.isposinf().sum()),
+        neg_inf=int(row.isneginf().sum()),
+        finite_min=float(finite.min()) if some else None,
+        max=float(finite.max()) if some else None,
+        mean=float(finite.mean()) if some else None,
+    )

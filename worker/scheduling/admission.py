@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from worker.scheduling.memory import Memory
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from worker.scheduling.kv_cache import KVMemory
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 from worker.scheduling.shares import PrefillTurns, Shares
-from worker.scheduling.waiting import WaitingLines
 
 GROWTH_TOKENS = 16
 """KV kept free per running sequence when one is admitted, or the newcomer would be the next to be preempted."""
@@ -20,10 +23,18 @@ class Admission:
     """The waiting lines of a scheduler. `running` is the scheduler's own, by sid; both change it."""
 
     def __init__(
-        self, running: dict[int, Sequence], memory: Memory, slots: int, whole: bool = False, whole_images: bool = False
+        self,
+        running: dict[int, Sequence],
+        memory: KVMemory,
+        slots: int,
+        whole: bool = False,
+        whole_images: bool = False,
     ) -> None:
         """`whole`: prompts are not cut into chunks; `whole_images`: not inside an image."""
-        self._running, self._memory, self._slots, self._whole = running, memory, slots, whole
+        self._running = running
+        self._memory = memory
+        self._slots = slots
+        self._whole = whole
         self._whole_images = whole_images
         self.waiting = WaitingLines()
         self._turns = PrefillTurns()
@@ -43,15 +54,15 @@ class Admission:
         self._snapshot = None
         feeding = {one.flow for one in self._running.values() if one.state is SequenceState.PREFILL}
         head = self._next_head(feeding)
-        found: list[Sequence] = []
-        slots = tokens = 0
-        for sequence in self.waiting.of(head.flow) if head else []:
-            slots, tokens = slots + 1, tokens + self._memory.account.rounded(sequence.length)
-            victims = self._victims(sequence, slots, tokens, found)
-            if victims is None or (slots > 1 and tokens > budget):
+        victims: list[Sequence] = []
+        tokens = 0
+        for slots, sequence in enumerate(self.waiting.of(head.flow) if head else [], 1):
+            tokens += self._memory.account.rounded(sequence.length)
+            more = self._victims(sequence, slots, tokens, victims)
+            if more is None or (slots > 1 and tokens > budget):
                 break
-            found += victims
-        return found
+            victims += more
+        return victims
 
     def gave_way(self, sequence: Sequence) -> None:
         """The sequence was preempted, and waits before the others of its flow."""
@@ -98,13 +109,13 @@ class Admission:
 
     def _admit(self, plan: StepPlan, sequence: Sequence) -> set[Flow] | None:
         """Give a waiting sequence its slot. The flows that get none in this step where that can't be."""
-        start = self._memory.find(sequence)
+        match = self._memory.match_prefix(sequence)
         # It waits for the prefill of its own beginning, or it would only compute that once more beside it.
-        if start.awaited:
+        if match.awaited:
             return {sequence.flow}
-        if len(self._running) >= self._slots or not self._memory.admit(sequence, start, spare=self._spare()):
+        if len(self._running) >= self._slots or not self._memory.admit(sequence, match, spare=self._spare()):
             return set(self.waiting.flows)  # nobody behind it goes first, or it would starve
-        self._memory.begin(plan, sequence, start)
+        self._memory.begin(plan, sequence, match)
         self.waiting.remove(sequence.sid)
         shares = self.shares()
         self._passed.pop(sequence.flow, None)
@@ -154,20 +165,69 @@ class Admission:
     def _victims(self, sequence: Sequence, slots: int, tokens: int, before: list[Sequence]) -> list[Sequence] | None:
         """The sequences to preempt, after those `before`, so that a flow gets `slots` and `tokens`, the last for
         `sequence`. None if that can't be reached."""
-        account, found = self._memory.account, list[Sequence]()
+        account = self._memory.account
+        victims: list[Sequence] = []
         free = account.free + sum(account.held(victim.sid) for victim in before)
         taken = len(self._running) - len(before)
         while taken + slots > self._slots or tokens + self._spare() > free:
             shares = self.shares()
             victim = shares.victim(sequence, slots, tokens, self._steps)
             if victim is None:
-                for kept in found:
-                    shares.take(kept, account.held(kept.sid))
+                for spared in victims:
+                    shares.take(spared, account.held(spared.sid))
                 return None
             shares.give_up(victim)
-            found.append(victim)
-            taken, free = taken - 1, free + account.held(victim.sid)
-        return found
+            victims.append(victim)
+            taken -= 1
+            free += account.held(victim.sid)
+        return victims
 
     def _spare(self) -> int:
         return GROWTH_TOKENS * len(self._running)
+
+
+class WaitingLines:
+    """Each line is in order of arrival. A sequence that was preempted goes back to the front of its line."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Flow, deque[Sequence]] = {}
+        self._by_sid: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_sid)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._lines.values())
+
+    @property
+    def flows(self) -> list[Flow]:
+        return list(self._lines)
+
+    @property
+    def heads(self) -> list[Sequence]:
+        return [line[0] for line in self._lines.values()]
+
+    def of(self, flow: Flow) -> list[Sequence]:
+        return list(self._lines.get(flow, ()))
+
+    def append(self, sequence: Sequence) -> None:
+        self._lines.setdefault(sequence.flow, deque()).append(sequence)
+        self._by_sid[sequence.sid] = sequence
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Let a preempted sequence wait before the others of its flow."""
+        self._lines.setdefault(sequence.flow, deque()).appendleft(sequence)
+        self._by_sid[sequence.sid] = sequence
+
+    def remove(self, sid: int) -> Sequence | None:
+        """Take a sequence out of its line; None for a sid that does not wait."""
+        sequence = self._by_sid.pop(sid, None)
+        if sequence is not None:
+            line = self._lines[sequence.flow]
+            if line[0] is sequence:
+                line.popleft()
+            else:
+                line.remove(sequence)
+            if not line:
+                del self._lines[sequence.flow]
+        return sequence

@@ -43,21 +43,22 @@ class StepPlan:
     @property
     def logits_rows(self) -> dict[int, range]:
         """The rows of logits of each sequence of `sampled`, by sid: one, and one after each guess."""
-        found, start = dict[int, range](), 0
+        rows: dict[int, range] = {}
+        start = 0
         for sid in self.sampled:
-            found[sid] = range(start, start + 1 + len(self.guesses.get(sid, ())))
-            start = found[sid].stop
-        return found
+            rows[sid] = range(start, start + 1 + len(self.guesses.get(sid, ())))
+            start = rows[sid].stop
+        return rows
 
     @property
     def to_sample(self) -> list[Sequence]:
         """The sequences of `sampled`; one with guesses is followed by itself as it is after each of them."""
-        found: list[Sequence] = []
+        sequences: list[Sequence] = []
         for sid in self.sampled:
-            found.append(self.sequences[sid])
+            sequences.append(self.sequences[sid])
             for token in self.guesses.get(sid, ()):
-                found.append(found[-1].followed_by(token))
-        return found
+                sequences.append(sequences[-1].followed_by(token))
+        return sequences
 
     @property
     def fed(self) -> dict[int, int]:
@@ -102,7 +103,8 @@ class StepPlan:
     def feed(self, sequence: Sequence, count: int, guesses: Tokens[int] = ()) -> None:
         """Add a row with the next `count` tokens of the sequence; the one that reaches its end is sampled, and may be
         followed by guesses."""
-        start, stop = sequence.cached, sequence.cached + count
+        start = sequence.cached
+        stop = start + count
         scored = sequence.to_score(start, stop)
         self.sequences[sequence.sid] = sequence
         if guesses:

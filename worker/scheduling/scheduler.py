@@ -15,18 +15,17 @@ from collections.abc import Mapping
 
 from control.errors import RequestTooLarge
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
-from worker.scheduling.integrity import check
-from worker.scheduling.lookup.step_guesses import Lookup
-from worker.scheduling.memory import Memory
+from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
+from worker.scheduling.lookup import PromptLookup
 from worker.scheduling.plan import StepPlan
-from worker.scheduling.prefixes.prefix_cache import BLOCK_TOKENS
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
 
 __all__ = ["Scheduler", "StepPlan"]
 
 
 class Scheduler:
-    """One epoch's sequences. `plan`, run it, `applied`: one plan at a time; `add` and `drop` at any moment."""
+    """One epoch's sequences: `schedule` a step, run it, `update`. There is one plan at a time; `add` and `drop` are
+    possible at any moment."""
 
     def __init__(
         self,
@@ -48,19 +47,23 @@ class Scheduler:
         other. With `whole_images` no row ends inside an image; the one that begins with it may be above the budget."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
-        self._memory = Memory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
-        self._account, self._prefixes = self._memory.account, self._memory.prefixes
-        self.token_budget, self._max_sequences = token_budget, max_sequences
+        self._memory = KVMemory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
+        self._account = self._memory.account
+        self._prefixes = self._memory.prefixes
+        self._max_sequences = max_sequences
+        self.token_budget = token_budget
         self.mixed_budget = self.prefill_budget = token_budget
         """The most prompt tokens of a step in which a sequence decodes, and of one in which none does."""
         self._running: dict[int, Sequence] = {}  # by sid, in the order in which they got their slots
         self._admission = Admission(self._running, self._memory, max_sequences, whole_prompts, whole_images)
         self._waiting = self._admission.waiting
-        self._lookup = Lookup(self._account, lookup)
+        self._lookup = PromptLookup(self._account, lookup)
         self._continuing: set[int] = set()
         """Sids that were sampled in the last step, and so decode by themselves."""
         self._outstanding: StepPlan | None = None
-        self._last_sid = self._last_arrival = self._steps = 0
+        self._last_sid = 0
+        self._last_arrival = 0
+        self._steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -161,21 +164,23 @@ class Scheduler:
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
-        """The next step; it has at least one row if there is work. Raises RuntimeError while another is not applied."""
+    def schedule(self) -> StepPlan:
+        """The next step; it has at least one row if there is work. Raises RuntimeError before the `update` of another
+        one."""
         if self._outstanding is not None:
-            raise RuntimeError("a step was planned while the one before it is not applied")
-        plan = self._outstanding = StepPlan()
+            raise RuntimeError("a step was scheduled before `update` got the outcome of the one before it")
+        plan = StepPlan()
+        self._outstanding = plan
         self._steps += 1
         decodes = any(sequence.state is SequenceState.DECODE for sequence in self._running.values())
         for victim in self._admission.begin(self.mixed_budget if decodes else self.prefill_budget):
             self._preempt(victim)
         rows = self._plan_decode(plan)
         self._admission.feed(plan, min(self.token_budget - rows, self.mixed_budget if rows else self.prefill_budget))
-        self._memory.tell(plan)
+        self._memory.add_changes(plan)
         return plan
 
-    def applied(self, plan: StepPlan, tokens: dict[int, int], accepted: Mapping[int, int] | None = None) -> None:
+    def update(self, plan: StepPlan, tokens: dict[int, int], accepted: Mapping[int, int] | None = None) -> None:
         """Take the outcome of `plan`: a token for each sid of `plan.sampled`, the first one where several were sampled,
         and how many of its guesses were right: the caller appends those tokens to the output. A sequence without
         a token has failed and is dropped. One that was dropped while the step ran is ignored."""
@@ -246,9 +251,42 @@ class Scheduler:
         self._continuing.discard(sequence.sid)
         self._memory.preempt(sequence)
         sequence.move(SequenceState.WAITING)
-        sequence.sid, sequence.cached, sequence.preempted = self._next_sid(), 0, True
+        sequence.sid = self._next_sid()
+        sequence.cached = 0
+        sequence.preempted = True
         self._admission.gave_way(sequence)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError where the books contradict each other; cheap enough for every idle moment."""
-        check(self._account, self._prefixes, self._running, list(self._waiting), self._memory.known)
+        """Raise RuntimeError naming what contradicts itself; cheap enough for every idle moment."""
+        account = self._account
+        running = self._running
+        kept = self._prefixes.kept
+        resident = self._memory.resident
+        arrivals: dict[Flow, list[int]] = {}
+        for sequence in [*running.values(), *self._waiting]:
+            arrivals.setdefault(sequence.flow, []).append(sequence.arrival)
+        holders = account.holders
+        copies = account.state_tokens * sum(account.snapshots.values())
+        all_known = [*running.values(), *map(self._prefixes.sequence, kept)]
+        snapshots = {one.sid: len(one.snapshots) for one in all_known if one.snapshots}
+        held = running.keys() | set(kept)
+        faults = {
+            "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
+            "a sequence caches more than it reserved": any(s.cached > holders.get(s.sid, 0) for s in running.values()),
+            "the KV account does not add up": sum(holders.values()) + copies != account.used,
+            "the account of kept KV does not add up": sum(holders.get(sid, 0) for sid in kept) + copies != account.kept,
+            "the copies of recurrent states do not add up": snapshots != account.snapshots,
+            "more KV is reserved than there is": account.used > account.capacity,
+            "sequences of a flow are out of their order of arrival": any(
+                line != sorted(line) for line in arrivals.values()
+            ),
+            "a sequence is filed under another sid": any(sid != sequence.sid for sid, sequence in running.items()),
+            "a waiting sequence is not in the state for it": any(
+                sequence.state is not SequenceState.WAITING for sequence in self._waiting
+            ),
+            "the ranks hold a sequence that neither runs nor is kept": not resident <= held,
+            "the ranks don't hold what is kept": not resident >= set(kept),
+        }
+        present = [fault for fault, true in faults.items() if true] + self._prefixes.check_integrity(set(running))
+        if present:
+            raise RuntimeError(f"the scheduler lost its integrity: {'; '.join(present)}")

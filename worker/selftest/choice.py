@@ -34,7 +34,8 @@ COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native",)}
 _WORKER = Path(__file__).parents[1]
 _SOURCES = (
     "kv/kernels",
-    "kv/paging.py",
+    "kv/base.py",
+    "kv/pages.py",
     "kv/dense.py",
     "kv/gathered.py",
     "kv/trials.py",

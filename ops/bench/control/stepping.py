@@ -24,19 +24,16 @@ from control.requests import Claims, Emission, Enqueue, Enqueued, enqueue
 from ops.bench.control.work import timed
 from worker.engine.step import Forward, Step
 from worker.leader.crash_isolation import CrashIsolation
-from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.exchange import EmissionAnswer, Exchange, RedisCalls
+from worker.leader.exchange import DeadReplicas, EmissionAnswer, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import Serving, ServingContext
-from worker.rank.heartbeat import Heartbeat
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.sampling.grammars import Grammars
 from worker.sampling.step_sampler import StepSampler, StepTokens
-from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Finisher, Sequence
 
 MODEL, REPLICA, API = "bench", "r0", "bench"
 TOKEN = 12_345

@@ -22,11 +22,10 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.summary import median
 from worker.engine.step import Forward
+from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
-from worker.sampling.masks import Masks
 from worker.sampling.step_sampler import StepSampler
-from worker.scheduling.finish import Finisher
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Finisher, Sequence
 
 ANSWER = {
     "type": "object",

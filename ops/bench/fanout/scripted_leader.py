@@ -17,7 +17,7 @@ from control.requests import Claimed, Claims, Emission, EmitResult
 from control.text.text import Decode
 from worker.leader.request import RunningRequest
 from worker.scheduling import sequence as choices
-from worker.scheduling.finish import Finisher
+from worker.scheduling.sequence import Finisher
 
 PROMPT_TOKENS = 3
 """Tokens of a prompt that are scored in one step, where they are asked for."""

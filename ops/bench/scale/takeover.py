@@ -12,8 +12,7 @@ from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
 from worker.leader.exchange import Reading, RedisCalls
 from worker.leader.request import RunningRequest
-from worker.rank.heartbeat import Heartbeat
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Heartbeat, Progress
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from worker.kv.base import Variant
 from worker.kv.kernels.decode import decode
 from worker.kv.kernels.pages import store
 from worker.kv.kernels.prefill import prefill
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.pages import PagedBatch
 
 
 def attend(

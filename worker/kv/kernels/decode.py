@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kv.base import Variant
 from worker.kv.kernels.softmax import normalised, over_range
 from worker.kv.kernels.tiles import arguments, padded
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.pages import PagedBatch
 
 MOST_SPLITS = 32
 

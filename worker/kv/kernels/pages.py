@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kv.paging import PagedBatch
+from worker.kv.pages import PagedBatch
 
 
 # fmt: off

@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kv.base import Variant
 from worker.kv.kernels.softmax import normalised, over_range
 from worker.kv.kernels.tiles import SMALLEST, arguments
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.pages import PagedBatch
 
 ROWS = 64
 """Rows of a tile: the query heads that share a key-value head, for as many tokens as there is room for."""

@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.base import Variant
+from worker.kv.pages import PagedBatch
 
 LOG2_E = 1.4426950408889634
 """Kernels compute powers of two: exp(x) = 2 ** (x · log2 e)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from worker.collective import Collective
 from worker.collective.link import Link
 from worker.kv.base import CacheLayout
-from worker.kv.slab_step import SlabStep
+from worker.kv.slabs import SlabStep
 from worker.models.batch import Batch
 from worker.models.layers.embedding import LAYERS_TABLE
 from worker.models.native.plan import Plan

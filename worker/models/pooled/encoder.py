@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.kv.variant import Variant
+from worker.kv.base import Variant
 from worker.kv.whole import Bias, WholeStep
 from worker.models.pooled.row_threads import RowThreads
 from worker.repository.pooling.encoders import ENCODERS, first_position

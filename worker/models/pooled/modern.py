@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.kv.variant import Variant
+from worker.kv.base import Variant
 from worker.kv.whole import WholeStep
 from worker.models.pooled.encoder import ACTIVATIONS, Embedding, Encoder, Linear
 from worker.models.pooled.row_threads import RowThreads

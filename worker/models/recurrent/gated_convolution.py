@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.kv.slab_step import SlabStep
+from worker.kv.slabs import SlabStep
 from worker.kv.states import State
 
 

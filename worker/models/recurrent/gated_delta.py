@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.kv.slab_step import SlabStep
+from worker.kv.slabs import SlabStep
 from worker.kv.states import State
 
 EPSILON = 1e-6

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from worker.collective.link import Link
 from worker.families.mamba import Mamba
-from worker.kv.slab_step import SlabStep
+from worker.kv.slabs import SlabStep
 from worker.kv.states import State
 
 

@@ -43,7 +43,7 @@ class FurrowLoop:
             sampling = Sampling(max_tokens=tokens, temperature=0.0, seed="0")
             scheduler.add(Sequence(rid=str(index), choice=0, prompt=prompt, sampling=sampling))
         while scheduler.has_work:
-            plan = scheduler.plan()
+            plan = scheduler.schedule()
             rows = plan.to_sample
             self._seq += 1
             with self._rank_worker.step(
@@ -56,7 +56,7 @@ class FurrowLoop:
             if chosen.failures:
                 raise Failed("; ".join(chosen.failures.values()))
             sampled = dict(zip(plan.sampled, chosen.ids, strict=True))
-            scheduler.applied(plan, sampled)
+            scheduler.update(plan, sampled)
             now = time.monotonic()
             for row in rows:
                 streams[int(row.rid)].add(now, sampled[row.sid])

@@ -19,7 +19,7 @@ from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.scripted_rank import Answer, ScriptedRank, well
 from tests.waiting import until
 from worker.leader.group import Group
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Progress
 
 WORLD = 3
 

@@ -28,8 +28,8 @@ from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from tests.waiting import until
 from worker.detectors import REPLICA_GONE_S
-from worker.leader import dead_replicas as dead_replicas_module
-from worker.leader.dead_replicas import LOOK_EVERY_S, DeadReplicas
+from worker.leader import exchange as exchange_module
+from worker.leader.exchange import LOOK_EVERY_S, DeadReplicas
 
 LONG = 300
 
@@ -47,7 +47,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(dead_replicas_module.time, "monotonic", clock)
+    monkeypatch.setattr(exchange_module.time, "monotonic", clock)
     return clock
 
 
@@ -126,8 +126,8 @@ def test_a_time_in_which_nobody_looked_counts_for_nothing(two: Two) -> None:
 def test_it_costs_nothing_between_two_looks(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader calls it in every step."""
     asked: list[object] = []
-    real = dead_replicas_module.run_every
-    monkeypatch.setattr(dead_replicas_module, "run_every", lambda *a: asked.append(a) or real(*a))
+    real = exchange_module.run_every
+    monkeypatch.setattr(exchange_module, "run_every", lambda *a: asked.append(a) or real(*a))
     for _ in range(20):
         two.clock.now += LOOK_EVERY_S / 10
         two.dead_replicas.gone()
@@ -187,7 +187,7 @@ def test_what_a_lost_replica_left_is_finished_by_the_other(
     spec = ModelSpec(name=MODEL, source=str(folder), dtype="float64", kv_tokens=1000, replicas=2)
     catalog.put_spec(redis.client, spec)
     shared, rids = Shared(redis), ["one", "two", "three"]
-    monkeypatch.setattr(dead_replicas_module, "REPLICA_GONE_S", 0.5)
+    monkeypatch.setattr(exchange_module, "REPLICA_GONE_S", 0.5)
     with replica_process(redis, spec) as first:
         until(lambda: shared.ready("r0"), 60.0)
         shared.ask("whole")

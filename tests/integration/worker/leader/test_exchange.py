@@ -14,8 +14,7 @@ from control.replicas.lease import Lease
 from control.requests import Emission, Enqueue
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
-from worker.leader.dead_replicas import DeadReplicas
-from worker.leader.exchange import Exchange, RedisCalls
+from worker.leader.exchange import DeadReplicas, Exchange, RedisCalls
 
 
 class Scene:

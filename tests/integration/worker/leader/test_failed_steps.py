@@ -13,8 +13,8 @@ from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader.request import RunningRequest
 from worker.sampling import step_sampler as sampling_module
-from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
+from worker.scheduling.sequence import Finisher
 
 
 def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:

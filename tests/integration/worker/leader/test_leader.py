@@ -24,7 +24,7 @@ from tests.waiting import until
 from worker.leader import exchange as exchange_module
 from worker.leader import serving as serving_module
 from worker.leader.leader import Leader
-from worker.rank import progress as progress_module
+from worker.rank import heartbeat as heartbeat_module
 from worker.rank import rank_worker as rank_worker_module
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
@@ -73,8 +73,8 @@ def test_a_load_that_takes_long_keeps_the_lock(
     """The side thread renews it all the while, and no step's deadline counts; what is asked meanwhile waits."""
     go_on, real = threading.Event(), rank_worker_module.load
     monkeypatch.setattr(rank_worker_module, "load", lambda *a, **k: go_on.wait(40.0) and real(*a, **k))
-    monkeypatch.setattr(progress_module, "UNKNOWN_STEP_S", 0.0)
-    monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.0)
+    monkeypatch.setattr(heartbeat_module, "UNKNOWN_STEP_S", 0.0)
+    monkeypatch.setattr(heartbeat_module, "STEP_FLOOR_S", 0.0)
     scene = LeaderScene(redis, folder)
     try:
         epoch = until(scene.epoch, 40.0)

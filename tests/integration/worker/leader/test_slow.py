@@ -19,7 +19,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from worker.models.served import ServedModel
-from worker.rank import progress as progress_module
+from worker.rank import heartbeat as heartbeat_module
 
 PROMPT = [10 + at % 80 for at in range(200)]
 PER_TOKEN_S = 0.02
@@ -41,9 +41,9 @@ class SlowScene(LeaderScene):
 
 @pytest.fixture
 def scene(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowScene]:
-    monkeypatch.setattr(progress_module, "UNKNOWN_STEP_S", progress_module.UNKNOWN_STEP_S / 20)
-    monkeypatch.setattr(progress_module, "PER_TOKEN_S", progress_module.PER_TOKEN_S / 20)
-    monkeypatch.setattr(progress_module, "STEP_FLOOR_S", 0.5)
+    monkeypatch.setattr(heartbeat_module, "UNKNOWN_STEP_S", heartbeat_module.UNKNOWN_STEP_S / 20)
+    monkeypatch.setattr(heartbeat_module, "PER_TOKEN_S", heartbeat_module.PER_TOKEN_S / 20)
+    monkeypatch.setattr(heartbeat_module, "STEP_FLOOR_S", 0.5)
     slow, real = threading.Event(), ServedModel.__init__
 
     def slowed(model: ServedModel, module: Any, *rest: Any, **more: Any) -> None:

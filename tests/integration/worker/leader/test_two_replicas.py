@@ -24,7 +24,7 @@ from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader.test_crash_isolation import Gone, innocents, marked, prompts
 from tests.waiting import until
 from worker.engine.step import Step
-from worker.leader import dead_replicas
+from worker.leader import exchange
 from worker.leader.leader import Leader
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
@@ -140,8 +140,8 @@ class TwoReplicas:
 
 @pytest.fixture
 def farm(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoReplicas]:
-    monkeypatch.setattr(dead_replicas, "REPLICA_GONE_S", GONE_AFTER_S)
-    monkeypatch.setattr(dead_replicas, "LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(exchange, "REPLICA_GONE_S", GONE_AFTER_S)
+    monkeypatch.setattr(exchange, "LOOK_EVERY_S", 0.3)
     farm = TwoReplicas(redis, folder, monkeypatch)
     yield farm
     farm.stop()

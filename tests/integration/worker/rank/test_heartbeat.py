@@ -19,8 +19,7 @@ from tests.servers import serving
 from tests.waiting import until
 from worker.rank import heartbeat as heartbeat_module
 from worker.rank.exit_codes import STUCK
-from worker.rank.heartbeat import Heartbeat
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Heartbeat, Progress
 
 WORLD = 2
 

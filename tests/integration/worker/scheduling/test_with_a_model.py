@@ -94,7 +94,7 @@ def generate(
         seq += 1
         if not scheduler.has_work:
             continue
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         planned = plan.to_sample
         command = generate_step({"epoch": 1, "seq": seq}, "tiny", plan.change, images=plan.images)
         with engine.step(command) as step:
@@ -102,7 +102,7 @@ def generate(
             assert forward.sids == plan.sampled
             tokens = [one.token for one in sampler.sample(forward.logits, [row(sequence) for sequence in planned])]
             step.agree(tokens)
-        scheduler.applied(plan, dict(zip(plan.sampled, tokens, strict=True)))
+        scheduler.update(plan, dict(zip(plan.sampled, tokens, strict=True)))
         for sequence in planned:
             if len(sequence.output) == MAX_TOKENS:
                 scheduler.drop(sequence.sid)

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.kv.base import CacheLayout, Extent, LayerCache
-from worker.kv.pool import Pool
-from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
-from worker.kv.variant import Variant
+from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
+from worker.kv.slabs import FIRST_CAPACITY, Pool, SlabStore, tokens_that_fit
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -145,7 +143,7 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
 
 def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where doubling would copy too much another pool is made, as large as those there are; attention does not care."""
-    monkeypatch.setattr("worker.kv.pool.DOUBLED_BYTES", 8 * FIRST_CAPACITY * layout.bytes_per_token)
+    monkeypatch.setattr("worker.kv.slabs.DOUBLED_BYTES", 8 * FIRST_CAPACITY * layout.bytes_per_token)
     store = SlabStore(layout, 10_000)
     key = torch.randn(KV_HEADS, 40, DIM, dtype=torch.float64)
     first, second = ([Extent(sid, offset, 1) for sid in range(40)] for offset in (0, 1))
@@ -185,7 +183,7 @@ def test_a_pool_that_can_not_be_mapped_has_fewer_slots(layout: CacheLayout, monk
 @pytest.mark.parametrize("call_bytes", [0, 2**30])
 def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading idle slots along, or not, changes no result."""
-    monkeypatch.setattr("worker.kv.slab_step.CALL_BYTES", call_bytes)
+    monkeypatch.setattr("worker.kv.slabs.CALL_BYTES", call_bytes)
     store = SlabStore(layout, 10_000)
     first = [Extent(sid, 0, 1) for sid in range(12)]
     key = torch.randn(KV_HEADS, 12, DIM, dtype=torch.float64)

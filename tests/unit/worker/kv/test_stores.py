@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from control.errors import NotMappable
-from worker.kv import gathered, pool, stores
+from worker.kv import gathered, slabs, stores
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
 
@@ -33,7 +33,7 @@ def refuse_mappings(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return torch.empty(count, dtype=kind, device="meta")
 
-    monkeypatch.setattr(pool, "zeros", limited)
+    monkeypatch.setattr(slabs, "zeros", limited)
 
 
 def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,10 @@ from worker.leader.exchange import EmissionAnswer, Exchange
 from worker.leader.request import RunningRequest
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import Serving, ServingContext
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Progress
 from worker.sampling.step_sampler import StepSampler
-from worker.scheduling.finish import Finisher
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Finisher, Sequence
 
 END, VOCABULARY = 9, 10
 Event = tuple[str, Any]
@@ -198,7 +197,7 @@ def test_a_command_goes_on_as_long_as_nothing_changes(scene: Scene) -> None:
     """Each forward's tokens are applied before the next, and the end of a sequence ends the command."""
     scene.run(1, [4, 5], [6, 7], [8, END])
     assert scene.outputs == [[3, 4, 6, 8], [3, 5, 7, END]]
-    assert scene.scheduler.plan().change.left == [2]
+    assert scene.scheduler.schedule().change.left == [2]
 
 
 def test_a_leader_alone_has_a_command_for_each_forward(scene: Scene) -> None:
@@ -231,7 +230,7 @@ def test_a_command_ends_where_memory_runs_out() -> None:
     scene = Scene(kv_tokens=31)
     scene.run(1, *[[4, 5]] * 14)
     assert len(scene.outputs[0]) == 15
-    assert scene.scheduler.plan().change.left == [2]
+    assert scene.scheduler.schedule().change.left == [2]
 
 
 def test_what_a_failed_step_has_applied_reaches_nobody(scene: Scene) -> None:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.waiting import until
 from worker.detectors import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S
-from worker.rank.page_faults import FAULTS_OF_PROGRESS, faults_of_other_threads
-from worker.rank.progress import Deadlines, NoGauges, Progress
+from worker.rank.heartbeat import Deadlines, NoGauges, Progress
+from worker.rank.rank_worker import FAULTS_OF_PROGRESS, faults_of_other_threads
 
 
 def test_without_history_a_step_may_be_slow() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.unit.control.redis.test_outage import Clock
-from worker.rank.progress import Progress
+from worker.rank.heartbeat import Progress
 from worker.rank.reachability import GAP_S, GRACE_S, Reachability
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.rank.recent_waits import RecentWaits
+from worker.rank.heartbeat import RecentWaits
 
 
 def test_only_the_last_five_seconds_count() -> None:

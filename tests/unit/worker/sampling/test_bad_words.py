@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor
 
 from control.messages import GenerationRequest, Sampling, decode_request, encode
-from worker.sampling.bad_words import BadWords, BadWordsIndex
+from worker.sampling.constraints import BadWords, BadWordsIndex
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 4

@@ -15,12 +15,11 @@ from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import filters
+from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
-from worker.sampling.masks import Masks
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.sampling.vocabularies import vocabulary_of
-from worker.scheduling.finish import Finisher
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Finisher, Sequence
 
 ASSETS = byte_assets(vocab_size=300)
 """The file has 258 tokens; the model's logits are wider."""

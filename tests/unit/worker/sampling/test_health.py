@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from worker.sampling.health import LogitsHealth, inspect
+from worker.sampling.step_sampler import LogitsHealth, inspect
 
 NAN, INF = math.nan, math.inf
 
@@ -51,6 +51,6 @@ def test_large_finite_values_are_healthy() -> None:
 
 def test_healthy_batch_costs_one_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of a healthy batch is looked at by itself."""
-    monkeypatch.setattr("worker.sampling.health._report", None)
+    monkeypatch.setattr("worker.sampling.step_sampler._report", None)
     monkeypatch.setattr(torch.Tensor, "all", None)
     assert inspect(torch.zeros(4, 10)) == {}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from control.messages import GenerationRequest, ReasoningBudget, Sampling, TokenLogprobs, decode_request, encode
 from worker.engine.step import Forward
-from worker.sampling.reasoning import closing_token
+from worker.sampling.constraints import closing_token
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.sequence import Sequence
 
@@ -89,8 +89,8 @@ def test_the_mark_goes_before_all_other_parameters(on_device: bool | None, wish:
 
 def test_a_long_answer_costs_nothing_after_its_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the end of the budget and after it lengths are compared, and nothing is read."""
-    monkeypatch.setattr("worker.sampling.reasoning._opened", None)
-    monkeypatch.setattr("worker.sampling.reasoning._has", None)
+    monkeypatch.setattr("worker.sampling.constraints._opened", None)
+    monkeypatch.setattr("worker.sampling.constraints._has", None)
     for length in (0, 99, 200, 100_000):
         assert closing_token(budget(100, False), [3] * length, decode) is None
 

@@ -7,10 +7,9 @@ import zlib
 
 from control.commands import BatchChange
 from control.messages import Sampling
-from worker.scheduling.finish import Finisher
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import SOLE, Flow, Sequence, SequenceState
+from worker.scheduling.sequence import SOLE, Finisher, Flow, Sequence, SequenceState
 
 VOCABULARY = 250
 EOS = 7
@@ -149,7 +148,7 @@ class Simulation:
         before = {sequence: (sequence.sid, sequence.state) for sequence in self.live}
         oldest = self.live[0]
         steady, running = self.scheduler.steady, {sequence.sid for sequence in self.live if sequence.cached}
-        plan = self.scheduler.plan()
+        plan = self.scheduler.schedule()
         if steady:
             assert set(plan.continuing) == running and plan.change == BatchChange()
             self.steady_steps += 1
@@ -169,7 +168,7 @@ class Simulation:
             del tokens[fail.sid]
             self.ranks.spoil(fail.sid)
             self.live.remove(fail)
-        self.scheduler.applied(plan, tokens)
+        self.scheduler.update(plan, tokens)
         for sequence in rows:
             if sequence.state is not SequenceState.ENDED and self.finisher.decide(sequence, tokens[sequence.sid]):
                 self.scheduler.drop(sequence.sid)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from control.messages import Sampling
-from worker.scheduling.finish import Finisher
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Finisher, Sequence
 
 STOP = 0
 

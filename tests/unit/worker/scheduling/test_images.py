@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.messages import PromptImage, Sampling
-from worker.scheduling.prefixes.prefix_cache import PrefixCache
+from worker.scheduling.kv_cache import PrefixCache
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, SequenceState
 
@@ -28,7 +28,7 @@ def test_a_beginning_ends_where_images_differ(first: str, second: str, shared: i
         donor.move(state)
     donor.cached = len(PROMPT)
     cache.follow(donor)
-    start = cache.find(sequence(2, second))
+    start = cache.match(sequence(2, second))
     assert (start.donor, start.count) == (1, shared)
 
 
@@ -48,8 +48,8 @@ def test_no_row_ends_inside_an_image_that_has_to_be_whole(budget: int, rows: lis
     scheduler.add(one)
     found: list[int] = []
     while one.state is not SequenceState.DECODE:
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         [row] = plan.change.rows
         found.append(len(row.tokens))
-        scheduler.applied(plan, {one.sid: 1} if row.sample else {})
+        scheduler.update(plan, {one.sid: 1} if row.sample else {})
     assert found[: len(rows)] == rows and sum(found) == len(PROMPT)

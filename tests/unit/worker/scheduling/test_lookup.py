@@ -7,8 +7,7 @@ import random
 import pytest
 
 from control.messages import Sampling
-from worker.scheduling.lookup.context_lookup import FIRST_GUESSES, LONGEST_REST, ContextLookup
-from worker.scheduling.lookup.step_guesses import STEP_ROWS
+from worker.scheduling.lookup import FIRST_GUESSES, LONGEST_REST, STEP_ROWS, ContextLookup
 from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
@@ -47,7 +46,7 @@ def verify(plan: StepPlan, subject: Scheduler) -> int:
             chosen.append(following([*context, *chosen]))
         tokens[sid] = chosen
     first, right = {sid: got[0] for sid, got in tokens.items()}, {sid: len(got) - 1 for sid, got in tokens.items()}
-    subject.applied(plan, first, right)
+    subject.update(plan, first, right)
     for sid, got in tokens.items():
         one = plan.sequences[sid]
         one.output.extend(got[1:])
@@ -70,7 +69,7 @@ def test_answers_are_those_without_guesses_in_fewer_steps() -> None:
             subject.add(one)
         steps[lookup] = 0
         while subject.has_work:
-            plan = subject.plan()
+            plan = subject.schedule()
             assert sum(plan.fed.values()) <= 24
             sampled = [(one.sid, one.guessed) for one in plan.to_sample]
             told = {sid: [(sid, tuple(its[:n])) for n in range(len(its) + 1)] for sid, its in plan.guesses.items()}
@@ -89,23 +88,23 @@ def test_guesses_leave_room_for_others() -> None:
     subject = Scheduler(kv_tokens=10_000, token_budget=512, max_sequences=40, lookup=8)
     for index in range(6):
         subject.add(sequence([index, 1, 2, 3, 4, 5, 6, 7, 8, 9] * 3, max_tokens=5))
-    verify(subject.plan(), subject)
-    plan = subject.plan()
+    verify(subject.schedule(), subject)
+    plan = subject.schedule()
     assert plan.guesses and sum(plan.fed.values()) <= STEP_ROWS
     assert all(len(guesses) <= 3 for guesses in plan.guesses.values())
     for index in range(20):
         subject.add(sequence([index, 11, 12, 13] * 6))
     verify(plan, subject)
-    verify(subject.plan(), subject)
-    assert not subject.plan().guesses
+    verify(subject.schedule(), subject)
+    assert not subject.schedule().guesses
 
 
 def test_a_step_with_guesses_is_not_steady() -> None:
     """The ranks are told what to verify, so a command does not go on by itself."""
     subject = Scheduler(kv_tokens=1000, token_budget=64, max_sequences=4, lookup=8)
     subject.add(sequence([1, 2, 3, 4, 5, 6, 7] * 4))
-    verify(subject.plan(), subject)
-    assert not subject.steady and subject.plan().guesses
+    verify(subject.schedule(), subject)
+    assert not subject.steady and subject.schedule().guesses
 
 
 def test_the_longest_common_past_is_chosen() -> None:
@@ -144,14 +143,14 @@ def test_what_begins_with_an_answer_of_a_model_with_states(told: int, begun: int
     first = sequence(period * 10)
     subject.add(first)
     while not first.output:
-        plan = subject.plan()
-        subject.applied(plan, dict.fromkeys(plan.sampled, 1))
-    plan = subject.plan()
+        plan = subject.schedule()
+        subject.update(plan, dict.fromkeys(plan.sampled, 1))
+    plan = subject.schedule()
     assert plan.guesses == {first.sid: [2, 3, 4, 5]}
-    subject.applied(plan, {first.sid: 2}, {first.sid: 4})
+    subject.update(plan, {first.sid: 2}, {first.sid: 4})
     first.output += [3, 4, 5, 6][: told - 1]
     subject.drop(first.sid)
     second = sequence([*first.prompt, *first.output, 9, 9])
     subject.add(second)
-    subject.plan()
+    subject.schedule()
     assert second.cached_prompt_tokens == begun

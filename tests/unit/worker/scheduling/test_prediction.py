@@ -13,8 +13,8 @@ import pytest
 from control.messages import GenerationRequest, Sampling
 from control.requests import Claimed
 from worker.leader.request import RunningRequest
-from worker.scheduling.lookup.context_lookup import FIRST_GUESSES, ContextLookup
-from worker.scheduling.lookup.prediction import (
+from worker.scheduling.lookup import FIRST_GUESSES, ContextLookup
+from worker.scheduling.prediction import (
     INDEXED_AT_ONCE,
     NGRAM,
     PAST_TOKENS,

@@ -22,8 +22,8 @@ def scheduler(kv_tokens: int = 1000, token_budget: int = 64, max_sequences: int 
 
 
 def step(subject: Scheduler) -> StepPlan:
-    plan = subject.plan()
-    subject.applied(plan, dict.fromkeys(plan.sampled, 1))
+    plan = subject.schedule()
+    subject.update(plan, dict.fromkeys(plan.sampled, 1))
     subject.check_integrity()
     return plan
 
@@ -148,10 +148,10 @@ def test_a_failed_sequence_leaves_nothing() -> None:
     subject = scheduler()
     donor = finish(subject, [*range(50, 70)])
     failing = begin(subject, [*range(50, 60), 3], steps=0)
-    subject.applied(subject.plan(), {})
+    subject.update(subject.schedule(), {})
     assert failing.state is SequenceState.ENDED and kept_tokens(subject) == 0
     other = begin(subject, [*range(50, 60), 3], steps=0)
-    plan = subject.plan()
+    plan = subject.schedule()
     assert plan.change.left == [failing.sid, donor.sid] and plan.change.prefixes == [] and plan.sampled == [other.sid]
 
 
@@ -230,7 +230,7 @@ def test_other_salts_share_nothing() -> None:
 
 def test_salts_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all hashes are equal: the index finds candidates of other salts, and none is used."""
-    monkeypatch.setattr("worker.scheduling.prefixes.prefix_cache.hash", lambda _: 1, raising=False)
+    monkeypatch.setattr("worker.scheduling.kv_cache.hash", lambda _: 1, raising=False)
     subject = scheduler()
     finish(subject, [*range(50, 70)], salt="a")
     begin(subject, [*range(50, 70)], steps=0, salt="b")
@@ -252,7 +252,7 @@ def test_a_scheduler_without_a_prefix_cache() -> None:
 
 def test_a_hash_alone_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contexts whose blocks have the same hash by accident share only the tokens that are equal."""
-    monkeypatch.setattr("worker.scheduling.prefixes.prefix_cache.hash", lambda _: 1, raising=False)
+    monkeypatch.setattr("worker.scheduling.kv_cache.hash", lambda _: 1, raising=False)
     subject = scheduler()
     finish(subject, [*range(50, 70)])
     begin(subject, [*range(80, 100)], steps=0)

@@ -22,8 +22,8 @@ def scheduler(kv_tokens: int = 1000, token_budget: int = 8, max_sequences: int =
 
 
 def step(subject: Scheduler) -> StepPlan:
-    plan = subject.plan()
-    subject.applied(plan, dict.fromkeys(plan.sampled, 1))
+    plan = subject.schedule()
+    subject.update(plan, dict.fromkeys(plan.sampled, 1))
     return plan
 
 
@@ -151,9 +151,9 @@ def test_drop_while_the_step_runs() -> None:
     subject = scheduler()
     gone, stays = sequence(2), sequence(2)
     sids = [subject.add(gone), subject.add(stays)]
-    plan = subject.plan()
+    plan = subject.schedule()
     subject.drop(sids[0])
-    subject.applied(plan, dict.fromkeys(sids, 5))
+    subject.update(plan, dict.fromkeys(sids, 5))
     assert (gone.output, stays.output) == ([], [5])
     plan = step(subject)
     assert plan.change.left == [sids[0]] and plan.continuing == [sids[1]]
@@ -163,8 +163,8 @@ def test_sequence_without_a_token_is_dropped() -> None:
     """A row that failed ends its sequence, not the step."""
     subject = scheduler()
     failed, fine = subject.add(sequence(2)), subject.add(sequence(2))
-    plan = subject.plan()
-    subject.applied(plan, {fine: 5})
+    plan = subject.schedule()
+    subject.update(plan, {fine: 5})
     plan = step(subject)
     assert plan.change.left == [failed] and plan.sampled == [fine]
 
@@ -205,11 +205,11 @@ def test_plans_do_not_overlap() -> None:
     """A second plan before the first is applied is a fault of the caller, as is an outcome for another plan."""
     subject = scheduler()
     subject.add(sequence(2))
-    subject.plan()
-    with pytest.raises(RuntimeError, match="not applied"):
-        subject.plan()
+    subject.schedule()
+    with pytest.raises(RuntimeError, match="before `update` got"):
+        subject.schedule()
     with pytest.raises(RuntimeError, match="not the plan"):
-        subject.applied(StepPlan(), {})
+        subject.update(StepPlan(), {})
 
 
 def test_states_move_only_as_the_table_says() -> None:

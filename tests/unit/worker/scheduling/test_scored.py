@@ -28,7 +28,7 @@ def run(sequences: list[Sequence], kv_tokens: int, budget: int) -> tuple[Counter
     for one in sequences:
         scheduler.add(one)
     while scheduler.has_work:
-        plan = scheduler.plan()
+        plan = scheduler.schedule()
         for row in plan.change.rows:
             its, fed = plan.sequences[row.sid], range(row.offset, row.offset + len(row.tokens))
             if row.scored is not None:
@@ -38,7 +38,7 @@ def run(sequences: list[Sequence], kv_tokens: int, budget: int) -> tuple[Counter
             if its.unscored:
                 its.scored = min(len(its.prompt), fed.stop + 1)
         rows = plan.to_sample
-        scheduler.applied(plan, ranks.step(plan))
+        scheduler.update(plan, ranks.step(plan))
         for its in rows:
             if len(its.output) == MAX_TOKENS:
                 scheduler.drop(its.sid)

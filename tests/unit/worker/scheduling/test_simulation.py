@@ -9,9 +9,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.worker.scheduling.fake_ranks import VOCABULARY, Simulation, alone
-from worker.scheduling.kv import KVAccount
-from worker.scheduling.prefixes import snapshots
-from worker.scheduling.prefixes.prefix_cache import PrefixCache
+from worker.scheduling import kv_cache
+from worker.scheduling.kv_cache import KVAccount, PrefixCache
 from worker.scheduling.sequence import Sequence
 
 
@@ -19,8 +18,8 @@ from worker.scheduling.sequence import Sequence
 def close_snapshots() -> Iterator[None]:
     """Copies of states are kept at places that the short prompts of these tests have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshots, "CLOSING_TOKENS", 2)
-        patch.setattr(snapshots, "INTERVAL_TOKENS", 6)
+        patch.setattr(kv_cache, "CLOSING_TOKENS", 2)
+        patch.setattr(kv_cache, "INTERVAL_TOKENS", 6)
         yield
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from control.messages import Sampling
 from tests.unit.worker.scheduling.fake_ranks import Simulation
-from worker.scheduling.kv import KVAccount
-from worker.scheduling.prefixes.snapshots import Snapshots
+from worker.scheduling.kv_cache import KVAccount, Snapshots
 from worker.scheduling.sequence import Sequence
 
 

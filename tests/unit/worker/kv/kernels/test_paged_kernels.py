@@ -11,13 +11,11 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
 from worker.kv import gathered
-from worker.kv.base import Extent
+from worker.kv.base import Extent, Variant
 from worker.kv.kernels import attention as paged
 from worker.kv.kernels.decode import decode, splits_for
 from worker.kv.kernels.tiles import keys_at_once
-from worker.kv.page_step import paged_batch
-from worker.kv.paging import PagedBatch
-from worker.kv.variant import Variant
+from worker.kv.pages import PagedBatch, paged_batch
 
 PAGE, WIDTH = 16, 8
 

@@ -1,1 +1,0 @@
-"""Prompt lookup: tokens guessed from a context, verified in one step."""
