@@ -50,7 +50,7 @@ def run_rank() -> int:
         life = begin(settings, assignment, rank, os.environ["FURROW_DEVICE"], clients)
 
         def stop(_signal: int, _frame: FrameType | None) -> None:
-            life.stopping = True
+            life.stop()
 
         signal.signal(signal.SIGTERM, stop)
         life.run()
@@ -85,7 +85,7 @@ def begin(
     leader = Leader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
 
     def drain(_signal: int, _frame: FrameType | None) -> None:
-        leader.draining = True
+        leader.signals.draining = True
 
     signal.signal(signal.SIGUSR1, drain)
     return leader

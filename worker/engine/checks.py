@@ -15,7 +15,9 @@ class CommandCheck:
     """Every method raises RankError, and changes nothing."""
 
     def __init__(self, store: KVStore, vocab_size: int, error: Callable[[RankErrorKind, str], RankError]) -> None:
-        self._store, self._vocab_size, self._error = store, vocab_size, error
+        self._store = store
+        self._vocab_size = vocab_size
+        self._error = error
 
     def row(self, row: Row, cached: int | None) -> None:
         """That a row goes on where its sequence's cache, of `cached` positions, ends."""
@@ -65,16 +67,16 @@ class CommandCheck:
         """The change's rows. `begun` are the positions of sequences that begin with another's; `verifies` is True where
         guesses are possible."""
         rows: list[Row] = []
-        for given in change.rows:
+        for step_row in change.rows:
             row = Row(
-                given.sid,
-                given.tokens,
-                given.offset,
-                given.sample,
-                self.scored(given),
-                given.guesses,
-                given.second,
-                given.snapshot,
+                step_row.sid,
+                step_row.tokens,
+                step_row.offset,
+                step_row.sample,
+                self.scored(step_row),
+                step_row.guesses,
+                step_row.second,
+                step_row.snapshot,
             )
             cached = None if row.sid in change.left else self._store.length(row.sid)
             self.row(row, begun.get(row.sid, cached))
@@ -102,13 +104,16 @@ class CommandCheck:
         states = store.state_tokens * sum(row.snapshot for row in rows)
         return kept + states + sum(store.rounded(row.extent.end) for row in rows)
 
-    def images(self, command: GenerateStep, images: EngineImages) -> None:
-        """That the rows fit the command's images and those of earlier ones; `images` are those of the engine."""
+    def images(self, command: GenerateStep, images: EngineImages | None) -> None:
+        """That the rows fit the command's images and those of earlier ones. `images` are the engine's, None where the
+        model takes text only."""
         begins = isinstance(command, GenerateStepWithImages)
-        if begins and not images.taken:
-            raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
-        given, most = (command.images, command.chunk_size) if begins else ((), None)
-        if images.taken and (why := images.fault(given, command.change.rows, most)):
+        if images is None:
+            if begins:
+                raise self._error("unsupported_arch", f"{command.model_id!r} takes text only; send no images")
+            return
+        new_images, most = (command.images, command.chunk_size) if begins else ((), None)
+        if why := images.fault(new_images, command.change.rows, most):
             raise self._error("bad_request", why)
 
     def shape(self, change: BatchChange) -> None:

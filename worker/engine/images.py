@@ -72,11 +72,10 @@ class SequenceImages:
 
 
 class EngineImages:
-    """The images of an engine."""
+    """The images of an engine whose model takes images."""
 
-    def __init__(self, tower: VisionTower | None) -> None:
-        """`tower`: None for a model that takes text only."""
-        self._given = tower
+    def __init__(self, tower: VisionTower) -> None:
+        self._tower = tower
         self._sequences: dict[int, SequenceImages] = {}
         self._encoded: OrderedDict[str, Features] = OrderedDict()
         self.pixels: dict[str, bytes] = {}
@@ -86,19 +85,9 @@ class EngineImages:
         """Sequences whose pixels were gone in the last forward, and why what it computed for them is worth nothing."""
 
     @property
-    def taken(self) -> bool:
-        """True if the model takes images."""
-        return self._given is not None
-
-    @property
-    def _tower(self) -> VisionTower:
-        assert self._given is not None, "a command with images was checked"
-        return self._given
-
-    @property
     def whole(self) -> bool:
         """True if a row has all of an image's tokens from its first one on, or none."""
-        return self._given is not None and self._given.whole
+        return self._tower.whole
 
     @property
     def token(self) -> int:
@@ -156,7 +145,7 @@ class EngineImages:
 
     def axes(self, rows: Sequence[Row]) -> Tensor | None:
         """The positions of a batch; None where none of its sequences has images, or a token has one position."""
-        if self._given is None or self._given.axes is None or not any(row.sid in self._sequences for row in rows):
+        if self._tower.axes is None or not any(row.sid in self._sequences for row in rows):
             return None
         parts: list[Tensor] = []
         for row in rows:

@@ -6,6 +6,8 @@ tokens.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -19,7 +21,6 @@ from control.errors import RankError, RankErrorKind
 from worker.collective import Collective
 from worker.engine.ahead import RunAhead, merged
 from worker.engine.checks import CommandCheck
-from worker.engine.checksum import checksum
 from worker.engine.graphs import graphs_for
 from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
@@ -45,7 +46,9 @@ class Forward:
 
 class Engine:
     def __init__(self, model: ServedModel, store: KVStore, collective: Collective) -> None:
-        self.model, self.store, self.collective = model, store, collective
+        self.model = model
+        self.store = store
+        self.collective = collective
         self._check = CommandCheck(store, model.vocab_size, self.error)
         self.graphs = graphs_for(model, store)
         self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
@@ -53,7 +56,8 @@ class Engine:
         """Sequence → the token sampled last, which it feeds in its next row."""
         self.forwards = 0
         """Number of finished forwards of all commands."""
-        self.images = EngineImages(model.tower)
+        self.images = None if model.tower is None else EngineImages(model.tower)
+        """The images of the running sequences; None where the model takes text only."""
 
     def step(self, command: GenerateStep) -> Step:
         return Step(self, command)
@@ -80,7 +84,8 @@ class Engine:
         if self.ahead is not None:
             self.ahead.forget()
         self._pending.clear()
-        self.images.clear()
+        if self.images is not None:
+            self.images.clear()
         self.store.clear()
 
     def join(self, collective: Collective) -> None:
@@ -99,7 +104,7 @@ class Engine:
         self._check.images(command, self.images)
         self._settle(rows)
         self._make_room(command.change)
-        if isinstance(command, GenerateStepWithImages):
+        if self.images is not None and isinstance(command, GenerateStepWithImages):
             self.images.add(command.images)
         return rows
 
@@ -113,7 +118,8 @@ class Engine:
     def _rows(self, change: BatchChange) -> list[Row]:
         self._check.shape(change)
         begun = self._check.prefixes(change)
-        left, explicit = set(change.left), [row.sid for row in change.rows]
+        left = set(change.left)
+        explicit = [row.sid for row in change.rows]
         rows = self._continuing(left.union(change.paused, change.kept, explicit))
         rows += self._check.rows(change, begun, self.verifies_guesses)
         self._check.room(rows, left, set(change.dropped_snapshots) - left)
@@ -135,7 +141,8 @@ class Engine:
         """Forget who left and let newcomers begin with what others have; donors that left come last."""
         for sid in (*change.left, *change.kept):
             self._pending.pop(sid, None)
-        self.images.drop([*change.left, *change.kept])
+        if self.images is not None:
+            self.images.drop([*change.left, *change.kept])
         donors = {prefix.donor: prefix for prefix in change.prefixes}  # the last one of each donor
         left = set(change.left)
         for sid in left - donors.keys():
@@ -174,7 +181,8 @@ class Engine:
             logits = early if logits is None else merged(rows, covered, early, logits)
         assert logits is not None, "there is at least one row"
         scores = PromptScores() if scorer is None else scorer.scores
-        scores.failed.update(self.images.failures)
+        if self.images is not None:
+            scores.failed.update(self.images.failures)
         return logits, scores
 
     def _launch(self, rows: list[Row], beside: list[Row], scorer: PromptScorer | None) -> Tensor:
@@ -182,8 +190,11 @@ class Engine:
             # A copy: the graph may run again before the sampler has done with these.
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
-        axes, drawn = self.images.axes(rows), self.images.rows(rows, self.collective)
-        batch = flatten(rows, cache, self.model.device, axes, drawn, self.images.ends(rows))
+        if self.images is None:
+            batch = flatten(rows, cache, self.model.device)
+        else:
+            image_rows = self.images.rows(rows, self.collective)
+            batch = flatten(rows, cache, self.model.device, self.images.axes(rows), image_rows, self.images.ends(rows))
         return self.model.forward(batch, None if scorer is None else scorer.window)
 
     def run_ahead(self, rows: list[Row], tokens: Tensor) -> None:
@@ -215,8 +226,8 @@ class Engine:
             self.ahead.known(sids, tokens)
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
-        found = Counter(sid for sid, _ in chosen)
-        right = {row.sid: max(0, found[row.sid] - 1) for row in rows if row.guesses}
+        counts = Counter(sid for sid, _ in chosen)
+        right = {row.sid: max(0, counts[row.sid] - 1) for row in rows if row.guesses}
         if guessed := [row.known(right[row.sid]) for row in rows if row.guesses]:
             self.model.accept(right)
             self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
@@ -292,9 +303,17 @@ class Step:
         self._owes_tokens = False
         if self._sids:
             repeat = self.command.repeat
-            heard = self._engine.broadcast([*tokens, int(more)] if repeat else tokens)
-            tokens, more = (heard[:-1], bool(heard[-1])) if repeat else (heard, False)
+            numbers = self._engine.broadcast([*tokens, int(more)] if repeat else tokens)
+            tokens = numbers[:-1] if repeat else numbers
+            more = repeat and bool(numbers[-1])
             self._engine.sampled(self._rows, tokens)
         self.tokens = tokens
         self.checksum = checksum(self.checksum, self._rows, tokens)
         return more and bool(self._sids)
+
+
+def checksum(before: int, rows: list[Row], tokens: list[int]) -> int:
+    """crc32 over what was before (the seq, then the forward before this one), each row's (sid, offset, count) and the
+    tokens, as little-endian 64-bit numbers. A rank that ran something else has another one."""
+    numbers = [before, *(part for row in rows for part in (row.sid, row.offset, len(row.tokens))), *tokens]
+    return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))

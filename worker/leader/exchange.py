@@ -1,9 +1,9 @@
-"""A leader's way to Redis, in both directions: claims, logs and images come in, the emissions of steps go out.
+"""All calls of a leader to Redis: it reads claims, logs and images, and writes the emissions of steps.
 
-`Exchange` knows no running request. It returns what Redis answered, and the step loop applies it.
+`Exchange` returns what Redis answered, and the step loop applies it; it has no access to running requests.
 
-The round trip of an emission may run on a thread of its own while the next step is computed. There is at most one, and
-its answer is taken before the next one starts, so the leader is at most one step ahead of Redis.
+The round trip of an emission may run on a thread of its own while the next step is computed. The step loop takes its
+answer before it starts another round trip, so the leader is at most one step ahead of Redis.
 """
 
 from __future__ import annotations
@@ -54,14 +54,17 @@ log = structlog.get_logger()
 LOOP = "leader"
 """Name of this loop in log lines about an outage of Redis."""
 AWAY_S = 0.2
-"""Pause between attempts while Redis is away and a finished step is held."""
+"""Pause between two attempts of a call while Redis is away."""
 LEAVE_S = 1.0
-"""Time for the call under way to finish at the end of an epoch."""
+"""Time for the round trip under way to finish at the end of an epoch."""
+LOOK_EVERY_S = 1.0
+"""Interval of the looks at other replicas."""
 GATHER_S = 0.008
-"""Where steps are shorter, Redis gets the tokens of several together; first and last tokens don't wait for others."""
+"""Shortest time between two emissions that carry neither a first nor a last token: short steps are emitted together."""
 CHANNELS = 3
+"""Bytes of a pixel: red, green and blue."""
 AT_ONCE = 4 * PAGE_ENTRIES
-"""Entries that the step loop reads itself, with the claim that brought them; longer logs are read beside it."""
+"""Log entries that the step loop reads itself after a claim. A thread reads the other logs."""
 BATCH = 32
 """Requests whose parameters and short logs are read in one round trip."""
 
@@ -69,8 +72,8 @@ T = TypeVar("T")
 
 
 class RedisCalls:
-    """One epoch's calls. While Redis is away a call waits; `check` ends the wait when the epoch is over. A lock
-    that ran out meanwhile is taken again where nobody else had it."""
+    """The calls of one epoch. A call waits while Redis is away; `check` raises EpochOver when the epoch is over. A lock
+    that ran out meanwhile is acquired again unless another leader had it."""
 
     def __init__(
         self, client: SyncRedis, blocking: SyncRedis, lease: Lease, check: Callable[[], None], world_size: int = 1
@@ -83,50 +86,53 @@ class RedisCalls:
         self._was_away = False
 
     def try_once(self, call: Call[T]) -> T:
-        """Run one call. Raises RedisUnavailable."""
+        """Make one call. Raises RedisUnavailable."""
         return run(self._client, call)
 
     def try_every(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Run calls in one round trip, from any thread. Raises RedisUnavailable."""
+        """Make calls in one round trip, from any thread. Raises RedisUnavailable."""
         return run_every(self._client, calls)
 
-    def held(self, call: Call[T]) -> T:
-        """Run one call, when Redis is there."""
-        return self.hold(lambda: run(self._client, call))
+    def run(self, call: Call[T]) -> T:
+        """Make one call, and repeat it until Redis answers."""
+        return self.retry(lambda: run(self._client, call))
 
-    def hold(self, attempt: Callable[[], T]) -> T:
-        """Run `attempt` until Redis answers: a finished step is held, never thrown away, and nothing is poisoned."""
+    def retry(self, attempt: Callable[[], T], first: Callable[[], T] | None = None) -> T:
+        """Repeat `attempt` until Redis answers: the tokens of a finished step are not lost in an outage. `first` gives
+        the result of an attempt that was made already."""
+        current = first or attempt
         while True:
             try:
-                answer = attempt()
+                answer = current()
                 outage.goes_on(LOOP)
                 return answer
-            except Lost as lost:  # nothing was done: a script asks for the lock first
+            except Lost as lost:  # a script checks the lock first, so nothing was changed
                 self._was_away = True
                 self._check()
-                self._take_again(lost)
+                self._acquire_again(lost)
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
                 self._was_away = True
                 self._check()
                 time.sleep(AWAY_S)
+            current = attempt
 
-    def _take_again(self, lost: Lost) -> None:
-        """Take the lock that ran out again; the side thread may have done it already. Raises Lost or Fenced."""
+    def _acquire_again(self, lost: Lost) -> None:
+        """Acquire the lock that ran out, unless the heartbeat's thread has done so. Raises Lost or Fenced."""
         try:
             if run(self._client, renew(self._lease, self._world_size)):
                 log.warning("the lock ran out and was taken again", reason=str(lost), action="renew")
-        except RedisUnavailable as error:  # the attempt, made again, waits for it
+        except RedisUnavailable as error:  # the next attempt waits for Redis
             outage.waits(LOOP, error)
 
     def was_away(self) -> bool:
-        """True if Redis was away since the last time that this was asked: what it has now may be older than before."""
+        """True if Redis was away since the last call of this method. Its data may be older than before."""
         was_away = self._was_away
         self._was_away = False
         return was_away
 
     def wait_for_work(self, bell: str, block_ms: int) -> None:
-        """Return once the bell rang after `bell`, for a request, a cancel or poison, or after `block_ms`."""
+        """Return when a request, a cancel or poison has come since the wake-up `bell`, or after `block_ms`."""
         try:
             wait_for_work(self._blocking, self._lease, bell, block_ms)
         except RedisUnavailable:
@@ -135,7 +141,7 @@ class RedisCalls:
 
 @dataclass(frozen=True, slots=True)
 class EmissionAnswer:
-    """What Redis answered to the emissions of a step, and to the claim that went with them."""
+    """The emissions of one round trip, and what Redis answered to them and to the claim beside them."""
 
     emissions: list[Emission]
     result: EmitResult
@@ -143,20 +149,24 @@ class EmissionAnswer:
 
 
 class Exchange:
-    """One epoch's exchange with Redis. A context manager: at the end of the epoch a round trip under way gets LEAVE_S;
-    the next epoch computes it again. Every method raises EpochOver when the epoch ends while it waits."""
+    """One epoch's exchange with Redis. A method that waits for Redis raises EpochOver when the epoch ends.
+
+    A context manager: at the end of the epoch the round trip under way gets LEAVE_S. If that is too short, the next
+    epoch computes the step again.
+    """
 
     def __init__(self, lease: Lease, calls: RedisCalls, dead_replicas: DeadReplicas) -> None:
+        self.reader = RequestReader(lease, calls)
+        self.dead_replicas = dead_replicas
         self._lease = lease
         self._calls = calls
-        self._dead_replicas = dead_replicas
         self._background: BackgroundCall[EmissionAnswer] = BackgroundCall("exchange")
         self._under_way: Callable[[], EmissionAnswer] | None = None
         self._emitted_at = 0.0
         self._bell = "0"
-        """The id of the last wake-up that a claim has answered."""
+        """The id of the last wake-up before the latest claim."""
         self._skip = 0
-        self.reading = Reading(lease, calls)
+        """As the latest claim returned it."""
         self.gather_s = GATHER_S
         self.answers = 0
         """Number of emissions that Redis has answered, of steps that every rank has acknowledged."""
@@ -169,7 +179,7 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.reading.close()
+        self.reader.close()
         if self._under_way is not None:
             self._under_way = None
             self._background.wait(LEAVE_S)
@@ -187,42 +197,41 @@ class Exchange:
         return time.monotonic() - self._emitted_at >= self.gather_s
 
     def start(self, emissions: list[Emission], claim: Call[Claims] | None) -> None:
-        """Emit, and run `claim` in the same round trip; `finish` brings the answer."""
-        self._under_way = self._sending(emissions, claim)
+        """Begin to emit, and to claim in the same round trip; `finish` returns the answer."""
+        self._under_way = self._round_trip(emissions, claim)
         self._background.send(self._under_way)
 
     def finish(self) -> EmissionAnswer | None:
-        """Wait for what `start` began; None where nothing is under way."""
-        if self._under_way is None:
+        """Wait for the answer to what `start` began; None where nothing is under way."""
+        round_trip = self._under_way
+        if round_trip is None:
             return None
-        again = self._under_way
         self._under_way = None
-        attempts = iter([self._background.answer])  # and, where Redis was away, from here
-        return self._note(self._calls.hold(lambda: next(attempts, again)()))
+        return self._note(self._calls.retry(round_trip, first=self._background.answer))
 
     def deliver(self, emissions: list[Emission], claim: Call[Claims] | None) -> EmissionAnswer:
-        """As `start` and `finish`."""
-        return self._note(self._calls.hold(self._sending(emissions, claim)))
+        """Emit, and claim in the same round trip."""
+        return self._note(self._calls.retry(self._round_trip(emissions, claim)))
 
     def emit_end(self, request: RunningRequest, state: RequestState) -> list[tuple[Emission, int]]:
-        """Emit a request's end by itself, outside a step: the emissions, each with the time at which Redis took it, in
-        ms of its clock."""
-        taken: list[tuple[Emission, int]] = []
+        """Emit the end of one request outside a step. Returns the emissions that Redis accepted, each with the time in
+        ms of Redis's clock."""
+        accepted: list[tuple[Emission, int]] = []
         done = False
         while not done:
             emission = request.emission(state)
-            result = self._calls.held(requests.emit(self._lease, [emission]))
+            result = self._calls.run(requests.emit(self._lease, [emission]))
             expected = result.behind.get(request.rid)
             if expected is not None:
                 request.send_again(emission, expected)
             else:
                 request.emitted(emission)
-                taken.append((emission, result.accepted_ms))
+                accepted.append((emission, result.accepted_ms))
                 done = emission.done is not None
-        return taken
+        return accepted
 
-    def _sending(self, emissions: list[Emission], claim: Call[Claims] | None) -> Callable[[], EmissionAnswer]:
-        """The round trip, to be made again after an outage: what was done already is recognised then."""
+    def _round_trip(self, emissions: list[Emission], claim: Call[Claims] | None) -> Callable[[], EmissionAnswer]:
+        """A round trip that may be made again after an outage: the scripts recognise what they have done already."""
         self._emitted_at = time.monotonic()
         calls: list[Call[Any]] = []
 
@@ -260,35 +269,34 @@ class Exchange:
 
     def claim_now(self, capacity: Capacity) -> Claims:
         """Claim in a round trip of its own."""
-        claims = self._calls.held(self.claim(capacity))
+        claims = self._calls.run(self.claim(capacity))
         self._note_claims(claims)
         return claims
 
     def adopt(self) -> list[Claimed]:
-        """All that Redis holds to be this replica's, in the order in which it was claimed first."""
+        """All requests that are this replica's in Redis, in the order of their first claims."""
         return self._in_batches(lambda after: requests.adopt(self._lease, after))
 
     def read(self, claims: Iterable[Claimed]) -> None:
-        """Begin to read the parameters and logs of these requests."""
-        self.reading.add(claims)
+        """Begin to read the parameters and logs of claimed requests."""
+        self.reader.add(claims)
 
     def arrived(self) -> list[RunningRequest]:
         """The requests that have been read since the last call. One that can't be read becomes a dead letter."""
         arrived: list[RunningRequest] = []
-        for request in self.reading.take():
-            if isinstance(request, Unreadable):
-                self._calls.held(requests.bury(self._lease, request.rid, request.cause))
+        for result in self.reader.take():
+            if isinstance(result, Unreadable):
+                self._calls.run(requests.bury(self._lease, result.rid, result.cause))
             else:
-                arrived.append(request)
+                arrived.append(result)
         return arrived
 
     def wait_for_work(self, block_ms: int) -> None:
-        """Return once there may be something to claim, to cancel or to end, or after `block_ms`."""
+        """Return when there may be a request to claim, to cancel or to end, or after `block_ms`."""
         self._calls.wait_for_work(self._bell, block_ms)
 
     def requeue(self, rid: str) -> None:
-        """Put a request back into its queue at once; another epoch continues it from its log. Raises
-        RedisUnavailable."""
+        """Put a request back into its queue, from which another epoch continues it. Raises RedisUnavailable."""
         self._calls.try_once(requests.requeue(self._lease, rid))
 
     def _note_claims(self, claims: Claims) -> None:
@@ -300,48 +308,45 @@ class Exchange:
         after = ""
         more = True
         while more:
-            batch = self._calls.held(call(after))
+            batch = self._calls.run(call(after))
             claims += batch.requests
             self._bell = batch.bell
             after = batch.after
             more = batch.more
-        return sorted(claims, key=lambda one: (CLASSES.index(one.priority), one.claimed_ms, one.rid))
+        return sorted(claims, key=lambda claim: (CLASSES.index(claim.priority), claim.claimed_ms, claim.rid))
 
-    # --- what other replicas left -----------------------------------------------------------------------------------
+    # --- requests of replicas that are gone -------------------------------------------------------------------------
 
     def gone_replicas(self) -> list[str]:
         """As `DeadReplicas.gone`."""
-        return self._calls.hold(self._dead_replicas.gone)
+        return self._calls.retry(self.dead_replicas.gone)
 
     def inherit(self, replica: str) -> Inheritance:
         """Take over the crash record of a replica that is gone."""
-        return self._calls.held(requests.inherit(self._lease, replica))
+        return self._calls.run(requests.inherit(self._lease, replica))
 
     def take_over(self, replica: str) -> list[Claimed]:
-        """All requests that a replica left behind which is gone."""
+        """All requests of a replica that is gone."""
         return self._in_batches(lambda after: requests.takeover(self._lease, replica, after))
-
-    def look_again(self, replica: str) -> None:
-        """As `DeadReplicas.look_again`."""
-        self._dead_replicas.look_again(replica)
 
     # --- images in --------------------------------------------------------------------------------------------------
 
     def read_pixels(self, images: Iterable[NeededImage]) -> dict[str, bytes]:
-        """The pixels of these images by digest, rows of red, green and blue. One that is gone is left out."""
+        """The pixels of the images by digest, as rows of red, green and blue. An image that Redis has lost is left
+        out."""
         pixels: dict[str, bytes] = {}
-        for one in images:
-            if one.image.digest not in pixels:
-                data = self._read_pixels(one)
+        for needed in images:
+            if needed.image.digest not in pixels:
+                data = self._read_pixels(needed)
                 if data is not None:
-                    pixels[one.image.digest] = data
+                    pixels[needed.image.digest] = data
         return pixels
 
-    def _read_pixels(self, one: NeededImage) -> bytes | None:
-        size = one.image.height * one.image.width * CHANNELS
+    def _read_pixels(self, needed: NeededImage) -> bytes | None:
+        size = needed.image.height * needed.image.width * CHANNELS
         pieces: list[bytes] = []
-        for call in read_image(self._lease.model, one.rid, one.index, size):  # one by one: each answer is large
-            piece = self._calls.held(call)
+        for call in read_image(self._lease.model, needed.rid, needed.index, size):  # one by one: each answer is large
+            piece = self._calls.run(call)
             if piece is None:
                 return None
             pieces.append(piece)
@@ -350,32 +355,33 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A claimed request whose parameters or log can't be decoded, and why."""
+    """A claimed request whose parameters or log can't be decoded, and the cause."""
 
     rid: str
     cause: str
 
 
-Read = tuple[Claimed, RunningRequest | Unreadable | None]
+ReadResult = tuple[Claimed, RunningRequest | Unreadable | None]
+"""None: Redis has no such request any more."""
 
 
-class Reading:
-    """Requests that were claimed and can't run yet: their parameters and logs are read in pages beside the step loop.
+class RequestReader:
+    """Reads the parameters and logs of one epoch's claimed requests, long logs in a thread beside the step loop.
 
-    The reads of one epoch: `add` claimed requests, and `take` those that are ready. Nothing else is shared with the
-    thread.
-
-    Only its owner appends to a log, so a log read page by page is whole. A request that was taken away meanwhile is
-    refused at its first emission.
+    The step loop calls `add` with claimed requests and `take` for those that have been read. The thread shares two
+    queues with it. Only the owner of a request appends to its log, so a log that is read page by page has no gaps. A
+    request that another leader took meanwhile is refused at its first emission.
     """
 
     def __init__(self, lease: Lease, calls: RedisCalls) -> None:
         self._model = lease.model
         self._calls = calls
         self._claimed: dict[str, Claimed] = {}
-        self._ready: list[Read] = []
-        self._wanted: SimpleQueue[Claimed | None] = SimpleQueue()
-        self._read: SimpleQueue[Read | Exception] = SimpleQueue()
+        self._ready: list[ReadResult] = []
+        self._claims: SimpleQueue[Claimed | None] = SimpleQueue()
+        """The thread's input; None ends it."""
+        self._results: SimpleQueue[ReadResult | Exception] = SimpleQueue()
+        """The thread's output."""
         self._closed = Event()
         self._thread: Thread | None = None
 
@@ -384,16 +390,17 @@ class Reading:
 
     @property
     def rids(self) -> set[str]:
-        """Requests that are the leader's and can't run yet."""
+        """The claimed requests that have not been read."""
         return set(self._claimed)
 
     def has(self, claimed: Claimed) -> bool:
-        """True if just this claim of the request is being read."""
-        known = self._claimed.get(claimed.rid)
-        return known is not None and known.attempts == claimed.attempts
+        """True if the request is being read by this very claim."""
+        present = self._claimed.get(claimed.rid)
+        return present is not None and present.attempts == claimed.attempts
 
     def add(self, claims: Iterable[Claimed]) -> None:
-        """Begin to read. Short logs are ready when this returns; of the others the shortest comes first."""
+        """Begin to read. Requests with short logs are ready when this returns; the thread reads the others, the
+        shortest log first."""
         entries = 0
         at_once: list[Claimed] = []
         for claimed in sorted(claims, key=lambda claimed: claimed.seq):
@@ -402,37 +409,37 @@ class Reading:
             if claimed.seq < PAGE_ENTRIES and entries <= AT_ONCE:
                 at_once.append(claimed)
             else:
-                self._wanted.put(claimed)
+                self._claims.put(claimed)
                 self._start()
         for start in range(0, len(at_once), BATCH):
             self._ready += self._read_batch(at_once[start : start + BATCH])
 
-    def _read_batch(self, batch: list[Claimed]) -> list[Read]:
-        """Requests with short logs. A request that can't be decoded spares the others."""
+    def _read_batch(self, batch: list[Claimed]) -> list[ReadResult]:
+        """Read requests with short logs. One that can't be decoded does not affect the others."""
         try:
-            return self._calls.hold(lambda: self._read_short(batch))
+            return self._calls.retry(lambda: self._read_short(batch))
         except (FurrowError, RedisError):
             raise
         except Exception as error:
             if len(batch) == 1:
                 return [(batch[0], _unreadable(batch[0], error))]
-            return [outcome for claimed in batch for outcome in self._read_batch([claimed])]
+            return [result for claimed in batch for result in self._read_batch([claimed])]
 
     def take(self) -> list[RunningRequest | Unreadable]:
-        """The requests that have become ready since the last call, in order. One that is gone is forgotten here."""
-        read = self._ready
+        """The requests that have been read since the last call, in order. One that Redis has lost is dropped."""
+        results = self._ready
         self._ready = []
         while True:
             try:
-                outcome = self._read.get_nowait()
+                result = self._results.get_nowait()
             except Empty:
                 break
-            if isinstance(outcome, Exception):
-                raise outcome
-            read.append(outcome)
+            if isinstance(result, Exception):
+                raise result
+            results.append(result)
         arrived: list[RunningRequest | Unreadable] = []
-        for claimed, request in read:
-            if self._claimed.get(claimed.rid) is not claimed:  # let go of meanwhile
+        for claimed, request in results:
+            if self._claimed.get(claimed.rid) is not claimed:  # dropped, or claimed again meanwhile
                 continue
             del self._claimed[claimed.rid]
             if request is not None:
@@ -446,20 +453,21 @@ class Reading:
         self._claimed.pop(rid, None)
 
     def wait(self, seconds: float) -> None:
+        """Return when a request has been read, or after `seconds`."""
         if self._ready or not self._claimed:
             return
         try:
-            outcome = self._read.get(timeout=seconds)
+            result = self._results.get(timeout=seconds)
         except Empty:
             return
-        if isinstance(outcome, Exception):
-            raise outcome
-        self._ready.append(outcome)
+        if isinstance(result, Exception):
+            raise result
+        self._ready.append(result)
 
     def close(self) -> None:
         """End the thread after the page under way."""
         self._closed.set()
-        self._wanted.put(None)
+        self._claims.put(None)
 
     # --- in the thread ----------------------------------------------------------------------------------------------
 
@@ -469,20 +477,20 @@ class Reading:
             self._thread.start()
 
     def _run(self) -> None:
-        while (claimed := self._wanted.get()) is not None and not self._closed.is_set():
+        while (claimed := self._claims.get()) is not None and not self._closed.is_set():
             try:
-                self._read.put((claimed, self._read_long(claimed)))
-            except (FurrowError, RedisError) as error:  # raised where the request is asked for
-                self._read.put(error)
+                self._results.put((claimed, self._read_long(claimed)))
+            except (FurrowError, RedisError) as error:  # `take` raises it
+                self._results.put(error)
             except Exception as error:
-                self._read.put((claimed, _unreadable(claimed, error)))
+                self._results.put((claimed, _unreadable(claimed, error)))
 
     def _read_long(self, claimed: Claimed) -> RunningRequest | None:
         began = time.monotonic()
-        [params] = self._once([read_params(self._model, claimed.rid)])
+        [params] = self._retry([read_params(self._model, claimed.rid)])
         request = None if params is None else RunningRequest.begin(claimed, params)
         while request is not None and not self._closed.is_set():
-            [page] = self._once([read_log(self._model, claimed.rid, request.accepted)])
+            [page] = self._retry([read_log(self._model, claimed.rid, request.accepted)])
             request.replay(page)
             if len(page) < PAGE_ENTRIES:
                 break
@@ -490,8 +498,8 @@ class Reading:
         log.info("read a token log", rid=claimed.rid, entries=claimed.seq, seconds=seconds, action="read_request")
         return request
 
-    def _once(self, calls: list[Call[GenerationRequest | None]] | list[Call[list[LogEntry]]]) -> list[Any]:
-        """The answers, when Redis is there."""
+    def _retry(self, calls: list[Call[GenerationRequest | None]] | list[Call[list[LogEntry]]]) -> list[Any]:
+        """Make calls in one round trip, and repeat them until Redis answers or the epoch ends."""
         while True:
             try:
                 return self._calls.try_every(calls)
@@ -499,40 +507,39 @@ class Reading:
                 if self._closed.wait(AWAY_S):
                     raise
 
-    def _read_short(self, some: list[Claimed]) -> list[Read]:
-        params = [read_params(self._model, claimed.rid) for claimed in some]
-        logged = [claimed for claimed in some if claimed.seq]
+    def _read_short(self, batch: list[Claimed]) -> list[ReadResult]:
+        params = [read_params(self._model, claimed.rid) for claimed in batch]
+        logged = [claimed for claimed in batch if claimed.seq]
         logs = [read_log(self._model, claimed.rid, 0) for claimed in logged]
         answers = self._calls.try_every([*params, *logs])
-        pages = dict(zip([claimed.rid for claimed in logged], answers[len(some) :], strict=True))
-        read: list[Read] = []
-        for claimed, asked in zip(some, answers, strict=False):
-            request = None if asked is None else RunningRequest.begin(claimed, asked)
+        pages = dict(zip([claimed.rid for claimed in logged], answers[len(batch) :], strict=True))
+        results: list[ReadResult] = []
+        for claimed, stored in zip(batch, answers, strict=False):
+            request = None if stored is None else RunningRequest.begin(claimed, stored)
             if request is not None:
                 request.replay(pages.get(claimed.rid, []))
-            read.append((claimed, request))
-        return read
+            results.append((claimed, request))
+        return results
 
 
 def _unreadable(claimed: Claimed, error: Exception) -> Unreadable:
-    """Call it while `error` is handled: the log gets its traceback."""
+    """To be called while `error` is handled, so that the log has its traceback."""
     log.exception("a request can't be read", rid=claimed.rid, action="read_request")
     return Unreadable(claimed.rid, f"The server can't read the stored request: {type(error).__name__}: {error}")
 
 
-LOOK_EVERY_S = 1.0
-
-
 class DeadReplicas:
-    """The detector of one epoch. It asks Redis once a second, in one round trip, for the replicas known at the last
-    look."""
+    """Detects, for one epoch, the other replicas of the model that are gone. It reads the locks of the replicas of its
+    last look, once a second in one round trip."""
 
     def __init__(self, client: SyncRedis, lease: Lease) -> None:
-        self._client, self._model, self._replica = client, lease.model, lease.replica
+        self._client = client
+        self._model = lease.model
+        self._replica = lease.replica
         self._names: list[str] = []
-        self._absent: dict[str, float] = {}
-        self._told: dict[str, bool] = {}
-        """The replicas that were returned since they were last led, and whether each had been given up."""
+        self._absent_since: dict[str, float] = {}
+        self._reported: dict[str, bool] = {}
+        """The replicas that were returned since they last had a leader, and whether each had been given up."""
         self._looked = 0.0
 
     def gone(self) -> list[str]:
@@ -542,26 +549,27 @@ class DeadReplicas:
         if now - self._looked < LOOK_EVERY_S:
             return []
         if now - self._looked > 3 * LOOK_EVERY_S:
-            self._absent.clear()  # Redis was away, or this leader: nobody could renew, or nobody looked
-        looks = [call for name in self._names for call in (holder(self._model, name), status_of(self._model, name))]
-        known, *found = run_every(self._client, [catalog.replicas(self._model), *looks])
+            self._absent_since.clear()  # Redis or this leader was away: a lock may have lapsed without a fault
+        locks = [holder(self._model, name) for name in self._names]
+        states = [status_of(self._model, name) for name in self._names]
+        replicas, *answers = run_every(self._client, [catalog.replicas(self._model), *locks, *states])
         self._looked = time.monotonic()
-        gone = []
-        for name, token, status in zip(self._names, found[::2], found[1::2], strict=True):
+        gone: list[str] = []
+        for name, token, status in zip(self._names, answers[: len(locks)], answers[len(locks) :], strict=True):
             if token is not None:
-                self._absent.pop(name, None)
-                self._told.pop(name, None)
+                self._absent_since.pop(name, None)
+                self._reported.pop(name, None)
                 continue
             given_up = status is not None and status.state == "failed"
-            late = now - self._absent.setdefault(name, now) >= REPLICA_GONE_S
-            if (late or given_up) and (name not in self._told or given_up > self._told[name]):
-                self._told[name] = given_up
+            late = now - self._absent_since.setdefault(name, now) >= REPLICA_GONE_S
+            if (late or given_up) and (name not in self._reported or given_up > self._reported[name]):
+                self._reported[name] = given_up
                 gone.append(name)
-        self._names = sorted(known.keys() - {self._replica})
-        for name in self._absent.keys() - known.keys():
-            del self._absent[name]
+        self._names = sorted(replicas.keys() - {self._replica})
+        for name in self._absent_since.keys() - replicas.keys():
+            del self._absent_since[name]
         return gone
 
     def look_again(self, name: str) -> None:
         """Return this replica once more: its requests could not be taken over yet."""
-        self._told.pop(name, None)
+        self._reported.pop(name, None)

@@ -26,7 +26,7 @@ from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
-from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext
+from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext, StopSignals
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
@@ -108,33 +108,44 @@ class Leader:
     ) -> None:
         self._counters = counters or Counters()
         self._client, self._blocking, self._heartbeat_client = clients
-        self._spec, self._replica = assignment.spec, assignment.replica
-        self._owner, self._files, self._assets = owner, files, assets
-        self._rank_worker, self._address, self._limits = rank_worker, address, limits or LeaderLimits()
+        self._spec = assignment.spec
+        self._replica = assignment.replica
+        self._owner = owner
+        self._files = files
+        self._assets = assets
+        self._rank_worker = rank_worker
+        self._address = address
+        self._limits = limits or LeaderLimits()
         vocabulary = vocabulary_of(assets)
-        self._decode, self._grammars = vocabulary.decode, Grammars(vocabulary.for_grammars, assets.eos_ids)
+        self._decode = vocabulary.decode
+        self._grammars = Grammars(vocabulary.for_grammars, assets.eos_ids)
         self._pooling = pooling_of(files.config)
         self._backoff = Backoff()
         self._chunk_size = ChunkSize()
         self._steps = 0
         self._trying = False
         self._epoch = 0
-        spec, self._backend = assignment.spec, None
+        self._backend: Backend | None = None
+        spec = self._spec
         self._stored, self._weights = fingerprints(files, spec.dtype, spec.quant, spec.dequantize)
-        self.draining = False
-        """True if the leader claims nothing more and stops once its requests are finished."""
-        self.stopping = False
+        self.signals = StopSignals()
+
+    def stop(self) -> None:
+        """Let `run` return soon."""
+        self.signals.stopping = True
 
     def run(self) -> None:
         """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""
-        while not self.stopping:
+        while not self.signals.stopping:
             lease = self._acquire()
             if lease is None:
                 return
             self._epoch = lease.epoch
             structlog.contextvars.bind_contextvars(epoch=lease.epoch)
             log.info("leads", world_size=self._rank_worker.world_size, action="begin_epoch")
-            self._steps, self._trying, pause = 0, False, 0.0
+            self._steps = 0
+            self._trying = False
+            pause = 0.0
             try:
                 self._serve(lease)
             except RedisUnavailable as error:  # where nothing holds out for it the epoch ends, and the process stays
@@ -153,13 +164,14 @@ class Leader:
         if seconds:
             log.warning("first step of the epoch failed", pause_s=seconds, action="back_off")
         until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.stopping:
+        while time.monotonic() < until and not self.signals.stopping:
             time.sleep(POLL_S)
 
     def _acquire(self) -> Lease | None:
         """Wait for the lock; None when told to stop, or to drain while another leads for good."""
-        waited, begun = False, time.monotonic()
-        while not self.stopping:
+        waited = False
+        begun = time.monotonic()
+        while not self.signals.stopping:
             try:
                 lease = run(
                     self._client,
@@ -178,7 +190,7 @@ class Leader:
                 if not waited:
                     log.info("waiting for the lock", action="acquire")
                     waited = True
-                if self.draining and time.monotonic() - begun > DISPLACED_S:
+                if self.signals.draining and time.monotonic() - begun > DISPLACED_S:
                     return None
             except RedisUnavailable as error:
                 outage.waits(LOOP, error)
@@ -221,7 +233,7 @@ class Leader:
         exchange = Exchange(lease, calls, DeadReplicas(self._client, lease))
         finisher = Finisher(self._decode)
         fingerprint = None if self._backend is None else self._backend.fingerprint
-        isolation = CrashIsolation(lease, calls.held)
+        isolation = CrashIsolation(lease, calls.run)
         running = RunningRequests(scheduler, finisher, self._grammars, isolation, images, fingerprint, self._counters)
         context = ServingContext(
             lease=lease,
@@ -233,6 +245,7 @@ class Leader:
             sampler=StepSampler(decode=self._decode) if self._pooling is None else VectorSampler(),
             chunk_size=self._chunk_size,
             images=images,
+            signals=self.signals,
         )
         serving = Serving(context)
         counting = BackgroundCall[bool]("recount")
@@ -240,10 +253,10 @@ class Leader:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
                 serving.adopt()
                 counting.send(lambda: requests.recount(self._client, lease.model))
-                serving.run(lambda: self._is_over(serving))
+                serving.run()
                 serving.give_back()  # to the queue, where the next epoch or another replica finds it
                 group.shutdown()
-                self.stopping = True
+                self.signals.stopping = True
         except EpochOver as over:
             if not isinstance(over, Fenced | Lost):
                 self._poison(lease, getattr(over, "kind", "epoch_over"), str(over))
@@ -252,11 +265,6 @@ class Leader:
             counting.close()
             self._steps = exchange.answers
             self._trying = serving.trying
-
-    def _is_over(self, serving: Serving) -> bool:
-        """At once when told to stop; when draining, once what runs is finished."""
-        serving.draining = self.draining
-        return self.stopping or (self.draining and not serving.busy)
 
     def _leave(self, lease: Lease) -> None:
         self._rank_worker.leave()

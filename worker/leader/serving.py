@@ -115,6 +115,16 @@ class RepeatTime:
         return now + seconds - self._began <= self._within_s
 
 
+@dataclass
+class StopSignals:
+    """What the signals to a leader's process ask for."""
+
+    stopping: bool = False
+    """True if the leader stops at once; another one continues its requests."""
+    draining: bool = False
+    """True if the leader claims and takes over nothing more, and stops when its requests have ended."""
+
+
 @dataclass(frozen=True)
 class ServingContext:
     """What the step loop of one epoch works with."""
@@ -131,6 +141,7 @@ class ServingContext:
     """It knows the rate of earlier epochs."""
     images: EngineImages | None = None
     """Those of the leader's own rank; None where the model takes text only."""
+    signals: StopSignals = field(default_factory=StopSignals)
 
 
 class Serving:
@@ -148,14 +159,15 @@ class Serving:
         self._images = context.images
         self._scheduler = context.running.scheduler
         self._isolation = context.running.isolation
-        self.draining = False
-        """True if nothing is claimed or taken over, because the replica is to stop."""
+        self._signals = context.signals
+        self._last_contact = time.monotonic()
+        """The time of the last command to the ranks."""
         self.overlap_below_s = OVERLAP_BELOW_S
         self.repeat_within_s = REPEAT_WITHIN_S
 
     @property
     def busy(self) -> bool:
-        return bool(self._running or self._exchange.reading)
+        return bool(self._running or self._exchange.reader)
 
     @property
     def trying(self) -> bool:
@@ -172,28 +184,36 @@ class Serving:
             self._isolation.watch(adopted)
             self._read(adopted)
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        last_contact = time.monotonic()
-        while not stopping():
-            self._check()
-            self._resume()
-            if not (self._isolation.active or self.draining):
-                self._take_over()
-            if self._scheduler.has_work:
-                self._step()
-                last_contact = time.monotonic()
-            else:
-                self._scheduler.check_integrity()
-                self._idle()
-                if time.monotonic() - last_contact > IDLE_PING_S:
-                    self._group.ping()
-                    self._progress.idle()
-                    last_contact = time.monotonic()
-        self._deliver()
+    def run(self) -> None:
+        """Serve until a signal says to stop."""
+        while not self._is_over:
+            self.turn()
+        self.deliver()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._signals.stopping or (self._signals.draining and not self.busy)
+
+    def turn(self) -> None:
+        """One step, or a wait for a request where there is none."""
+        self._check()
+        self._resume()
+        if not (self._isolation.active or self._signals.draining):
+            self._take_over()
+        if self._scheduler.has_work:
+            self._step()
+            self._last_contact = time.monotonic()
+            return
+        self._scheduler.check_integrity()
+        self._idle()
+        if time.monotonic() - self._last_contact > IDLE_PING_S:
+            self._group.ping()
+            self._progress.idle()
+            self._last_contact = time.monotonic()
 
     def give_back(self) -> None:
         """Put every request back into its queue; another epoch continues it from its log. Raises RedisUnavailable."""
-        for rid in [*self._running.by_rid, *self._exchange.reading.rids]:
+        for rid in [*self._running.by_rid, *self._exchange.reader.rids]:
             self._exchange.requeue(rid)
             self._forget(rid)
 
@@ -223,7 +243,7 @@ class Serving:
         if answer is not None:
             self._settle(answer)
         if not self._overlaps:
-            self._deliver()
+            self.deliver()
 
     def _schedule(self) -> StepPlan:
         """The plan of a command's first forward. The requests to blame for a crash are written down before it runs."""
@@ -296,7 +316,7 @@ class Serving:
         if self._running.unsent and (self._running.urgent or self._exchange.gathered):
             self._exchange.start(self._running.emissions(), self._waiting_claim())
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         """Emit what Redis lacks, and wait for the answer, until it lacks nothing."""
         while self._running.unsent:
             answer = self._exchange.deliver(self._running.emissions(), self._waiting_claim())
@@ -309,7 +329,7 @@ class Serving:
             self._forget(rid)
         self._running.accept(answer.emissions, result)
         self._note_load()
-        for rid in self._isolation.emitted(self._running.by_rid, self._exchange.reading.rids):
+        for rid in self._isolation.emitted(self._running.by_rid, self._exchange.reader.rids):
             self._running.hold(rid)
         for rid in result.cancelled:
             self._end(rid, "cancelled", "cancelled by the client")
@@ -339,7 +359,8 @@ class Serving:
 
     def _capacity(self) -> Capacity:
         """Nothing is claimed while adopted logs are read."""
-        return self._running.capacity(closed=self._isolation.active or self.draining or bool(self._exchange.reading))
+        closed = self._isolation.active or self._signals.draining or bool(self._exchange.reader)
+        return self._running.capacity(closed=closed)
 
     def _waiting_claim(self) -> Call[Claims] | None:
         """The claim that goes with an emission, if requests wait."""
@@ -358,7 +379,7 @@ class Serving:
     def _has(self, claimed: Claimed) -> bool:
         """True if this very claim is known: a call's first copy brought it, whose answer was lost. A request that left
         and was claimed again begins anew from its log."""
-        if self._running.has(claimed) or self._exchange.reading.has(claimed):
+        if self._running.has(claimed) or self._exchange.reader.has(claimed):
             return True
         self._forget(claimed.rid)
         return False
@@ -371,12 +392,12 @@ class Serving:
     def _resume(self) -> None:
         """Let those run that have been read, or have waited."""
         self._arrive()
-        ended = self._running.resume(self._exchange.reading.rids)
+        ended = self._running.resume(self._exchange.reader.rids)
         self._emit_ends(ended)
 
     def _forget(self, rid: str) -> None:
         """The request is not this replica's any more."""
-        self._exchange.reading.drop(rid)
+        self._exchange.reader.drop(rid)
         self._running.forget(rid)
 
     def _reconcile(self) -> None:
@@ -385,7 +406,7 @@ class Serving:
         if self._exchange.was_away():
             claims = self._exchange.adopt()
             held = {claimed.rid for claimed in claims}
-            for rid in (self._running.by_rid.keys() | self._exchange.reading.rids) - held:
+            for rid in (self._running.by_rid.keys() | self._exchange.reader.rids) - held:
                 self._forget(rid)
             self._read(claims)
 
@@ -399,9 +420,9 @@ class Serving:
                     "took over requests", gone=replica, requests=len(claims), suspects=inheritance, action="take_over"
                 )
             if inheritance == "waits":
-                self._exchange.look_again(replica)
+                self._exchange.dead_replicas.look_again(replica)
             if inheritance == "inherited":
-                self._deliver()
+                self.deliver()
                 claims = self._isolation.inherit(replica, claims)
                 self._running.hold_all()
             self._isolation.watch(claims)
@@ -415,7 +436,7 @@ class Serving:
         claims = self._claim_now()
         if self._scheduler.has_work or claims.more:
             return
-        if self._exchange.reading:
-            self._exchange.reading.wait(IDLE_BLOCK_MS / 1000)
+        if self._exchange.reader:
+            self._exchange.reader.wait(IDLE_BLOCK_MS / 1000)
         elif not self._running.wait_for_grammar(IDLE_BLOCK_MS / 1000):
             self._exchange.wait_for_work(IDLE_BLOCK_MS)

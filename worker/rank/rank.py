@@ -53,6 +53,10 @@ class Rank:
         self._model, self._replica, self._rank_worker = model, replica, rank_worker
         self.stopping = False
 
+    def stop(self) -> None:
+        """Let `run` return at the next silence of the leader."""
+        self.stopping = True
+
     def run(self) -> None:
         last = 0
         while not self.stopping:

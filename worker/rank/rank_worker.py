@@ -172,7 +172,7 @@ class RankWorker:
     @property
     def images(self) -> EngineImages | None:
         """The images of the running sequences; None where the model that is loaded takes text only."""
-        return self._engine.images if self._engine is not None and self._engine.images.taken else None
+        return None if self._engine is None else self._engine.images
 
     @property
     def requests(self) -> list[str]:

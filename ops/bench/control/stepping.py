@@ -183,16 +183,19 @@ class Loop:
     exchange: TimedExchange
     engine: Clocked
 
+    def _stamp(self) -> tuple[float, float, float]:
+        return time.perf_counter(), self.exchange.seconds, self.group.seconds
+
     def turns(self, count: int) -> list[Turn]:
         """Run `count` more turns."""
         stamps: list[tuple[float, float, float]] = []
         self.engine.steps.clear()
 
-        def enough() -> bool:
-            stamps.append((time.perf_counter(), self.exchange.seconds, self.group.seconds))
-            return len(stamps) > count
-
-        self.serving.run(enough)
+        stamps.append(self._stamp())
+        for _ in range(count):
+            self.serving.turn()
+            stamps.append(self._stamp())
+        self.serving.deliver()
         spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
         found = zip(spans, self.engine.steps, strict=True)
         return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in found]
@@ -229,7 +232,7 @@ def stepping(
         calls = RedisCalls(client, blocking, lease, heartbeat.check)
         exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
-        isolation = CrashIsolation(lease, calls.held)
+        isolation = CrashIsolation(lease, calls.run)
         running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future(), []), isolation)
         context = ServingContext(
             lease=lease,
@@ -250,7 +253,8 @@ def stepping(
             serving.repeat_within_s = 0.0
         for _ in range(rows):
             run(client, _request(steps + 50))
-        serving.run(lambda: serving.busy)
+        while not serving.busy:
+            serving.turn()
         yield Loop(serving, running, group, exchange, engine)
 
 

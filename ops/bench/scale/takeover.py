@@ -10,7 +10,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run
 from control.replicas.lease import Lease, acquire, holder
 from control.requests import Adopted, Claimed, adopt
-from worker.leader.exchange import Reading, RedisCalls
+from worker.leader.exchange import RedisCalls, RequestReader
 from worker.leader.request import RunningRequest
 from worker.rank.heartbeat import Heartbeat, Progress
 
@@ -37,8 +37,8 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
     with heartbeat:
         calls = RedisCalls(client, blocking, lease, heartbeat.check)
-        reading = Reading(lease, calls)
-        reading.add(adopted(calls.held, lease))
+        reading = RequestReader(lease, calls)
+        reading.add(adopted(calls.run, lease))
         while reading:
             reading.wait(0.1)
             for request in reading.take():

@@ -62,7 +62,7 @@ class LeaderScene:
             self.ended.append(error)
 
     def stop(self) -> None:
-        self.leader.stopping = True
+        self.leader.signals.stopping = True
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 

@@ -141,7 +141,7 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
     scene.ask("running")
     scene.under_way("running")
     before = scene.epoch()
-    scene.leader.draining = True
+    scene.leader.signals.draining = True
     poisoned(scene)
     until(lambda: scene.epoch() > before, 40.0)
     scene.ask("late")

@@ -77,14 +77,15 @@ def generate(
     They arrive together, or one after so many steps. `pixels` of images are by digest.
     """
     engine = Engine(model, SlabStore(model.cache_layout, kv_tokens), Solo())
-    engine.images.pixels = dict(pixels or {})
+    if engine.images is not None:
+        engine.images.pixels = dict(pixels or {})
     scheduler = Scheduler(
         kv_tokens=kv_tokens,
         token_budget=token_budget,
         max_sequences=8,
         prefix_tokens=prefix_tokens,
         state_tokens=engine.store.state_tokens,
-        whole_images=engine.images.whole,
+        whole_images=engine.images is not None and engine.images.whole,
     )
     coming = list(sequences)
     sampler, seq = Sampler(), 0

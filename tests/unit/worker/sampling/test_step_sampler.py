@@ -10,7 +10,7 @@ import torch
 
 from control.messages import ReasoningBudget, Sampling
 from worker.engine.step import NO_TOKEN, Forward
-from worker.sampling import step_sampler
+from worker.sampling import constraints
 from worker.sampling.sampler import Sampler
 from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.sequence import Sequence
@@ -81,14 +81,14 @@ def test_a_row_whose_constraints_raise_spares_the_others(
 ) -> None:
     """The others keep their own constraints: the third may not have its best token."""
     batch = [*rows(2), *rows(3, bad_words=[[2]])[2:]]
-    real = step_sampler.forced_tokens
+    real = constraints.forced_tokens
 
     def forced_tokens(rows: list[Sequence], decode: object) -> dict[int, int]:
         if any(row.rid == "r2" for row in rows):
             raise IndexError("a fault of the program")
         return real(rows, None)
 
-    monkeypatch.setattr(step_sampler, "forced_tokens", forced_tokens)
+    monkeypatch.setattr(constraints, "forced_tokens", forced_tokens)
     with structlog.testing.capture_logs() as lines:
         tokens = sampled(StepSampler(on_device), batch, logits(3))
     assert tokens.ids == [0, NO_TOKEN, 0]
