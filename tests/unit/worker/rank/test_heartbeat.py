@@ -1,4 +1,4 @@
-"""The progress by which the side thread judges a step."""
+"""What a heartbeat reports: the progress of the main thread, its deadlines, and the waits of the last seconds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.waiting import until
 from worker.detectors import PER_TOKEN_S, STEP_FLOOR_S, UNKNOWN_STEP_S
-from worker.rank.heartbeat import Deadlines, NoGauges, Progress
+from worker.rank.heartbeat import Deadlines, NoGauges, Progress, RecentWaits
 from worker.rank.rank_worker import FAULTS_OF_PROGRESS, faults_of_other_threads
 
 
@@ -87,3 +89,21 @@ def test_pages_that_other_threads_read_are_progress() -> None:
         with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
             reader.submit(lambda: sum(mapped[at] for at in range(0, size, mmap.PAGESIZE))).result()
     assert faults_of_other_threads() - before > 2 * FAULTS_OF_PROGRESS
+
+
+def test_only_the_last_five_seconds_count() -> None:
+    """Nothing is told before so much was seen; what is older falls out; another group begins anew."""
+    recent = RecentWaits()
+    assert {recent.add(0.5 * turn, 0.4 * turn, 0.3 * turn) for turn in range(10)} == {(0, 0)}
+    assert recent.add(5.0, 4.0, 3.0) == (4000, 3000)
+    told = [recent.add(5.0 + 0.5 * turn, 4.0 + 0.1 * turn, 3.0) for turn in range(1, 11)]
+    assert told[-1] == pytest.approx((1000, 0), abs=1)
+    assert recent.add(10.5, 0.1, 0.1) == (0, 0)
+
+
+def test_late_looks_and_a_wait_that_was_counted_early_do_no_harm() -> None:
+    """After an outage of Redis the figures are those of five seconds; waits stay between 0 and all of the forwards."""
+    recent = RecentWaits()
+    recent.add(0.0, 0.0, 0.0)
+    assert recent.add(20.0, 20.0, 30.0) == (5000, 5000)
+    assert recent.add(25.0, 25.0, 29.0) == (5000, 0)
