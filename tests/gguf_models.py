@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, models
 from tests.experts_layout import experts_apart, experts_together, fused
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, MXFP4
+from worker.weights.stored_matrix import StoredMatrix
 
 Floats = NDArray[np.float32]
 
@@ -122,7 +122,7 @@ def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple
     raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed, size).reshape(
         values.shape[0], -1
     )
-    numbers = dequantize(Blocks(form, torch.from_numpy(raw))).numpy()
+    numbers = dequantize(StoredMatrix(form.name, torch.from_numpy(raw))).numpy()
     return Stored(form.ggml_type, values.shape, raw.tobytes()), numbers
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from worker.models.layers.packing import Pack
-from worker.weights.blocks import Weights
 from worker.weights.checkpoint import StoredTensors, checked
 from worker.weights.sharding import ShardPlan
+from worker.weights.stored_matrix import Weights
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 ExpertKeys = tuple[str, str, str]

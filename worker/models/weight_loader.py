@@ -16,10 +16,10 @@ from worker.models.layers.dense import DenseLinear, stacked
 from worker.models.layers.embedding import LAYERS_TABLE, HalfEmbedding
 from worker.models.layers.linear import NativeLinear, PackedEmbedding
 from worker.models.layers.packing import Packing
-from worker.weights.blocks import Blocks, Weights
 from worker.weights.checkpoint import StoredTensors, checked
 from worker.weights.quantizer import Quantizer
 from worker.weights.sharding import OUTPUTS, ShardPlan, padded_share
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class WeightLoader:
     quantizer: Quantizer | None = None
     """Makes blocks of the weights of linear layers and of the vocabulary."""
     grouped: bool = False
-    """True if the checkpoint's matrices are read as `Grouped`."""
+    """True if the checkpoint's matrices are read as `StoredMatrix`."""
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
@@ -124,7 +124,7 @@ class WeightLoader:
         if not tied:
             scores = self._vocabulary(f"{name_of[head]}.weight", head)
         model.set_output_embeddings(self.packing.pack([scores], bias))
-        if isinstance(table, Blocks):
+        if isinstance(table, StoredMatrix):
             packed = cast(NativeLinear, self.packing.pack([table], None))  # the only layer of blocks
             model.set_input_embeddings(PackedEmbedding(packed, embedding, own=True))
         elif apart:
@@ -159,7 +159,7 @@ class WeightLoader:
         return weights if self.quantizer is None else self.quantizer.blocks(name, weights)
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
-        """This rank's part of a parameter, as stored: a tensor, or a `Grouped`."""
+        """This rank's part of a parameter, as stored: a tensor, or a `StoredMatrix`."""
         if experts.are_in(module):
             assert self.family.experts is not None
             owner = self.model.get_submodule(module)
@@ -183,7 +183,7 @@ class WeightLoader:
         whole = self.plan.world_size == 1
         rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
         checked(name, rows, [stop - start, *module.weight.shape[1 : len(rows.shape)]])
-        if isinstance(rows, Blocks):
+        if isinstance(rows, StoredMatrix):
             return rows.padded(width)
         if missing := width - rows.shape[0]:
             rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])

@@ -115,8 +115,8 @@ class StoredTensors(Protocol):
         ...
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
-        """The tensor `name`, or only its `ranges` along `dim`, joined: a Tensor or Blocks. Raises ModelFilesError
-        naming a missing one."""
+        """The tensor `name`, or only its `ranges` along `dim`, joined: a Tensor or a StoredMatrix. Raises
+        ModelFilesError naming a missing one."""
         ...
 
     def release(self) -> None:

@@ -11,20 +11,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from worker.weights.blocks import Blocks
+from worker.weights.stored_matrix import StoredMatrix
 
 CHUNK = 2**22
 """Weights that are computed at a time: the temporaries stay a few times as large as they."""
 
 
-def dequantize(blocks: Blocks) -> Tensor:
+def dequantize(blocks: StoredMatrix) -> Tensor:
     """The matrix (outputs, inputs) in float32."""
     outputs, inputs = blocks.shape
     numbers = torch.empty(outputs, inputs)
     size, convert = blocks.format.bytes, FUNCTIONS[blocks.format.name]
     step = max(1, CHUNK // max(1, inputs))
     for start in range(0, outputs, step):
-        part = blocks.data[start : start + step]
+        part = blocks.codes[start : start + step]
         numbers[start : start + step] = convert(part.reshape(-1, size)).view(part.shape[0], inputs)
     return numbers
 

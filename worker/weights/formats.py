@@ -45,6 +45,9 @@ SMALLER: dict[str, str] = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k
 """Formats with blocks of 256 → those with blocks of 32 that llama.cpp's quantiser takes where 256 does not divide a
 row. For Q2_K and Q3_K that is IQ4_NL there."""
 
+FORMATS: dict[str, BlockFormat] = {**BLOCK_FORMATS, MXFP4.name: MXFP4}
+"""All formats of blocks by name."""
+
 BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in (*BLOCK_FORMATS.values(), MXFP4)}
 
 

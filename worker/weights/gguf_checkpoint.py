@@ -11,10 +11,10 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.families.gguf import RATES, expert_of, fused_name
-from worker.weights.blocks import Blocks, Weights
 from worker.weights.checkpoint import MappedFile, Ranges
 from worker.weights.dequantize import dequantize
 from worker.weights.gguf import GgufModel, StoredTensor, architecture_of, read_model
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small, and their scores decide which experts are used: always plain numbers."""
@@ -81,12 +81,12 @@ class GgufCheckpoint:
             whole = self._rates(whole, 0 if name.endswith("in_proj_b.weight") else 1)
         if dim is None or ranges is None:
             part = whole
-        elif isinstance(whole, Blocks):
+        elif isinstance(whole, StoredMatrix):
             part = self._block_ranges(stored, whole, dim, ranges)
         else:
             parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
             part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
-        if isinstance(part, Blocks):
+        if isinstance(part, StoredMatrix):
             return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
         if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
             return part - 1.0
@@ -106,21 +106,21 @@ class GgufCheckpoint:
     def _rates(self, whole: Weights, which: int) -> Weights:
         """The rows of beta (0) or alpha (1)."""
         keys = self._model.whole(f"{self._model.architecture}.ssm.group_count")
-        rows = whole.data if isinstance(whole, Blocks) else whole
+        rows = whole.codes if isinstance(whole, StoredMatrix) else whole
         chosen = rows.view(keys, 2, -1, rows.shape[-1])[:, which].flatten(0, 1)
-        return Blocks(whole.format, chosen) if isinstance(whole, Blocks) else chosen
+        return StoredMatrix(whole.kind, chosen) if isinstance(whole, StoredMatrix) else chosen
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
         data = self._mapped[place.path].view(place.start, place.bytes)
         if place.type.blocks is not None:
             rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
-            return Blocks(place.type.blocks, self._ordered(name, rows))
+            return StoredMatrix(place.type.name, self._ordered(name, rows))
         # A file's alignment may be less than a number's width.
         plain = data.clone() if place.start % place.type.bytes else data
         return self._ordered(name, plain.view(_PLAIN[place.type.name]).view(place.shape))
 
-    def _block_ranges(self, name: str, whole: Blocks, dim: int, ranges: Ranges) -> Weights:
+    def _block_ranges(self, name: str, whole: StoredMatrix, dim: int, ranges: Ranges) -> Weights:
         try:
             parts = [whole.rows(*one) if dim == 0 else whole.columns(*one) for one in ranges]
         except ValueError as error:
@@ -128,7 +128,9 @@ class GgufCheckpoint:
                 raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
             numbers = dequantize(whole)
             return torch.cat([numbers[:, start:stop] for start, stop in ranges], dim=1)
-        return Blocks(whole.format, torch.cat([one.data for one in parts], dim=dim)) if len(parts) > 1 else parts[0]
+        return (
+            StoredMatrix(whole.kind, torch.cat([one.codes for one in parts], dim=dim)) if len(parts) > 1 else parts[0]
+        )
 
     def _ordered(self, name: str, rows: Tensor) -> Tensor:
         """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.weights.checkpoint import Checkpoint, Ranges
-from worker.weights.grouped import Grouped, joined
 from worker.weights.quantized_layers import QuantizedLinear, borders, layers
 from worker.weights.safetensors_header import headers_of
 from worker.weights.schemes import E4M3, INT4, Scheme
+from worker.weights.stored_matrix import StoredMatrix, joined
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 NAN_CODE = 0x7F
@@ -34,7 +34,7 @@ NAN_CODE = 0x7F
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A checkpoint whose `read` of a quantized layer's weight gives a `Grouped`."""
+    """A checkpoint whose `read` of a quantized layer's weight gives a `StoredMatrix`."""
 
     def __init__(self, files: list[Path], scheme: Scheme) -> None:
         """Raises ModelFilesError or UnsupportedArchitecture for tensors that do not fit the scheme."""
@@ -51,7 +51,7 @@ class QuantizedCheckpoint(Checkpoint):
         return borders({name.removesuffix(".weight"): one for name, one in self._layers.items()})
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
-        """A plain tensor as in a plain checkpoint; of a quantized layer, whole groups as a `Grouped`."""
+        """A plain tensor as in a plain checkpoint; of a quantized layer, whole groups as a `StoredMatrix`."""
         linear = self._layers.get(name)
         if linear is None:
             return super().read(name, dim, ranges)
@@ -73,17 +73,17 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _eight_bits(
         self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int], group: int
-    ) -> Grouped:
+    ) -> StoredMatrix:
         codes = self._slice(linear.weight, rows, columns).contiguous().view(torch.uint8)
         if linear.kind == E4M3 and bool(((codes & NAN_CODE) == NAN_CODE).any()):
             raise ModelFilesError(f"{linear.weight} holds NaN. Download the checkpoint again.")
         scales = self._scales(linear).reshape(-(-linear.outputs // linear.rows), -1)
         scales = scales.repeat_interleave(linear.rows, dim=0)[rows[0] : rows[1]]
-        return Grouped(linear.kind, codes, _groups(scales, linear, columns), None, group)
+        return StoredMatrix(linear.kind, codes, _groups(scales, linear, columns), None, group)
 
     def _four_bits(
         self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int], group: int
-    ) -> Grouped:
+    ) -> StoredMatrix:
         if self._scheme.method == "compressed-tensors":
             words = self._slice(linear.weight, rows, (columns[0] // 8, columns[1] // 8))
             scales = self._scales(linear)
@@ -95,7 +95,7 @@ class QuantizedCheckpoint(Checkpoint):
             scales = self._scales(linear).T
             zeros = self._zeros(linear)
         scales, zeros = (_groups(one[rows[0] : rows[1]], linear, columns) for one in (scales, zeros))
-        return Grouped(INT4, words.contiguous().view(torch.uint8), scales, zeros, group)
+        return StoredMatrix(INT4, words.contiguous().view(torch.uint8), scales, zeros, group)
 
     def _words_by_output(self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
         """(outputs, inputs / 8) of int32, or the same in bytes, from what is stored by input."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from control.errors import ModelFilesError
 from control.quantization import BLOCK_QUANTS
 from worker.native.library import Threads
-from worker.weights.blocks import Blocks, Weights
 from worker.weights.formats import BLOCK_FORMATS, SMALLER, BlockFormat, format_for
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 log = structlog.get_logger()
 
@@ -73,7 +73,11 @@ class Quantizer:
         chosen = format_for(self._format, weights.shape[1])
         if chosen is None or chosen.name != self._format:
             self._others["16 bits" if chosen is None else chosen.name].append(name)
-        return weights if chosen is None else Blocks(chosen, quantize(weights, chosen, self._threads, f"Tensor {name}"))
+        return (
+            weights
+            if chosen is None
+            else StoredMatrix(chosen.name, quantize(weights, chosen, self._threads, f"Tensor {name}"))
+        )
 
     def report(self) -> None:
         """Log what is kept otherwise than asked for."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.weights.checkpoint import Checkpoint, Ranges
-from worker.weights.grouped import E2M1, Grouped
-from worker.weights.schemes import MXFP4_GROUP
+from worker.weights.schemes import E2M1, MXFP4_GROUP
+from worker.weights.stored_matrix import StoredMatrix
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _NO_SCALE = 255
@@ -25,7 +25,7 @@ _NO_SCALE = 255
 
 
 class StoredTogether(Checkpoint):
-    """`read` of an expert's matrix gives a Tensor (outputs, inputs), or of MXFP4 a `Grouped`."""
+    """`read` of an expert's matrix gives a Tensor (outputs, inputs), or of MXFP4 a `StoredMatrix`."""
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class StoredTogether(Checkpoint):
         matrix = self._of(stem, number).T[rows]
         return matrix[:, cut] if dim == 1 else matrix[cut]
 
-    def _mxfp4(self, stem: str, number: int, rows: slice, cut: slice, dim: int | None) -> Grouped:
+    def _mxfp4(self, stem: str, number: int, rows: slice, cut: slice, dim: int | None) -> StoredMatrix:
         codes, scales = self._of(f"{stem}_blocks", number)[rows], self._of(f"{stem}_scales", number)[rows]
         if dim == 1 and cut.start is not None:
             if cut.start % MXFP4_GROUP or cut.stop % MXFP4_GROUP:
@@ -60,7 +60,7 @@ class StoredTogether(Checkpoint):
             codes, scales = codes[cut], scales[cut]
         if bool((scales == _NO_SCALE).any()):
             raise ModelFilesError(f"{stem}_scales holds NaN (expert {number}). Download the checkpoint again.")
-        return Grouped(E2M1, codes.flatten(1), scales.contiguous(), None, MXFP4_GROUP)
+        return StoredMatrix(E2M1, codes.flatten(1), scales.contiguous(), None, MXFP4_GROUP)
 
     def _of(self, name: str, number: int) -> Tensor:
         return one_of(super().read(name), name, number)

@@ -25,10 +25,10 @@ from worker.models.layers.int8 import Int8Linear, pack
 from worker.models.layers.linear import NativeLinear, threads_here
 from worker.models.layers.prepacked import PrepackedLinear
 from worker.native.library import Threads
-from worker.weights.blocks import Blocks, Weights
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.packed_matrix import Kept
 from worker.weights.quantizer import quantize
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""
@@ -67,7 +67,7 @@ def _one_scale(weight: Tensor, rows: int) -> Product:
 
 
 def _blocks(format: BlockFormat) -> Callable[[Tensor], Weights]:
-    return lambda weight: Blocks(format, quantize(weight, format, _threads()))
+    return lambda weight: StoredMatrix(format.name, quantize(weight, format, _threads()))
 
 
 def _native(kind: Kept) -> Callable[[Weights, int], Product]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.weights.grouped import INT8, Grouped
+from worker.weights.schemes import INT8
+from worker.weights.stored_matrix import StoredMatrix
 
 ROWS = 1024
 """Outputs whose weights are floats at one time."""
@@ -21,7 +22,7 @@ class GroupedLinear(nn.Module):
     """y = x · Wᵀ + b with W made of stored and plain matrices. x (…, inputs) → y (…, outputs), of
     one type. Weights become floats a thousand outputs at a time, for each product."""
 
-    def __init__(self, parts: list[Tensor | Grouped], bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(self, parts: list[Tensor | StoredMatrix], bias: Tensor | None, dtype: torch.dtype) -> None:
         """`parts` (outputs, inputs) lie one below the other."""
         super().__init__()
         # Codes may be the mapped file, which may change in place.
@@ -36,7 +37,7 @@ class GroupedLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def _product(inputs: Tensor, part: Tensor | Grouped) -> Tensor:
+def _product(inputs: Tensor, part: Tensor | StoredMatrix) -> Tensor:
     if isinstance(part, Tensor):
         return functional.linear(inputs, part)
     starts = range(0, part.shape[0], ROWS)
@@ -47,6 +48,7 @@ def _product(inputs: Tensor, part: Tensor | Grouped) -> Tensor:
     levels, largest = rounded(inputs)
     # Sums of whole numbers, exact in float64.
     sums = torch.cat([functional.linear(levels, part.rows(at, at + ROWS).values().double()) for at in starts], dim=-1)
+    assert part.scales is not None
     return (sums.to(inputs.dtype) * part.scales[:, 0].to(inputs.dtype)) * (largest / 127)
 
 

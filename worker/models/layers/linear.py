@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from worker.native.build import library
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
 from worker.selftest.shapes import Shapes
-from worker.weights.blocks import Blocks, Weights
-from worker.weights.grouped import Grouped
-from worker.weights.grouped_matrix import GroupedMatrix
-from worker.weights.packed_matrix import Groups, Kept, PackedMatrix
+from worker.weights.packed_matrix import Kept, PackedMatrix
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 
 class NativeLinear(nn.Module):
@@ -28,19 +26,17 @@ class NativeLinear(nn.Module):
     gives NaN in that row alone.
     """
 
-    def __init__(
-        self, parts: Sequence[Weights | Grouped], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads
-    ) -> None:
+    def __init__(self, parts: Sequence[Weights], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads) -> None:
         """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
-        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the format of its blocks or groups. Raises
+        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the kind of a stored matrix. Raises
         ValueError where the kinds change more than twice from part to part."""
         super().__init__()
         self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
         self.threads = threads
-        self._matrices: list[PackedMatrix | GroupedMatrix] = []
+        self._matrices: list[PackedMatrix] = []
         first = 0
-        for kind, run in itertools.groupby(zip(parts, kinds, strict=True), lambda pair: pair[1]):
-            self._matrices.append(_packed([part for part, _ in run], self.inputs, kind, first, threads))
+        for (kind, _), run in itertools.groupby(zip(parts, kinds, strict=True), _kind_and_group):
+            self._matrices.append(PackedMatrix([part for part, _ in run], self.inputs, kind, first, threads))
             first += self._matrices[-1].outputs
         if len(self._matrices) > MOST_MATRICES:
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
@@ -92,14 +88,10 @@ class NativeLinear(nn.Module):
         return out
 
 
-def _packed(
-    parts: list[Weights | Grouped], inputs: int, kind: Kept, first: int, threads: Threads
-) -> PackedMatrix | GroupedMatrix:
-    if isinstance(kind, Groups):
-        grouped = [(part.codes, part.scales, part.zeros) for part in parts if isinstance(part, Grouped)]
-        return GroupedMatrix(grouped, inputs, kind, first, threads)
-    data = [part.data if isinstance(part, Blocks) else part for part in parts if not isinstance(part, Grouped)]
-    return PackedMatrix(data, inputs, kind, first, threads)
+def _kind_and_group(kept: tuple[Weights, Kept]) -> tuple[Kept, int]:
+    """Neighbours that are equal in it are one matrix."""
+    part, kind = kept
+    return kind, part.group if isinstance(part, StoredMatrix) else 0
 
 
 class PackedEmbedding(nn.Module):

@@ -22,9 +22,8 @@ from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD, check_host
 from worker.native.library import Threads
 from worker.selftest.shapes import Shapes
-from worker.weights.blocks import Blocks, Weights
-from worker.weights.grouped import Grouped
-from worker.weights.packed_matrix import Groups, Kept
+from worker.weights.packed_matrix import Kept
+from worker.weights.stored_matrix import StoredMatrix, Weights
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -54,7 +53,7 @@ class Packing:
     def keeps_stored_rows(self, table: Weights) -> bool:
         """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
         look-up; a float32 table beside it would double the memory."""
-        if isinstance(table, Blocks):
+        if isinstance(table, StoredMatrix):
             return False
         return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
 
@@ -66,14 +65,14 @@ def packing(
     kinds: Iterable[str] | None = None,
     shapes: Shapes | None = None,
 ) -> Packing:
-    """How linear layers are kept; those with a `Grouped` part at its stored width. `kinds`: those that the C++ products
+    """How linear layers are kept; stored matrices at their stored width. `kinds`: those that the C++ products
     must have, by native/kinds.py; None: all. `shapes`: those that they are checked with. Raises SettingsError where
     this torch has no kernels for `quant`."""
     native = dtype == torch.float32 and device.type == "cpu"
     plain = _plain_packing(quant, dtype, device, threads_here(kinds, shapes) if native else None)
 
-    def pack(parts: list[Tensor | Grouped], bias: Tensor | None) -> nn.Module:
-        if plain.threads is None and any(isinstance(part, Grouped) for part in parts):
+    def pack(parts: list[Weights], bias: Tensor | None) -> nn.Module:
+        if plain.threads is None and any(isinstance(part, StoredMatrix) and not part.in_blocks for part in parts):
             return GroupedLinear(parts, bias, dtype)
         return plain.pack(parts, bias)
 
@@ -83,7 +82,7 @@ def packing(
 def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, threads: Threads | None) -> Packing:
     if threads is not None:
 
-        def native(parts: Sequence[Weights | Grouped], bias: Tensor | None) -> nn.Module:
+        def native(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
             return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
         return Packing(
@@ -125,13 +124,11 @@ def _not_in_cpp(what: str, remedy: str) -> SettingsError:
     )
 
 
-def _kept_as(part: Weights | Grouped, quant: str | None) -> Kept:
-    """Blocks and 16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be more to
-    read."""
-    if isinstance(part, Grouped):
-        return Groups(part.kind, part.group)
-    if isinstance(part, Blocks):
-        return part.format
+def _kept_as(part: Weights, quant: str | None) -> Kept:
+    """Quantized weights and 16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be
+    more to read."""
+    if isinstance(part, StoredMatrix):
+        return part.kind
     if quant == "int8":
         return torch.int8
     if part.dtype in (torch.float16, torch.bfloat16):
@@ -143,8 +140,8 @@ def _tensors(parts: Sequence[Weights]) -> list[Tensor]:
     """Raises SettingsError where a part is in blocks, which only the C++ products read."""
     tensors: list[Tensor] = []
     for part in parts:
-        if isinstance(part, Blocks):
-            raise _not_in_cpp(f"weights in {part.format.name} are", "Serve them with --dequantize on this host.")
+        if isinstance(part, StoredMatrix):
+            raise _not_in_cpp(f"weights in {part.kind} are", "Serve them with --dequantize on this host.")
         tensors.append(part)
     return tensors
 

@@ -24,11 +24,11 @@ from worker.kv.slabs import SlabStore
 from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.native.host import SWITCH
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, format_for
 from worker.weights.quantizer import quantize
 from worker.weights.safetensors_header import image_name
+from worker.weights.stored_matrix import StoredMatrix
 
 pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 
@@ -64,7 +64,11 @@ def dequantized(folder: Path, quant: str, into: Path) -> Path:
     def rounded(name: str, tensor: Tensor) -> Tensor:
         packed = tensor.dim() == 2 and image_name(name) is None
         chosen = format_for(BLOCK_QUANTS[quant], tensor.shape[-1]) if packed else None
-        return tensor.float() if chosen is None else dequantize(Blocks(chosen, quantize(tensor, chosen, threads)))
+        return (
+            tensor.float()
+            if chosen is None
+            else dequantize(StoredMatrix(chosen.name, quantize(tensor, chosen, threads)))
+        )
 
     for file in folder.iterdir():
         if file.suffix != ".safetensors":

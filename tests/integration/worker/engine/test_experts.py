@@ -24,10 +24,10 @@ from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.native.build import library
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import format_for
 from worker.weights.quantizer import quantize
+from worker.weights.stored_matrix import StoredMatrix
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
 
@@ -147,7 +147,7 @@ def test_experts_in_blocks(quant: str, tmp_path: Path) -> None:
         chosen = format_for(BLOCK_QUANTS[quant], weight.shape[-1])
         if chosen is None or weight.dim() < 2 or name.endswith("mlp.gate.weight"):
             return weight
-        return dequantize(Blocks(chosen, quantize(weight, chosen, threads, name)))
+        return dequantize(StoredMatrix(chosen.name, quantize(weight, chosen, threads, name)))
 
     exact = Running(load(changed(tmp_path, rounded), collective=Solo()))
     assert running.model.weight_bytes < 0.25 * exact.model.weight_bytes

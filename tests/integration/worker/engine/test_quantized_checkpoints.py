@@ -28,7 +28,7 @@ from worker.models.loading import open_checkpoint
 from worker.native.build import library
 from worker.native.host import SWITCH
 from worker.repository.files import inspect
-from worker.weights.grouped import Grouped
+from worker.weights.stored_matrix import StoredMatrix
 
 Written = Callable[[str], tuple[Path, Path]]
 
@@ -56,7 +56,7 @@ def test_weights_are_those_of_the_formula(kind: str, written: Written) -> None:
             for dim, part in ((None, slice(None)), (0, slice(13, outputs - 3)), (1, slice(inputs // 2, None))):
                 ranges = None if dim is None else [(part.start, part.stop or inputs)]
                 found = checkpoint.read(name, dim, ranges)
-                assert isinstance(found, Grouped)
+                assert isinstance(found, StoredMatrix)
                 wanted = exact[name][:, part] if dim == 1 else exact[name][part]
                 assert torch.equal(found.dequantized(torch.float64), wanted), (name, dim)
 

@@ -25,7 +25,7 @@ from worker.models.loading import open_checkpoint
 from worker.native.build import library
 from worker.native.host import SWITCH
 from worker.repository.files import inspect
-from worker.weights.grouped import Grouped
+from worker.weights.stored_matrix import StoredMatrix
 
 Written = Callable[[str, str], tuple[Path, Path]]
 
@@ -64,7 +64,7 @@ def test_experts_in_mxfp4_are_those_of_the_formula(written: Written) -> None:
             for part, wanted in (("gate", both[0::2]), ("up", both[1::2]), ("down", down)):
                 name = f"{stem}.{expert}.{part}_proj.weight"
                 whole = checkpoint.read(name)
-                assert isinstance(whole, Grouped)
+                assert isinstance(whole, StoredMatrix)
                 assert torch.equal(whole.dequantized(torch.float64), wanted)
                 rows, columns = (checkpoint.read(name, dim, [(32, 64)]) for dim in (0, 1))
                 assert torch.equal(rows.dequantized(torch.float64), wanted[32:64])

@@ -10,8 +10,8 @@ import torch
 
 from tests.gguf_models import FORMATS, random_blocks
 from worker.weights import dequantize as module
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import FUNCTIONS, dequantize
+from worker.weights.stored_matrix import StoredMatrix
 
 KINDS = sorted(FORMATS)
 
@@ -21,7 +21,7 @@ def matrix(kind: str) -> Any:
 
 
 def ours(kind: str) -> Any:
-    return dequantize(Blocks(FORMATS[kind], torch.from_numpy(matrix(kind)))).numpy()
+    return dequantize(StoredMatrix(FORMATS[kind].name, torch.from_numpy(matrix(kind)))).numpy()
 
 
 def test_every_format_has_a_function() -> None:
@@ -63,7 +63,7 @@ def test_formulas_of_single_blocks() -> None:
 
 def one(kind: str, block: bytes) -> list[float]:
     data = torch.frombuffer(bytearray(block), dtype=torch.uint8).view(1, -1)
-    return dequantize(Blocks(FORMATS[kind], data))[0].tolist()
+    return dequantize(StoredMatrix(FORMATS[kind].name, data))[0].tolist()
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

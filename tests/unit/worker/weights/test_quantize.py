@@ -13,10 +13,10 @@ from torch import Tensor
 from control.errors import ModelFilesError
 from worker.models.layers.linear import threads_here
 from worker.native.library import Threads
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.quantizer import quantize
+from worker.weights.stored_matrix import StoredMatrix
 
 pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 
@@ -80,10 +80,10 @@ def error(weights: Tensor, restored: Tensor) -> float:
     return float((restored.double() - weights.double()).square().mean().sqrt())
 
 
-def by_llama_cpp(weights: Tensor, format: BlockFormat) -> Blocks:
+def by_llama_cpp(weights: Tensor, format: BlockFormat) -> StoredMatrix:
     """Quantised by the package libgguf, which compiles llama.cpp's own functions."""
     rows = importlib.import_module("libgguf").quantize_rows(weights.numpy(), format.ggml_type)
-    return Blocks(format, torch.from_numpy(rows).view(weights.shape[0], -1))
+    return StoredMatrix(format.name, torch.from_numpy(rows).view(weights.shape[0], -1))
 
 
 def print_errors_of_llama_cpp() -> None:
@@ -102,7 +102,7 @@ def threads() -> Threads:
 def test_errors_are_those_of_llama_cpp_or_smaller(name: str, threads: Threads) -> None:
     """On a seeded tensor. The control has all scales a little too large."""
     weights = heavy_tailed()
-    blocks = Blocks(BLOCK_FORMATS[name], quantize(weights, BLOCK_FORMATS[name], threads))
+    blocks = StoredMatrix(name, quantize(weights, BLOCK_FORMATS[name], threads))
     found = error(weights, dequantize(blocks))
     assert 0.5 * LLAMA_CPP[name] < found <= BOUND * LLAMA_CPP[name]
     assert error(weights, 1.2 * dequantize(blocks)) > BOUND * LLAMA_CPP[name]
@@ -114,7 +114,7 @@ def test_any_tensor_is_as_near_as_by_llama_cpp(name: str, threads: Threads) -> N
     pytest.importorskip("libgguf", reason="libgguf is not installed")
     format = BLOCK_FORMATS[name]
     for kind, weights in tensors().items():
-        found = error(weights, dequantize(Blocks(format, quantize(weights, format, threads))))
+        found = error(weights, dequantize(StoredMatrix(format.name, quantize(weights, format, threads))))
         theirs = error(weights, dequantize(by_llama_cpp(weights, format)))
         assert np.isfinite(found), kind
         assert not np.isfinite(theirs) or found <= BOUND * theirs, kind
@@ -123,8 +123,8 @@ def test_any_tensor_is_as_near_as_by_llama_cpp(name: str, threads: Threads) -> N
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_libgguf_reads_the_blocks(name: str, threads: Threads) -> None:
     libgguf = pytest.importorskip("libgguf", reason="libgguf is not installed")
-    blocks = Blocks(BLOCK_FORMATS[name], quantize(heavy_tailed(), BLOCK_FORMATS[name], threads))
-    theirs = libgguf.dequantize_rows(blocks.data.numpy(), blocks.format.ggml_type, 512)
+    blocks = StoredMatrix(name, quantize(heavy_tailed(), BLOCK_FORMATS[name], threads))
+    theirs = libgguf.dequantize_rows(blocks.codes.numpy(), blocks.format.ggml_type, 512)
     assert torch.equal(torch.from_numpy(theirs).view(32, 512), dequantize(blocks))
 
 

@@ -18,9 +18,9 @@ from control.errors import FurrowError, ModelFilesError
 from tests.quantized import FP8_TOKENS, GPTQ, GROUP, TOKENS, compressed, write, write_mxfp4
 from worker.models.loading import open_checkpoint
 from worker.repository.files import inspect
-from worker.weights.grouped import Grouped
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker.weights.schemes import scheme_of
+from worker.weights.stored_matrix import StoredMatrix
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "quantized_layouts.safetensors"
 FOUR: dict[str, Any] = {"num_bits": 4, "strategy": "group", "group_size": GROUP}
@@ -47,7 +47,7 @@ def test_tensors_of_other_tools_are_read(kind: str, tmp_path: Path) -> None:
     with QuantizedCheckpoint([tmp_path / "model.safetensors"], scheme) as checkpoint:
         for dim, part in ((None, slice(None)), (0, slice(8, 24)), (1, slice(32, 64))):
             found = checkpoint.read("a.q_proj.weight", dim, None if dim is None else [(part.start, part.stop)])
-            assert isinstance(found, Grouped)
+            assert isinstance(found, StoredMatrix)
             wanted = exact[:, part] if dim == 1 else exact[part]
             assert torch.allclose(found.dequantized(torch.float64).float(), wanted, rtol=1e-6, atol=0)
 

@@ -17,10 +17,9 @@ from worker.models.layers.linear import NativeLinear, threads_here
 from worker.native.build import declare_products
 from worker.native.host import SOURCE
 from worker.native.library import Threads
-from worker.weights.blocks import Blocks
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, MXFP4, BlockFormat
-from worker.weights.packed_matrix import Groups
+from worker.weights.stored_matrix import StoredMatrix
 
 NATIVE = threads_here()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="no C++ compiler, or a processor without AVX2")
@@ -47,7 +46,7 @@ def inference() -> Iterator[None]:
         yield
 
 
-def random_blocks(format: BlockFormat, outputs: int, inputs: int, seed: int = 1) -> Blocks:
+def random_blocks(format: BlockFormat, outputs: int, inputs: int, seed: int = 1) -> StoredMatrix:
     """Any bits for the values, and small scales of either sign."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (outputs, inputs // format.weights, format.bytes), generator=generator).to(torch.uint8)
@@ -56,21 +55,21 @@ def random_blocks(format: BlockFormat, outputs: int, inputs: int, seed: int = 1)
         data[:, :, place : place + 2] = halves.unsqueeze(2).view(torch.uint8)
     if format is MXFP4:
         data[:, :, 0] = torch.randint(110, 125, data.shape[:2], generator=generator)
-    return Blocks(format, data.flatten(1))
+    return StoredMatrix(format.name, data.flatten(1))
 
 
-def numbers(blocks: Blocks) -> Tensor:
+def numbers(blocks: StoredMatrix) -> Tensor:
     """The weights in float32 by torch: those functions are tested against ggml's own results."""
     if blocks.format is not MXFP4:
         return dequantize(blocks)
-    data = blocks.data.view(blocks.data.shape[0], -1, 17)
+    data = blocks.codes.view(blocks.codes.shape[0], -1, 17)
     values = E2M1[torch.cat([data[:, :, 1:] & 15, data[:, :, 1:] >> 4], dim=2).int()]
     return (values * torch.exp2(data[:, :, :1].float() - 127)).flatten(1)
 
 
-def native(*parts: Blocks, bias: Tensor | None = None, threads: Threads | None = NATIVE) -> NativeLinear:
+def native(*parts: StoredMatrix, bias: Tensor | None = None, threads: Threads | None = NATIVE) -> NativeLinear:
     assert threads is not None
-    return NativeLinear(parts, bias, [part.format for part in parts], threads)
+    return NativeLinear(parts, bias, [part.kind for part in parts], threads)
 
 
 def rows(count: int, inputs: int, seed: int = 2) -> Tensor:
@@ -171,7 +170,7 @@ def test_rows_are_looked_up_to_the_last_bit(format: BlockFormat) -> None:
     linear, ids = native(weights), torch.tensor([[0, 130], [31, 32]])
     assert torch.equal(linear.look_up(ids), numbers(weights)[ids])
     panels = -(-131 // linear.threads.library.furrow_panel()) * linear.threads.library.furrow_panel() / 131
-    assert linear.packed_bytes <= 1.04 * panels * weights.data.nbytes
+    assert linear.packed_bytes <= 1.04 * panels * weights.codes.nbytes
 
 
 def test_one_product_mixes_formats() -> None:
@@ -226,7 +225,5 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
         assert torch.equal(native(weights, threads=other).look_up(ids), numbers(weights)), format.name
     for kind in ("e4m3", "int4", "e2m1", "int8"):
         part, x = grouped(kind, 75, 256, 32), rows(11, 256)
-        theirs, mine = (
-            NativeLinear([part], None, [Groups(kind, 32)], one)(x) for one in (other, threads_here()) if one
-        )
+        theirs, mine = (NativeLinear([part], None, [kind], one)(x) for one in (other, threads_here()) if one)
         assert torch.equal(theirs, mine), kind

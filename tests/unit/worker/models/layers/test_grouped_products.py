@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from worker.models.layers.grouped import GroupedLinear, rounded
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.weights.grouped import E2M1, E4M3, INT4, INT8, Grouped
-from worker.weights.packed_matrix import Groups
+from worker.weights.schemes import E2M1, E4M3, INT4, INT8
+from worker.weights.stored_matrix import StoredMatrix
 
 THREADS = threads_here()
 """None where there is no compiler: torch's layer is held all the same."""
@@ -21,7 +21,7 @@ SHAPES = [(33, 96, 32), (131, 64, 64), (70, 256, 128), (5, 40, 40)]
 """Outputs, inputs and inputs of a group."""
 
 
-def grouped(kind: str, outputs: int, inputs: int, group: int) -> Grouped:
+def grouped(kind: str, outputs: int, inputs: int, group: int) -> StoredMatrix:
     """Random codes, each but NaN among them."""
     generator = torch.Generator().manual_seed(outputs)
     codes = torch.randint(
@@ -33,18 +33,20 @@ def grouped(kind: str, outputs: int, inputs: int, group: int) -> Grouped:
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8, generator=generator) if kind == INT4 else None
     if kind == E2M1:
         scales = torch.randint(100, 135, shape, dtype=torch.uint8, generator=generator)
-        return Grouped(kind, codes, scales, None, group)
-    return Grouped(kind, codes, torch.rand(shape, generator=generator) / 100, zeros, inputs if kind == INT8 else group)
+        return StoredMatrix(kind, codes, scales, None, group)
+    return StoredMatrix(
+        kind, codes, torch.rand(shape, generator=generator) / 100, zeros, inputs if kind == INT8 else group
+    )
 
 
 def rows(count: int, inputs: int) -> torch.Tensor:
     return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
 
 
-def layers(part: Grouped, bias: torch.Tensor) -> list[nn.Module]:
+def layers(part: StoredMatrix, bias: torch.Tensor) -> list[nn.Module]:
     made: list[nn.Module] = [GroupedLinear([part], bias, torch.float32)]
     if THREADS is not None:
-        made.append(NativeLinear([part], bias, [Groups(part.kind, part.group)], THREADS))
+        made.append(NativeLinear([part], bias, [part.kind], THREADS))
     return made
 
 
@@ -85,8 +87,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
     """Alone, among others, beside plain matrices in one product, and beside NaN, which stays in its row."""
     assert THREADS is not None
     part, more = grouped(kind, 70, 256, 128), torch.randn(40, 256)
-    kept = Groups(kind, part.group)
-    layer = NativeLinear([part, more, part.rows(0, 33)], None, [kept, torch.float32, kept], THREADS)
+    layer = NativeLinear([part, more, part.rows(0, 33)], None, [kind, torch.float32, kind], THREADS)
     x = rows(19, 256)
     together = layer(x)
     assert all(torch.equal(together[row], layer(x[row : row + 1])[0]) for row in range(len(x)))
