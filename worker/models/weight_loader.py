@@ -142,7 +142,7 @@ class WeightLoader:
             return
         rows = self._vocabulary(f"model.{LAYERS_TABLE}.weight", table)
         start, _, _ = padded_share(table.weight.shape[0], self.plan.rank, self.plan.world_size)
-        if isinstance(rows, Blocks):
+        if isinstance(rows, StoredMatrix):
             packed = cast(NativeLinear, self.packing.pack([rows], None))  # the only layer of blocks
             table = PackedEmbedding(packed, table, own=True)
         elif self.packing.keeps_stored_rows(rows):

@@ -180,7 +180,7 @@ def test_one_product_mixes_formats() -> None:
     half = torch.randn(40, 512).bfloat16()
     bias, x = torch.randn(123), rows(20, 512)
     assert NATIVE is not None
-    mixed = NativeLinear([q4, q6, half], bias, [q4.format, q6.format, torch.bfloat16], NATIVE)
+    mixed = NativeLinear([q4, q6, half], bias, [q4.kind, q6.kind, torch.bfloat16], NATIVE)
     alone = [
         native(q4, bias=bias[:70])(x),
         native(q6, bias=bias[70:83])(x),
@@ -190,7 +190,7 @@ def test_one_product_mixes_formats() -> None:
     joined = native(q4, random_blocks(q4.format, 9, 512, seed=5))
     assert torch.equal(joined(x)[:, :70], native(q4)(x))
     with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
-        NativeLinear([q4, q6, half, q6], None, [q4.format, q6.format, torch.bfloat16, q6.format], NATIVE)
+        NativeLinear([q4, q6, half, q6], None, [q4.kind, q6.kind, torch.bfloat16, q6.kind], NATIVE)
 
 
 def test_a_share_of_the_inputs_is_a_view() -> None:
