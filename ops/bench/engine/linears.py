@@ -94,7 +94,7 @@ KERNELS = (
     Kernel("bf16 in C++", 2, _native(torch.bfloat16)),
     Kernel("int8 in C++", 1, _native(torch.int8)),
     *(
-        Kernel(f"{name} in C++", format.bytes / format.weights, _native(format), _blocks(format))
+        Kernel(f"{name} in C++", format.bytes / format.weights, _native(name), _blocks(format))
         for name, format in BLOCK_FORMATS.items()
     ),
 )
