@@ -11,8 +11,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class ExactInt8Linear(nn.Module):
-    """As Int8Linear with weights of ± 127, whatever torch's kernel can sum here: without VNNI it has weights of ± 63
-    only, whose rounding moves a logit further than the C++ products do."""
+    """y ≈ x · Wᵀ + b with a scale for each output and each row of x, as `--quant int8` has it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

@@ -104,13 +104,15 @@ def _load(
     quantized.check(files.config, files.weights, collective.world_size, [device])
     validation.check_devices(files.config, [device])
     where = torch.device(device)
-    chosen = resolve_dtype(dtype, where, files.config)
+    stored = resolve_dtype(dtype, where, files.config)
     pooling = pooling_of(files.config)
     if pooling is not None and is_encoder(files.config):
-        return load_encoder(files, pooling, collective, chosen, where, tell)
-    kinds = None if every_kind else kinds_of(files, quant, dequantize)
+        return load_encoder(files, pooling, collective, stored, where, tell)
+    chosen = computed_in(stored, where)
+    storage = None if stored == chosen else stored
+    kinds = None if every_kind else kinds_of(files, quant, dequantize, dtype)
     kept = packing(quant, chosen, where, kinds, of_config(files.config, dtype, collective.world_size))
-    one = _Load(files, Link(collective), chosen, where, quant, dequantize, kept, tell)
+    one = _Load(files, Link(collective), chosen, storage, where, quant, dequantize, kept, tell)
     possible = kept.threads is not None and (pooling is None or not is_whole(files.config, pooling))
     if possible and (native := _native_meta_model(files.config, collective.world_size)) is not None:
         served = one.cached(native, cache if pooling is None else None)
@@ -129,6 +131,8 @@ class _Load:
     files: ModelFiles
     link: Link
     dtype: torch.dtype
+    storage: torch.dtype | None
+    """The type of 16 bits to which matrices are rounded; None: kept as they are stored."""
     device: torch.device
     quant: str | None
     dequantize: bool
@@ -141,7 +145,7 @@ class _Load:
         threads, group = self.packing.threads, self.link.collective
         if cache is None or not cache.on or threads is None:
             return self.served(self.filled(model)[0])
-        made_of = fingerprint(self.files, str(self.dtype), self.quant, self.dequantize)
+        made_of = fingerprint(self.files, str(self.storage or self.dtype), self.quant, self.dequantize)
         subject = subject_of(self.files.weights, made_of, self.quant, group.rank, group.world_size, threads)
         found: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, self.link, self.tell)
         if found is not None:
@@ -161,9 +165,19 @@ class _Load:
         grouped = scheme_of(self.files.config) is not None
         with open_checkpoint(self.files, self.dequantize) as checkpoint:
             plan = self._plan(model, checkpoint.borders if quantizer is None else quantizer.borders)
-            family, link, kept = self._family(model), self.link, self.packing
             WeightLoader(
-                model, checkpoint, plan, family, self.dtype, self.device, link, kept, self.tell, quantizer, grouped
+                model=model,
+                checkpoint=checkpoint,
+                plan=plan,
+                family=self._family(model),
+                dtype=self.dtype,
+                device=self.device,
+                link=self.link,
+                packing=self.packing,
+                tell=self.tell,
+                quantizer=quantizer,
+                storage=self.storage,
+                grouped=grouped,
             ).fill()
             if not grouped and isinstance(checkpoint, Checkpoint):  # else other tensors are read than names say
                 # Files may have keys and values of layers that attend to those of earlier ones.
@@ -217,7 +231,8 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
     if is_encoder(config):
         return
-    chosen, where = resolve_dtype(dtype, torch.device(device), config), torch.device("cpu")
+    where = torch.device("cpu")
+    chosen = computed_in(resolve_dtype(dtype, torch.device(device), config), torch.device(device))
     native = device == "cpu" and chosen == torch.float32 and unavailable() is None
     if not native or _native_meta_model(config) is None:
         from worker.models.meta_model import configuration, meta_model  # only here, as in `load`
@@ -267,6 +282,12 @@ def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None
     if name not in DTYPES:
         raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
     return DTYPES[name]
+
+
+def computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of a model's products, activations, keys and values. On a CPU types of 16 bits are those in which its
+    matrices are stored; it computes in float32, or in float64."""
+    return torch.float32 if device.type == "cpu" and dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def _cache_layout(

@@ -37,6 +37,8 @@ class WeightLoader:
     tell: Callable[[float], None]
     quantizer: Quantizer | None = None
     """Makes blocks of the weights of linear layers and of the vocabulary."""
+    storage: torch.dtype | None = None
+    """The type of 16 bits to which those of them that are plain numbers are rounded; None: kept as they are stored."""
     grouped: bool = False
     """True if the checkpoint's matrices are read as `StoredMatrix`."""
 
@@ -155,15 +157,22 @@ class WeightLoader:
         self._done()
 
     def _converted(self, name: str, weights: Weights) -> Weights:
-        """The matrix `name` of a linear layer or of the vocabulary, in blocks if that was asked for."""
-        return weights if self.quantizer is None else self.quantizer.blocks(name, weights)
+        """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
+        return self._rounded(weights) if self.quantizer is None else self.quantizer.blocks(name, weights)
+
+    def _rounded(self, weights: Any) -> Any:
+        if self.storage is None or not isinstance(weights, Tensor):
+            return weights
+        numbers = torch.finfo(self.storage)
+        return weights.clamp(numbers.min, numbers.max).to(self.storage)  # saturates rather than overflows
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `StoredMatrix`."""
         if experts.are_in(module):
             assert self.family.experts is not None
             owner = self.model.get_submodule(module)
-            return experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.experts.tensors)
+            stored = experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.experts.tensors)
+            return stored if leaf.endswith("bias") else self._rounded(stored)
         name = stored = f"{module}.{leaf}"
         for ours, theirs in self.family.stored_names:
             stored = stored.replace(ours, theirs)

@@ -11,13 +11,13 @@ from worker.native import compiled
 
 SOURCE = Path(__file__).parent / "source" / "native.cpp"
 SWITCH = "FURROW_NATIVE"
-"""Environment variable; with 0 torch computes everything."""
+"""Environment variable; with 0 the reference in torch computes everything."""
 
 NEEDED = ("avx2", "fma", "f16c")
 
 
-INSTEAD = "Use --quant int8 or f16, or leave it out."
-"""Remedy for weights in blocks that are made at load."""
+INSTEAD = "Leave it out: torch then computes in float32, several times slower."
+"""Remedy for an option of `--quant`."""
 
 
 INSTALL = "Install one on this host (`apt-get install g++`), then run `furrow models reload`."

@@ -16,9 +16,6 @@ from worker.repository.files import inspect
 from worker.repository.kinds import kinds_of
 from worker.selftest.shapes import of_config
 
-DTYPES = ("auto", "float32")
-"""Those that the library computes in."""
-
 
 def compile_beside() -> None:
     """Begin to compile the library that the rank of this process will load, in a thread."""
@@ -28,7 +25,8 @@ def compile_beside() -> None:
 def compile_now() -> None:
     """Compile the library of the rank that this process's environment describes, if it needs one and there is none."""
     spec = msgspec.json.decode(os.environ["FURROW_ASSIGNMENT"], type=Assignment).spec
-    if os.environ["FURROW_DEVICE"] == "cpu" and spec.dtype in DTYPES:
+    if os.environ["FURROW_DEVICE"] == "cpu" and spec.dtype != "float64":
         with suppress(FurrowError):  # the load will say what is wrong with the files
             files = inspect(Path(os.environ["FURROW_FOLDER"]), images=False)
-            library(kinds_of(files, spec.quant, spec.dequantize), of_config(files.config, spec.dtype, spec.tp))
+            kinds = kinds_of(files, spec.quant, spec.dequantize, spec.dtype)
+            library(kinds, of_config(files.config, spec.dtype, spec.tp))

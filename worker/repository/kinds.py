@@ -14,10 +14,10 @@ STORED = {"F16": "float16", "BF16": "bfloat16", "f16": "float16", "bf16": "bfloa
 """Types of safetensors and of GGUF whose numbers stay what they are."""
 
 
-def kinds_of(files: ModelFiles, quant: str | None, dequantize: bool = False) -> frozenset[str]:
+def kinds_of(files: ModelFiles, quant: str | None, dequantize: bool = False, dtype: str = "auto") -> frozenset[str]:
     """Names of native/kinds.py. May have more than are needed; a rank that meets another one loads again with all.
     Raises ModelFilesError."""
-    kinds: set[str] = set()
+    kinds: set[str] = {dtype} & set(STORED.values())
     if quant in BLOCK_QUANTS:
         format = BLOCK_QUANTS[quant]
         kinds |= {format, SMALLER.get(format, format)}

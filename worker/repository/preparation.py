@@ -6,7 +6,9 @@ process that can be killed.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +16,9 @@ from pathlib import Path
 
 import structlog
 
-from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway
+from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway, SettingsError
 from control.messages import Assignment
-from control.quantization import BLOCK_QUANTS, check_quant
+from control.quantization import check_quant
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
@@ -44,8 +46,9 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     """Resolve and validate the model's files, before any process is spawned. Returns the folder, or the GGUF file.
     `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
+    check_torch()
     check_quant(spec.quant, spec.dtype, assignment.devices)
-    if spec.quant in BLOCK_QUANTS:
+    if spec.quant is not None:
         check_host(f"--quant {spec.quant}", INSTEAD)
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
     files = validation.inspect(place, spec.images)
@@ -57,6 +60,15 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)
     return place
+
+
+def check_torch() -> None:
+    """Raise SettingsError with the command that installs torch where this host has none. torch is not imported."""
+    if importlib.util.find_spec("torch") is None:
+        raise SettingsError(
+            f"torch is not installed on this host, and no rank runs without it. Run `{sys.executable} -m pip install "
+            "torch`, then `furrow models reload`."
+        )
 
 
 class Preparation:

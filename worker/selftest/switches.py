@@ -16,7 +16,7 @@ PLAIN: dict[str, str] = {
     "triton.gate": "transformers' own feed-forward layers are used",
     "triton.rotary": "transformers' own rotary embedding is used",
     "graphs": "decode steps are launched kernel by kernel",
-    "cpp": "torch computes products and forwards",
+    "cpp": "CPUs run the reference in torch",
     "collective.native": "ranks on one host exchange over sockets",
     "collective.nccl": "GPU ranks exchange through the host's memory",
 }

@@ -241,8 +241,12 @@ def check_compiler(card: HostCard, facts: HostFacts, checks: Checks) -> None:
     if facts.native:
         remedy = "Install a C++ compiler (`apt-get install g++`), then restart `furrow worker`."
         if "processor" in facts.native or "is 0" in facts.native:
-            remedy = "Use another host, or unset FURROW_NATIVE; models run there all the same, several times slower."
-        checks.warning("compiler", f"nothing is computed in C++: {facts.native}", remedy)
+            remedy = "Use another host, or unset FURROW_NATIVE."
+        message = (
+            f"nothing is computed in C++: {facts.native}. CPUs run the reference in torch: slower, with weights in "
+            "float32, without --quant and GGUF files in blocks"
+        )
+        checks.warning("compiler", message, remedy)
     elif facts.compiler:
         checks.ok("compiler", facts.compiler)
     else:

@@ -20,10 +20,7 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
-from worker.models.layers.half import HalfLinear
-from worker.models.layers.int8 import Int8Linear, pack
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.models.layers.prepacked import PrepackedLinear
 from worker.native.library import Threads
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.packed_matrix import Kept
@@ -61,11 +58,6 @@ def _mkl(weight: Tensor, rows: int) -> Product:
     return lambda inputs: torch.ops.mkl._mkl_linear(inputs, packed, weight, None, rows)
 
 
-def _one_scale(weight: Tensor, rows: int) -> Product:
-    packed = pack(weight, 127)
-    return lambda inputs: torch.ops.quantized.linear_dynamic(inputs, packed, reduce_range=True)
-
-
 def _blocks(format: BlockFormat) -> Callable[[Tensor], Weights]:
     return lambda weight: StoredMatrix(format.name, quantize(weight, format, _threads()))
 
@@ -87,10 +79,6 @@ KERNELS = (
     Kernel("plain", 4, _plain),
     Kernel("transposed", 4, _transposed),
     Kernel("mkl", 4, _mkl),
-    Kernel("onednn", 4, lambda weight, rows: PrepackedLinear(weight, None)),
-    Kernel("f16", 2, lambda weight, rows: HalfLinear(weight, None)),
-    Kernel("int8", 1, lambda weight, rows: Int8Linear(weight, None)),
-    Kernel("int8, one scale", 1, _one_scale),
     Kernel("bf16 in C++", 2, _native(torch.bfloat16)),
     Kernel("int8 in C++", 1, _native(torch.int8)),
     *(

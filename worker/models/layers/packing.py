@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from control.errors import CompilerMissing, SettingsError
-from control.quantization import BLOCK_QUANTS
 from worker.models.layers.dense import DenseLinear, stacked
-from worker.models.layers.grouped import GroupedLinear
-from worker.models.layers.half import HalfLinear
-from worker.models.layers.int8 import Int8Linear
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.models.layers.prepacked import PrepackedLinear
 from worker.native.build import reason_missing
 from worker.native.compiled import compiler_missing
-from worker.native.host import INSTALL, INSTEAD, check_host
+from worker.native.host import INSTALL, INSTEAD
 from worker.native.library import Threads
 from worker.selftest.shapes import Shapes
 from worker.weights.packed_matrix import Kept
@@ -27,11 +23,6 @@ from worker.weights.stored_matrix import StoredMatrix, Weights
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
-
-WORTH_PACKING = 2**19
-"""Weights from which on oneDNN's product saves more than its call costs (some 14 µs) beside the plain one."""
-
-PACKED: dict[str, type[HalfLinear | Int8Linear]] = {"f16": HalfLinear, "int8": Int8Linear}
 
 
 @dataclass(frozen=True)
@@ -65,53 +56,37 @@ def packing(
     kinds: Iterable[str] | None = None,
     shapes: Shapes | None = None,
 ) -> Packing:
-    """How linear layers are kept; stored matrices at their stored width. `kinds`: those that the C++ products
-    must have, by native/kinds.py; None: all. `shapes`: those that they are checked with. Raises SettingsError where
-    this torch has no kernels for `quant`."""
+    """How linear layers are kept: packed in float32 on a CPU that runs the C++ products, else dense in `dtype`.
+    `kinds`: those that the C++ products must have, by native/kinds.py; None: all. `shapes`: those that they are
+    checked with. Raises SettingsError for a `quant` where there are no C++ products."""
     native = dtype == torch.float32 and device.type == "cpu"
-    plain = _plain_packing(quant, dtype, device, threads_here(kinds, shapes) if native else None)
+    threads = threads_here(kinds, shapes) if native else None
+    if threads is None:
+        if quant is not None:
+            raise _not_in_cpp(f"--quant {quant} is", INSTEAD)
+        return Packing(partial(_dense, dtype, device), packed=False, quantized=False)
 
-    def pack(parts: list[Weights], bias: Tensor | None) -> nn.Module:
-        if plain.threads is None and any(isinstance(part, StoredMatrix) and not part.in_blocks for part in parts):
-            return GroupedLinear(parts, bias, dtype)
-        return plain.pack(parts, bias)
+    def pack(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+        return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
 
-    return replace(plain, pack=pack)
+    return Packing(
+        pack,
+        packed=True,
+        quantized=quant is not None,
+        shares_tables=True,
+        rounds_tables=quant == "int8",
+        threads=threads,
+    )
 
 
-def _plain_packing(quant: str | None, dtype: torch.dtype, device: torch.device, threads: Threads | None) -> Packing:
-    if threads is not None:
-
-        def native(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
-            return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
-
-        return Packing(
-            native,
-            packed=True,
-            quantized=quant is not None,
-            shares_tables=True,
-            rounds_tables=quant == "int8",
-            threads=threads,
-        )
-    if quant in BLOCK_QUANTS:
-        check_host(f"--quant {quant}", INSTEAD)
-        raise _not_in_cpp(f"--quant {quant} is", INSTEAD)
-    if quant is not None:
-        if "fbgemm" not in torch.backends.quantized.supported_engines:
-            raise SettingsError(f"--quant {quant} needs an x86 processor with AVX2; leave it out on this host")
-        layer = PACKED[quant]
-        return Packing(lambda parts, bias: layer(_joined(_tensors(parts)), bias), packed=True, quantized=True)
-
-    def dense(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
-        return DenseLinear(stacked(_tensors(parts), dtype, device), bias)
-
-    def prepacked(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
-        worthwhile = sum(part.numel() for part in _tensors(parts)) >= WORTH_PACKING
-        return PrepackedLinear(_joined(_tensors(parts)), bias) if worthwhile else dense(parts, bias)
-
-    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
-        return Packing(prepacked, packed=True, quantized=False)
-    return Packing(dense, packed=False, quantized=False)
+def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+    """Raises SettingsError for weights in blocks, which only the C++ products read."""
+    plain: list[Tensor] = []
+    for part in parts:
+        if isinstance(part, StoredMatrix) and part.in_blocks:
+            raise _not_in_cpp(f"weights in {part.kind} are", "Serve them with --dequantize on this host.")
+        plain.append(part.dequantized(dtype) if isinstance(part, StoredMatrix) else part)
+    return DenseLinear(stacked(plain, dtype, device), None if bias is None else bias.to(device, dtype))
 
 
 def _not_in_cpp(what: str, remedy: str) -> SettingsError:
@@ -134,17 +109,3 @@ def _kept_as(part: Weights, quant: str | None) -> Kept:
     if part.dtype in (torch.float16, torch.bfloat16):
         return part.dtype
     return torch.float32 if quant is None else torch.float16
-
-
-def _tensors(parts: Sequence[Weights]) -> list[Tensor]:
-    """Raises SettingsError where a part is in blocks, which only the C++ products read."""
-    tensors: list[Tensor] = []
-    for part in parts:
-        if isinstance(part, StoredMatrix):
-            raise _not_in_cpp(f"weights in {part.kind} are", "Serve them with --dequantize on this host.")
-        tensors.append(part)
-    return tensors
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

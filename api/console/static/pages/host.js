@@ -69,7 +69,7 @@ function machine(known) {
     ["Free for packed weights", free(known.cache)],
     ["Free shared memory", free(known.shared_memory)],
     ["C++ compiler", known.compiler || "none"],
-    ["Computed in C++", known.native ? `no: ${known.native}` : "yes"],
+    ["Computed in C++", known.native ? `no: ${known.native}. CPUs run the reference in torch, in float32.` : "yes"],
     ["Kernels switched off", known.kernels_off.length ? known.kernels_off.join("; ") : "none"],
     ["Models whose files are here", Object.keys(known.files).join(", ") || "none"],
   ]));

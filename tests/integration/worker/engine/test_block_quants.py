@@ -191,7 +191,7 @@ def test_a_weight_that_is_no_number_is_named(checkpoint: Checkpoint, tmp_path: P
 def test_blocks_need_the_compiled_products(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     with pytest.raises(
-        SettingsError, match=r"--quant q4k is computed in C\+\+ only, but FURROW_NATIVE is 0. Use --quant int8"
+        SettingsError, match=r"--quant q4k is computed in C\+\+ only, but FURROW_NATIVE is 0. Leave it out"
     ):
         load(checkpoint("llama"), collective=Solo(), quant="q4k")
 

@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"shared_memory": space(2**20, 2**30)}, "shared memory", "error", "1 MiB"),
         ({"compiler": ""}, "compiler", "warning", "no C++ compiler that runs"),
         ({"native": "there is no C++ compiler"}, "compiler", "warning", "nothing is computed in C++"),
-        ({"native": "this processor (x) has no avx2"}, "compiler", "warning", "avx2"),
+        ({"native": "this processor (x) has no avx2"}, "compiler", "warning", "avx2. CPUs run the reference in torch"),
         ({"kernels_off": ["triton.decode: differs"]}, "kernels", "warning", "triton.decode"),
         ({"ports": {"beta": "10.0.0.2:5: timed out"}}, "ports", "error", "timed out"),
         ({"ports": {"alpha": "10.0.0.1: no such address"}}, "ports", "error", "can't listen"),

@@ -16,7 +16,7 @@ from worker.repository import preparation
 from worker.weights.formats import BLOCK_FORMATS, format_for
 
 
-def assignment(quant: str) -> Assignment:
+def assignment(quant: str | None) -> Assignment:
     spec = ModelSpec(name="m", source=str(MODEL_DIR), devices=["cpu"], quant=quant)
     return Assignment(spec=spec, replica="r", devices=["cpu"], ranks=[0])
 
@@ -61,14 +61,15 @@ def test_a_host_that_runs_cpp_takes_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     assert preparation.check(assignment("q4k")) == MODEL_DIR
 
 
-def test_without_a_compiler_blocks_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Unless a library was compiled before. The control: int8 is served by torch."""
+def test_without_a_compiler_every_option_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unless a library was compiled before. The control: without one the reference in torch serves the model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(host, "processor_flags", lambda: frozenset(host.NEEDED))
     monkeypatch.setattr(compiled, "compiler_command", lambda: None)
-    with pytest.raises(SettingsError, match=r"--quant q4k .* there is no C\+\+ compiler .* Use --quant int8 or f16"):
-        preparation.check(assignment("q4k"))
-    assert preparation.check(assignment("int8")) == MODEL_DIR
+    for quant in ("q4k", "int8", "f16"):
+        with pytest.raises(SettingsError, match=rf"--quant {quant} .* there is no C\+\+ compiler .* Leave it out"):
+            preparation.check(assignment(quant))
+    assert preparation.check(assignment(None)) == MODEL_DIR
     folder = tmp_path / "furrow" / "compiled"
     folder.mkdir(parents=True)
     (folder / "native-1.so").touch()
@@ -85,3 +86,9 @@ def test_blocks_are_refused_where_cpp_is_switched_off_or_instructions_lack(monke
     monkeypatch.setenv(host.SWITCH, "0")
     with pytest.raises(SettingsError, match="FURROW_NATIVE is 0"):
         preparation.check(assignment("q8_0"))
+
+
+def test_without_torch_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"torch is not installed .* -m pip install torch`, then `furrow models"):
+        preparation.check(assignment(None))
