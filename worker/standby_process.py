@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,12 +43,13 @@ def await_duty(background: bool) -> dict[str, str] | None:
     logs.configure(settings.log_format, settings.log_level)
     gc.disable()  # a rank enables it
     in_thread(import_all, background)
-    channel.sendall(ready_line())
+    say = partial(tell_supervisor, channel)
+    say(ready_line())
 
     def prepare(line: str) -> None:
         asked = msgspec.json.decode(line, type=Prepare)
         in_thread(partial(prepare_model, asked.model, asked.in_use), asked.background)
-        channel.sendall(ready_line(asked.model))
+        say(ready_line(asked.model))
 
     line = serve_forks(channel, prepare)
     if line is None:
@@ -54,6 +57,12 @@ def await_duty(background: bool) -> dict[str, str] | None:
     duty = msgspec.json.decode(line, type=dict[str, str])
     log.info("forked", rank=duty["FURROW_RANK"], action="fork")
     return duty
+
+
+def tell_supervisor(channel: socket.socket, line: bytes) -> None:
+    """Send a line. A supervisor that has ended meanwhile is noticed at the next read."""
+    with suppress(OSError):
+        channel.sendall(line)
 
 
 def in_thread(work: Callable[[], None], background: bool) -> None:

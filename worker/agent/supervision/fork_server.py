@@ -36,7 +36,10 @@ def serve_forks(channel: socket.socket, tell: Callable[[str], None]) -> str | No
     """
     lines, sockets = LineBuffer(), deque[int]()
     while True:
-        data, received, _, _ = socket.recv_fds(channel, CHUNK_BYTES, 1)
+        try:
+            data, received, _, _ = socket.recv_fds(channel, CHUNK_BYTES, 1)
+        except ConnectionResetError:  # it closed before it had read all that it was told
+            return None
         sockets += received
         if not data:
             return None

@@ -84,8 +84,12 @@ inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float
   if (mixture.groups > mixture.chosen_groups) take_groups(mixture, scores);
   for (int64_t choice = 0; choice < mixture.chosen; ++choice) {
     int64_t best = -1;
-    for (int64_t i = 0; i < mixture.count; ++i)
-      if (!(scores[i] < 0.0f) && (best < 0 || merit(mixture, scores, i) > merit(mixture, scores, best))) best = i;
+    float highest = 0.0f;
+    for (int64_t i = 0; i < mixture.count; ++i) {
+      if (scores[i] < 0.0f) continue;
+      const float one = merit(mixture, scores, i);
+      if (best < 0 || one > highest) best = i, highest = one;
+    }
     chosen[choice] = static_cast<int32_t>(best), weights[choice] = scores[best];
     kept += scores[best];
     scores[best] = TAKEN;

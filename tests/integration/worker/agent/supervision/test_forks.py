@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ import pytest
 from tests.supervisor import ROOT, Host, supervised_host
 from tests.waiting import lives, until
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
+from worker.agent.supervision.fork_server import serve_forks
 from worker.agent.supervision.wire import Ending
+from worker.standby_process import tell_supervisor
 
 SERVER = """
 import os, sys, threading, time
@@ -121,3 +124,13 @@ def test_a_thread_that_is_ending_is_waited_for() -> None:
         "assert '2 threads' in reason()"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_standby_ends_with_its_supervisor() -> None:
+    """Its import may end after the supervisor did: that is no error."""
+    channel, supervisor = socket.socketpair()
+    with channel:
+        tell_supervisor(channel, b"unread\n")
+        supervisor.close()
+        tell_supervisor(channel, b"ready\n")
+        assert serve_forks(channel, lambda _: None) is None
