@@ -249,8 +249,11 @@ def test_kills_from_outside_make_no_dead_letter(
     scene.ask_all(asked)
     assert scene.answers(list(expected)) == expected
     assert left == [0] and scene.epoch() > before and scene.buried() == []
-    # The first of these epochs had no crash before it, so it is one step ahead of Redis when it hears of the lock.
-    assert sizes == ([4, 0] + [4] * (times - 2) if blow is lost else [4, 4, 2, 1, 1])
+    if blow is lost:
+        # The first of these epochs had no crash before it. It may be one step ahead of Redis when it reads of the lock.
+        assert sizes in ([4] * times, [4, 0] + [4] * (times - 2))
+    else:
+        assert sizes == [4, 4, 2, 1, 1]
 
 
 def test_without_a_crash_nothing_is_written_and_nothing_read(
