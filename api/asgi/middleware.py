@@ -19,7 +19,6 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass
 from typing import Any
 
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
@@ -91,48 +90,35 @@ def with_any_prefix(app: ASGIApp) -> ASGIApp:
 
 AT_ONCE_S = 0.1
 """A client that leaves before this age of its request left at once; a busy event loop learns of it late."""
-LONGEST_S = 0.05
-"""Age at which a request of such a tenant is begun at the latest."""
+HESITATION_S = 0.05
+"""Age at which a request of such a tenant is begun. It is fixed: a connection waits before it is accepted, so that its client
+stayed longer than the age at which it was seen to leave tells."""
 _RECENT = 1 / 16
-"""Weight of the newest request in a tenant's means."""
+"""Weight of the newest request in a tenant's mean."""
 _FREQUENT = 0.5
 _FORGOTTEN = 0.01
 _TENANTS = 4096
 
 
-@dataclass(slots=True)
-class _Tenant:
-    share: float = 0.0
-    """Of recent requests, those whose clients left at once."""
-    age_s: float = 0.0
-    """Mean age of their requests when they had left."""
-
-
 class Departures:
-    """The share of each tenant's recent requests whose clients left at once, and their age then."""
+    """The share of each tenant's recent requests whose clients left at once."""
 
     def __init__(self) -> None:
-        self._tenants = OrderedDict[str, _Tenant]()
-        """Those with such requests; the one that was counted last is at the end."""
+        self._shares = OrderedDict[str, float]()
+        """Of tenants with such requests; the one that was counted last is at the end."""
 
     def hesitation(self, tenant: str) -> float:
-        """Seconds for which a request waits: twice the age at which most of the tenant's clients leave, or 0."""
-        state = self._tenants.get(tenant)
-        return min(LONGEST_S, 2 * state.age_s) if state is not None and state.share > _FREQUENT else 0.0
+        """Seconds for which a request waits before it is begun."""
+        return HESITATION_S if self._shares.get(tenant, 0.0) > _FREQUENT else 0.0
 
     def count(self, tenant: str, age_s: float, *, left: bool) -> None:
         """Count a request whose client left at this age, or whose answer ended."""
-        left = left and age_s < AT_ONCE_S
-        state = self._tenants.pop(tenant, None)
-        if state is None:
-            state = _Tenant(age_s=age_s)
-        state.share += _RECENT * (left - state.share)
-        if left:
-            state.age_s += _RECENT * (age_s - state.age_s)
-        if state.share > _FORGOTTEN:
-            self._tenants[tenant] = state
-            if len(self._tenants) > _TENANTS:
-                self._tenants.popitem(last=False)
+        share = self._shares.pop(tenant, 0.0)
+        share += _RECENT * ((left and age_s < AT_ONCE_S) - share)
+        if share > _FORGOTTEN:
+            self._shares[tenant] = share
+            if len(self._shares) > _TENANTS:
+                self._shares.popitem(last=False)
 
 
 async def stays(client: Client, seconds: float) -> bool:
