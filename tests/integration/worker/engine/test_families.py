@@ -216,6 +216,11 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
     "cohere": [part("self_attn.q_norm"), tied, neighbours, config("logit_scale", 0.5)],
     "cohere2": [alternating, tied, neighbours, config("logit_scale", 0.5)],
+    "dots1": [
+        *(alternating, norm_over(16), biased("self_attn.o_proj"), config("n_group", 2)),
+        *(config("routed_scaling_factor", 1.5), config("norm_topk_prob")),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
+    ],
     "ernie4_5": [tied, neighbours, biased("self_attn.q_proj"), biased("mlp.down_proj")],
     "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],

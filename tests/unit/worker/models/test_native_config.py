@@ -116,7 +116,7 @@ def variants() -> list[Any]:
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
         row = FAMILIES[family]
-        known = set(row.fields) | set(row.aliases.values())
+        known = {*row.fields, *row.aliases.values(), *row.first_aliases.values()}
         found += [(family, {}), (family, FAMILY_SHAPES[family])]
         found += [(family, fields) for fields in FIELDS if row_reads(known, fields) and serves(family, fields)]
     return [pytest.param(family, changes, id=f"{family}-{changes}") for family, changes in found]
@@ -149,7 +149,17 @@ WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "starcoder2"}
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return {"model_type": family, "full_attention_interval": 3} | shape | NEEDED.get(family, {}) | changes
+    return {"model_type": family, "full_attention_interval": 3} | shape | numbers_of_experts(family) | NEEDED.get(family, {}) | changes
+
+
+def numbers_of_experts(family: str) -> dict[str, Any]:
+    """Those that config.json has to say: transformers' class has none, and makes no model without them."""
+    defaults = FAMILIES[family].defaults
+    return {
+        name: value
+        for name, value in FAMILY_SHAPES.get(family, {}).items()
+        if "experts" in name and defaults.get(name, 0) is None
+    }
 
 
 @pytest.mark.parametrize("family", NATIVE)
