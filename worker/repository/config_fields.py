@@ -158,6 +158,11 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     if experts.switch is not None and family.has_experts(config):
         for name in (experts.count, experts.chosen, "moe_intermediate_size"):
             number(config, name)
+    for name in (experts.count, experts.chosen):
+        others = (family.first_aliases.get(name), family.aliases.get(name))
+        given = any(config.get(other) is not None for other in others if other)
+        if family.is_native and family.defaults[name] is None and not given:
+            number(config, name)
     count, chosen = config.get(experts.count), config.get(experts.chosen)
     if count and chosen is not None and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")

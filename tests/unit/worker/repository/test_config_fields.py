@@ -80,6 +80,8 @@ def test_any_text_part_is_judged(kind: str) -> None:
         ("gpt_oss", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5; at most num_local_experts = 4"),
         ("glm4_moe", {"n_group": 3}, "n_group = 3; a divisor of n_routed_experts = 8"),
         ("glm4_moe", {"topk_group": 3}, "topk_group = 3; at most n_group = 2"),
+        ("dots1", {"n_routed_experts": None}, "n_routed_experts = None; a positive whole number"),
+        ("dots1", {"num_experts_per_tok": None}, "num_experts_per_tok = None; a positive whole number"),
         ("qwen2_moe", {"num_experts": 0}, "num_experts = 0"),
     ],
 )
