@@ -149,7 +149,13 @@ WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "starcoder2"}
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return {"model_type": family, "full_attention_interval": 3} | shape | numbers_of_experts(family) | NEEDED.get(family, {}) | changes
+    return (
+        {"model_type": family, "full_attention_interval": 3}
+        | shape
+        | numbers_of_experts(family)
+        | NEEDED.get(family, {})
+        | changes
+    )
 
 
 def numbers_of_experts(family: str) -> dict[str, Any]:
