@@ -15,19 +15,17 @@ from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
 from api.background.shared_reads import AccountReads, SharedReads
 from api.background.stored_chats import StoredChats
-from api.errors.errors import ShuttingDown
 from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.existing import ExistingRequests
-from api.generation.session import Sessions
+from api.generation.session import Sessions, Shutdown
 from api.generation.submit import Submitter
 from api.images.fetching import Fetcher
 from api.images.hosts import Hosts
 from api.images.loading import ImageLoader
 from api.models.grammar import GrammarChecks
 from api.models.models import Models
-from api.observability.metrics import Metrics
-from api.observability.request_log import WaitLog
+from api.observability import Metrics, WaitLog
 from api.settings import ApiSettings
 from control.redis.batches import Batches
 from control.redis.connection import connect, connect_async
@@ -39,10 +37,7 @@ class Process:
 
     def __init__(self, settings: ApiSettings) -> None:
         self.settings = settings
-        self.draining = False
-        """Set at SIGTERM: nothing new is taken, what runs goes on."""
-        self.interrupted = False
-        """Set when the grace is over: what still runs is told to go on elsewhere."""
+        self.shutdown = Shutdown()
         self.client = hardened(connect_async(settings.redis_url))
         self.batches = Batches(self.client)
         self.sync_client = connect(settings.redis_url)
@@ -74,15 +69,15 @@ class Process:
             self.settler,
             self.wait_log,
             settings,
-            lambda: self.interrupted,
+            self.shutdown,
         )
         self.submitter = Submitter(
             self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings
         )
-        self.existing = ExistingRequests(self.batches, self.models, sessions, settings, lambda: self.interrupted)
+        self.existing = ExistingRequests(self.batches, self.models, sessions, settings, self.shutdown)
         self.shared_reads = SharedReads(self.sync_client)
         self.account_reads = AccountReads(self.sync_client)
-        self.farm_events = FarmEvents(self.sync_client, lambda: self.draining or self.interrupted)
+        self.farm_events = FarmEvents(self.sync_client, lambda: self.shutdown.draining)
         self.completion = ResponseCompletion(
             self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
         )
@@ -98,14 +93,9 @@ class Process:
         self.settler.start()
         self.completion.start()
 
-    def refuse_when_draining(self) -> None:
-        """Raises ShuttingDown once no new stream may begin."""
-        if self.draining:
-            raise ShuttingDown("This API process is shutting down. Send the request to another one, or retry shortly.")
-
     def interrupt(self) -> None:
         """End every stream and every wait of this process; the requests themselves go on."""
-        self.interrupted = True
+        self.shutdown.interrupted = True
         self.follower.wake_all()
 
     async def stop(self) -> None:

@@ -11,8 +11,7 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
-from api.asgi.acceptor import Acceptor
-from api.asgi.connection import ClientConnection, ServerConfig
+from api.asgi.connection import Acceptor, ClientConnection, ServerConfig
 from api.asgi.middleware import answering_head, with_any_prefix
 from api.garbage import GarbageCollection
 from api.process import Process
@@ -39,7 +38,7 @@ class Server(uvicorn.Server):
             http=ClientConnection,
             limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,
-            draining=lambda: process.draining,
+            draining=lambda: process.shutdown.draining,
             host=settings.host,
             port=settings.port,
             loop="uvloop",
@@ -68,11 +67,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # In a signal handler nothing but flags is safe; the next tick acts on them.
-        self._hurry = self._process.draining
-        self._process.draining = True
+        self._hurry = self._process.shutdown.draining
+        self._process.shutdown.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._process.draining:
+        if self._process.shutdown.draining:
             self._drain(time.monotonic())
         elif counter % _TICKS_OF_COLLECTION == 0:
             self.garbage_collection.full_if_due(idle=not self.server_state.tasks)
@@ -91,11 +90,11 @@ class Server(uvicorn.Server):
             log.info("draining", action="drain", running=running, grace_s=process.settings.grace)
         if not running:
             self.should_exit = True
-        elif not process.interrupted and (self._hurry or now >= self._until):
+        elif not process.shutdown.interrupted and (self._hurry or now >= self._until):
             log.warning("interrupting what still runs", action="interrupt", running=running)
             process.interrupt()
             self._until = now + _FAREWELL_S
-        elif process.interrupted and now >= self._until:
+        elif process.shutdown.interrupted and now >= self._until:
             for connection in self._connections:
                 connection.abort()
             self.should_exit = True

@@ -1,9 +1,14 @@
-"""One client's connection: bounds on what it sends around its requests, and on how long it takes nothing.
+"""Clients' connections: how they are accepted, what bounds they have, and whether the client is still there.
 
 Heads, header lines, trailers, pipelined requests and their time are bounded; uvicorn and httptools bound none of them.
 A limit is checked before the parser keeps what is beyond it. Where too many connections are open, one closes that has
 not sent the whole head of a request. A reader that stalls is cut, so that it holds neither memory nor a worker for
 ever.
+
+uvloop accepts one connection an iteration of the event loop, so that a new one waits for as many iterations as
+connections came before it. Clients that connect and leave fill the kernel's queue, which then drops the first packets
+of others: these come again after a second. Here all that wait are accepted in each iteration, one whose client left
+while it waited is closed before anything is made for it, and the addresses from which connections come take turns.
 """
 
 from __future__ import annotations
@@ -11,9 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,10 +31,126 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.asgi.bodies import KIB, MIB
-from api.asgi.client import Client, UnreadBodies, client_of, set_client
-from api.errors.errors import refusal_bytes
+from api.asgi.turns import Turn
+from api.errors.errors import ClientDisconnected, refusal_bytes
 
 log = structlog.stdlib.get_logger(__name__)
+
+_CLIENT_KEY = "furrow.client"
+_ESTABLISHED = 1
+"""TCP's state of a connection that neither side has closed (Linux, include/net/tcp_states.h)."""
+
+
+@dataclass(eq=False, slots=True)
+class UnreadBodies:
+    """Bytes of bodies whose requests wait for their turn."""
+
+    limit: int
+    size: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """The client of one request, in its scope: present or gone, and what it sent that nobody has read."""
+
+    unread: UnreadBodies | None = None
+    """Where the bytes of this body count; None once the request is handled."""
+    unread_bytes: int = 0
+    left: bool = False
+    """True once the connection is gone before the end of the answer."""
+    stalled: bool = False
+    """True once the connection was cut because the client read nothing."""
+    transport: asyncio.BaseTransport | None = None
+    cycle: weakref.ref[RequestResponseCycle] | None = None
+    """Uvicorn's handling of the request, which holds its scope, and so this client."""
+    turn: Turn | None = None
+    """The turn in which the request is admitted; None in a server without turns."""
+    _on_leave: Callable[[], object] | None = None
+
+    def gone(self) -> bool:
+        """True if the client has left, also where the event loop has not come to it yet."""
+        if not self.left and self.transport is not None and not self.transport.is_closing():
+            connection = self.transport.get_extra_info("socket")
+            if connection is not None and client_left(connection):
+                self.leave()
+        return self.left
+
+    def receive(self, size: int) -> bool:
+        """Count bytes of a body; False where requests that wait hold too many."""
+        if self.unread is None:
+            return True
+        self.unread_bytes += size
+        self.unread.size += size
+        return self.unread.size <= self.unread.limit
+
+    def begin(self) -> None:
+        """The request is handled from now on, and its body is read."""
+        if self.unread is not None:
+            self.unread.size -= self.unread_bytes
+            self.unread = None
+
+    def leave(self) -> None:
+        """Called where the connection is gone, or found to be."""
+        self.left = True
+        cycle = self.cycle() if self.cycle is not None else None
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.begin()
+        if self._on_leave is not None:
+            self._on_leave()
+
+    @contextmanager
+    def watched(self, wake: Callable[[], object]) -> Generator[None]:
+        """Calls `wake` when the client leaves; at once where it has left."""
+        self._on_leave = wake
+        if self.left:
+            wake()
+        try:
+            yield
+        finally:
+            self._on_leave = None
+
+    async def turn_again(self) -> None:
+        """Wait for the tenant's turn, where the first one ended because the body was waited for.
+
+        Raises ClientDisconnected.
+        """
+        if self.turn is None:
+            return
+        try:
+            await self.turn.again(self.watched)
+        except asyncio.CancelledError:
+            if self.left:
+                raise ClientDisconnected from None
+            raise
+
+    def admitted(self) -> None:
+        """The work of admission is done: what follows is not charged to it."""
+        self.turn = None
+
+
+def client_of(scope: Any) -> Client:
+    """The client of a request; one that never leaves where the server tells nothing of it."""
+    client = scope.get(_CLIENT_KEY)
+    if client is None:
+        client = scope[_CLIENT_KEY] = Client()
+    return client
+
+
+def set_client(scope: Any, client: Client) -> None:
+    """Called by the connection, before the request is handled."""
+    scope[_CLIENT_KEY] = client
+
+
+def client_left(connection: socket.socket) -> bool:
+    """True if the client has closed the connection; False where the system does not tell."""
+    if not hasattr(socket, "TCP_INFO") or connection.family == socket.AF_UNIX:
+        return False
+    try:
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,3 +579,114 @@ class ClientConnection(BoundedConnection):
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
+
+
+_HANDED_AT_ONCE = 4
+"""Connections that are handed over in one iteration of the event loop; each takes 0.3 ms of it, then or soon after."""
+_ACCEPTED_AT_ONCE = 128
+"""Connections that are taken from the kernel in one iteration; each takes about 0.02 ms."""
+_MOST_WAITING = 4096
+"""Accepted connections that are not handed over yet; further ones wait in the kernel's queue."""
+_ACCEPT_AGAIN_S = 0.5
+"""After accepting failed, because there are too many open files for example."""
+
+
+class Acceptor:
+    """Accepts the connections of one listening socket. It takes the place of an asyncio server."""
+
+    def __init__(self, listening: socket.socket, protocol_factory: Callable[[], asyncio.Protocol]) -> None:
+        """`listening` must not block; it is closed by `close`."""
+        self._listening, self._protocol_factory = listening, protocol_factory
+        self._loop = asyncio.get_running_loop()
+        self._accepted = OrderedDict[str, deque[socket.socket]]()
+        """By the client's address; the address whose turn is next is the first."""
+        self._waiting = 0
+        """Connections in these queues."""
+        self._making = set[asyncio.Task[object]]()
+        self._closed = False
+        self._loop.add_reader(listening, self._accept)
+
+    @classmethod
+    def instead_of(cls, server: asyncio.Server, protocol_factory: Callable[[], asyncio.Protocol]) -> list[Acceptor]:
+        """Acceptors of the server's sockets; the server is closed, and no connection is lost."""
+        listening = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        server.close()
+        for one in listening:
+            one.setblocking(False)
+        return [cls(one, protocol_factory) for one in listening]
+
+    def close(self) -> None:
+        """Accept no more connections. Those that were accepted are handed over."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+
+    async def wait_closed(self) -> None:
+        """As of an asyncio server."""
+
+    def _accept(self) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._hand_over)
+        for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_WAITING - self._waiting)):
+            try:
+                connection, peer = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("connections can't be accepted", action="accept", error=str(error))
+                self._pause(_ACCEPT_AGAIN_S)
+                return
+            self._accepted.setdefault(address_of(peer), deque()).append(connection)
+            self._waiting += 1
+        if self._waiting >= _MOST_WAITING:
+            self._pause(0.0)
+
+    def _next(self) -> socket.socket:
+        """The oldest connection of the address whose turn it is."""
+        address, connections = self._accepted.popitem(last=False)
+        connection = connections.popleft()
+        if connections:
+            self._accepted[address] = connections
+        self._waiting -= 1
+        return connection
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if self._closed:
+            return
+        if self._waiting < _MOST_WAITING:
+            self._loop.add_reader(self._listening, self._accept)
+        else:
+            self._loop.call_soon(self._resume)
+
+    def _hand_over(self) -> None:
+        places = _HANDED_AT_ONCE
+        while self._waiting and places:
+            connection = self._next()
+            if client_left(connection):
+                connection.close()
+                continue
+            places -= 1
+            task = self._loop.create_task(self._make(connection))
+            self._making.add(task)
+            task.add_done_callback(self._making.discard)
+        if self._waiting:
+            self._loop.call_soon(self._hand_over)
+
+    async def _make(self, connection: socket.socket) -> None:
+        try:
+            connection.setblocking(False)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(self._protocol_factory, connection)
+        except OSError:
+            connection.close()  # the client left in this moment
+
+
+def address_of(peer: object) -> str:
+    """The client's address of a TCP connection; "" for a Unix socket."""
+    return str(peer[0]) if isinstance(peer, tuple) else ""

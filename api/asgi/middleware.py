@@ -23,7 +23,7 @@ from typing import Any
 
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from api.asgi.client import Client, client_of
+from api.asgi.connection import Client, client_of
 from api.asgi.turns import Turns, current_tenant
 from api.errors.errors import refusal
 

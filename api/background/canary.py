@@ -6,8 +6,7 @@ import asyncio
 import time
 
 from api.follow.follow import Feeds, Follower
-from api.models.models import Models
-from api.models.served import ServedModel
+from api.models.models import Models, ServedModel
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control import requests

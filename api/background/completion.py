@@ -22,11 +22,9 @@ from api.asgi.tasks import PeriodicTask, end
 from api.asgi.turns import off_loop
 from api.errors.errors import StreamInterrupted, problem
 from api.generation.archive import Archive
-from api.generation.caller import Caller
 from api.generation.existing import ExistingRequests
-from api.generation.session import TURN_SCORED, Session, log_bytes, renderer_of
-from api.observability.metrics import Metrics
-from api.observability.request_log import RequestLog
+from api.generation.session import TURN_SCORED, Caller, Session, log_bytes, renderer_of
+from api.observability import Metrics, RequestLog
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.response_events import response_object
 from api.schemas.view import Cursor, View, decode_view

@@ -12,7 +12,7 @@ import msgspec
 from api.asgi.turns import off_loop
 from api.generation.preparation import TOO_MUCH, count_tokens
 from api.images.loading import RequestImages
-from api.models.served import ServedModel
+from api.models.models import ServedModel
 from api.schemas.chat import CalledFunction, Message
 from api.schemas.context_edits import CLEAR_THINKING, Edit
 from api.schemas.converted import Converted

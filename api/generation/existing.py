@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
 from api.errors.errors import ShuttingDown
-from api.generation.caller import Caller
-from api.generation.session import Session, Sessions
-from api.models.models import Models
-from api.models.served import ServedModel
+from api.generation.session import Caller, Session, Sessions, Shutdown
+from api.models.models import Models, ServedModel
 from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings
 from control import requests
@@ -33,10 +30,10 @@ class ExistingRequests:
         models: Models,
         sessions: Sessions,
         settings: ApiSettings,
-        interrupted: Callable[[], bool],
+        shutdown: Shutdown,
     ) -> None:
         self._batches, self._models, self._sessions = batches, models, sessions
-        self._settings, self._interrupted = settings, interrupted
+        self._settings, self._shutdown = settings, shutdown
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
         """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
@@ -80,7 +77,7 @@ class ExistingRequests:
                 if not logged:
                     log.info("waits for a lost request", action="await_lost", rid=cursor.rid, why=str(error))
                     logged = True
-            if self._interrupted():
+            if self._shutdown.interrupted:
                 raise ShuttingDown("This API process is shutting down. Send the request to another one.")
             await asyncio.sleep(_LOOK_AGAIN_S)
 

@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from api.generation.caller import Caller
 from api.generation.preparation import Prepared, deadline_ms, on_disconnect_policy
-from api.models.served import ServedModel
+from api.generation.session import Caller
+from api.models.models import ServedModel
 from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
 from api.schemas.view import Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError

@@ -1,4 +1,4 @@
-"""The session of one generation: from the feeds of its members through the renderer to one client.
+"""One client: who sends a request, and the session that brings it the answer, from the feeds through the renderer.
 
 A client gets one body, or server-sent events: ready tokens joined, comments meanwhile, an error event at a late
 failure.
@@ -7,8 +7,9 @@ failure.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,22 +17,32 @@ import structlog
 from litestar import Response
 from litestar.types import Receive, Scope, Send
 
+from api.access.gate import ANONYMOUS, Identity
 from api.access.limits import Settler
 from api.access.seals import Seals
+from api.asgi.connection import Client
 from api.asgi.turns import off_loop
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.errors.errors import CLIENT_LEFT, CLIENT_LEFT_TEXT, ClientDisconnected, StreamInterrupted, problem
+from api.errors.errors import (
+    CLIENT_LEFT,
+    CLIENT_LEFT_TEXT,
+    ClientDisconnected,
+    ShuttingDown,
+    StreamInterrupted,
+    problem,
+)
 from api.follow.follow import Feeds, Follower
 from api.generation.archive import Archive
-from api.generation.caller import Caller
-from api.models.served import ServedModel
-from api.observability.request_log import WaitLog
+from api.images.loading import RequestImages
+from api.models.models import ServedModel
+from api.observability import RequestLog, WaitLog
 from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.infill_rendering import InfillRenderer
 from api.rendering.output_items import Seal
 from api.rendering.vectors import VectorRenderer
+from api.schemas.decoding import Warnings
 from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings
 from control.clock import now_ms
@@ -39,6 +50,60 @@ from control.messages import LogEntry, encode
 from control.requests.upkeep.orphans import GRACE_MS
 
 log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """How far the process is on its way to its end."""
+
+    draining: bool = False
+    """Set at SIGTERM: nothing new is taken, what runs goes on."""
+    interrupted: bool = False
+    """Set when the grace is over: what still runs is told to go on elsewhere."""
+
+    def refuse_when_draining(self) -> None:
+        """Raises ShuttingDown once no new stream may begin."""
+        if self.draining:
+            raise ShuttingDown("This API process is shutting down. Send the request to another one, or retry shortly.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The sender of one HTTP request: its identity and what its headers say."""
+
+    request_log: RequestLog
+    tenant: str = ""
+    identity: Identity = ANONYMOUS
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Headers of the response, filled while the request is handled."""
+    warnings: Warnings = field(default_factory=Warnings)
+    """Parts of the request that were accepted without an effect, filled while it is read."""
+    images: RequestImages = field(default_factory=RequestImages)
+    """Its images that are loaded; empty once they belong to the request."""
+    idempotency_key: str = ""
+    body_hash: str = ""
+    body_bytes: int = 0
+    on_disconnect: str | None = None
+    client_request_id: str | None = None
+    rid: str = ""
+    """Fresh for every HTTP request; never what the client sent as X-Request-ID."""
+    client: Client = field(default_factory=Client)
+    """Its connection: whether it is still there."""
+
+    def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
+        """The same caller with its tenant, its body's size and its Idempotency-Key."""
+        body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
+        return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
+
+    def check_present(self, on_disconnect: str | int | float | None) -> None:
+        """Raises ClientDisconnected for a client that has left, unless its request is to go on then.
+
+        `on_disconnect` is the body's field, which goes before the header.
+        """
+        policy = self.on_disconnect if on_disconnect is None else on_disconnect
+        if policy in (None, "cancel") and self.client.gone():
+            raise ClientDisconnected
+
 
 ENTRY_BYTES = 20
 """Of an entry of the log in JSON without log probabilities, about."""
@@ -66,8 +131,7 @@ class Session:
     renderer: StreamRenderer
     caller: Caller
     settings: ApiSettings
-    interrupted: Callable[[], bool]
-    """Returns True once this process is about to end."""
+    shutdown: Shutdown
     complete: Callable[[bytes, bytes], Awaitable[object]]
     """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None
@@ -89,7 +153,7 @@ class Session:
         """
         feeds, request_log, until = self.feeds, self.caller.request_log, self.settings.early_refusal
         with self.caller.client.watched(self.client_left):
-            while not feeds.started and request_log.waited < until and not self.interrupted():
+            while not feeds.started and request_log.waited < until and not self.shutdown.interrupted:
                 self.check_present()
                 feeds.wake.clear()
                 await feeds.wait(until - request_log.waited)
@@ -149,7 +213,7 @@ class Session:
         if self.caller.client.stalled:
             text = "cut: the client read nothing"
         else:
-            text = "cut by shutdown" if self.interrupted() else CLIENT_LEFT_TEXT
+            text = "cut by shutdown" if self.shutdown.interrupted else CLIENT_LEFT_TEXT
         self.release(status=CLIENT_LEFT, error=text)
 
     def check_present(self) -> None:
@@ -159,7 +223,7 @@ class Session:
 
     def check_interrupted(self) -> None:
         """Raises StreamInterrupted, telling where to go on, once this process is about to end."""
-        if self.interrupted():
+        if self.shutdown.interrupted:
             raise StreamInterrupted(self.rid, self.renderer.place)
 
     def release(self, *, status: int, error: str | None = None, delivered: bool = False) -> None:
@@ -168,7 +232,7 @@ class Session:
             return
         self._released = True
         # Where this process cut the client off, the client has not left: it gets time to resume, here or elsewhere.
-        grace_ms = GRACE_MS if not delivered and (self.interrupted() or self.caller.client.stalled) else 0
+        grace_ms = GRACE_MS if not delivered and (self.shutdown.interrupted or self.caller.client.stalled) else 0
         self.feeds.leave(now_ms() if delivered else None, grace_ms)
         if self.settle_limits is not None:
             self.settle_limits()
@@ -211,10 +275,10 @@ class Sessions:
         settler: Settler,
         waits: WaitLog,
         settings: ApiSettings,
-        interrupted: Callable[[], bool],
+        shutdown: Shutdown,
     ) -> None:
         self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
-        self._waits, self._settings, self._interrupted = waits, settings, interrupted
+        self._waits, self._settings, self._shutdown = waits, settings, shutdown
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
         """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
@@ -229,7 +293,7 @@ class Sessions:
             renderer=renderer,
             caller=caller,
             settings=self._settings,
-            interrupted=self._interrupted,
+            shutdown=self._shutdown,
             complete=partial(self._archive.complete, feeds.rid, identity.owner),
             settle_limits=partial(self._settler.nudge, feeds.model) if identity.limited else None,
         )

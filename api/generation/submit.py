@@ -14,13 +14,11 @@ from api.access.limits import Limiter
 from api.access.seals import Seals
 from api.follow.follow import Feeds
 from api.generation.archive import Archive
-from api.generation.caller import Caller
 from api.generation.inputs import prepare_inputs
 from api.generation.preparation import Body, Prepared, prepare
-from api.generation.session import Session, Sessions, renderer_of
+from api.generation.session import Caller, Session, Sessions, renderer_of
 from api.models.grammar import GrammarChecks
-from api.models.models import Models
-from api.models.served import ServedModel
+from api.models.models import Models, ServedModel
 from api.schemas.embeddings import InputsRequest
 from api.settings import ApiSettings
 from control import requests
@@ -124,10 +122,8 @@ class Submitter:
             enqueue = prepared.enqueue(feeds.rid, member, self._settings)
             # Before the enqueue: the first tokens may be published before its answer is here.
             feed = feeds.open(enqueue.rid)
-            for piece in requests.stage_images(
-                enqueue.model, enqueue.rid, enqueue.images, enqueue.tenant, self._archive.image_bounds
-            ):
-                await self._batches.run(enqueue.model, piece)
+            if enqueue.images:
+                await self._stage_images(enqueue)
             enqueued = await self._batches.run(enqueue.model, requests.enqueue(enqueue), check_present)
             if enqueued.rid != enqueue.rid:
                 feed = feeds.replace_last(enqueued.rid)
@@ -135,6 +131,11 @@ class Submitter:
             ours = feed.rid == enqueue.rid and feeds.rid == prepared.caller.rid
             feed.begin(enqueue if ours else None)
             feed.position = enqueued.position
+
+    async def _stage_images(self, enqueue: requests.Enqueue) -> None:
+        bounds = self._archive.image_bounds
+        for piece in requests.stage_images(enqueue.model, enqueue.rid, enqueue.images, enqueue.tenant, bounds):
+            await self._batches.run(enqueue.model, piece)
 
     async def _withdraw(self, model: str, rids: list[str], tenant: str) -> None:
         """End the parts of a request of which another part was refused, whatever its `on_disconnect` says."""

@@ -9,8 +9,7 @@ from litestar import Response, post
 
 from api.asgi.turns import off_loop
 from api.background.stored_chats import kept_messages
-from api.generation.caller import Caller
-from api.generation.session import Session
+from api.generation.session import Caller, Session
 from api.openapi.openapi import taking
 from api.routes.generation import Http, ParsedBody, generate, process_of, serve
 from api.schemas.chat import ChatRequest, parse_chat

@@ -14,15 +14,14 @@ from litestar.background_tasks import BackgroundTask
 from litestar.datastructures import Headers
 
 from api.access.gate import ANONYMOUS, Identity, secret_of
-from api.asgi.client import client_of
+from api.asgi.connection import client_of
 from api.asgi.turns import off_loop
 from api.errors.errors import error_response, problem
-from api.generation.caller import Caller
 from api.generation.preparation import Body
-from api.generation.session import EventStream, Session
+from api.generation.session import Caller, EventStream, Session
 from api.images.loading import RequestImages
-from api.models.served import ServedModel
-from api.observability.request_log import RequestLog
+from api.models.models import ServedModel
+from api.observability import RequestLog
 from api.process import Process
 from api.schemas.decoding import Warnings
 from api.schemas.embeddings import InputsRequest
@@ -145,7 +144,7 @@ async def serve(request: Http, read: Read) -> Response[Any]:
     process, caller = process_of(request), caller_of(request)
     session: Session | None = None
     try:
-        process.refuse_when_draining()
+        process.shutdown.refuse_when_draining()
         session, streams, accepted = await _begin(request, caller, read)
         if accepted is not None and (response := await accepted(session)) is not None:
             finish_headers(response, caller)

@@ -22,7 +22,7 @@ from control.process import VERSION
 @get(["/health", "/ping"])
 async def health(request: Http) -> dict[str, str]:
     """200 while this process runs."""
-    return {"status": "draining" if process_of(request).draining else "ok"}
+    return {"status": "draining" if process_of(request).shutdown.draining else "ok"}
 
 
 PROBE_EVENTS, PROBE_PAUSE_S = 5, 0.2
@@ -59,7 +59,7 @@ async def ready(request: Http) -> Response[bytes]:
     """200 if Redis answers and a model has made a token in the last five seconds, or makes one now; else 503."""
     process = process_of(request)
     try:
-        if process.draining:
+        if process.shutdown.draining:
             reason = "this process is shutting down"
         else:
             await process.models.look()

@@ -9,9 +9,9 @@ from litestar import Response, post
 
 from api.asgi.turns import off_loop
 from api.errors.errors import in_anthropic_shape
-from api.generation.caller import Caller
 from api.generation.context import edited
 from api.generation.preparation import count_tokens
+from api.generation.session import Caller
 from api.openapi.openapi import taking
 from api.routes.generation import (
     Http,

@@ -28,7 +28,7 @@ async def follow_request(request: Http, rid: FromPath[str], model: FromQuery[str
     caller = caller_of(request)
     session = None
     try:
-        process_of(request).refuse_when_draining()
+        process_of(request).shutdown.refuse_when_draining()
         caller = caller.identified(authenticate(request))
         last = request.headers.get("last-event-id")
         cursor = parse_cursor(last) if last else None

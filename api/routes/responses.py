@@ -13,11 +13,10 @@ from msgspec import structs
 
 from api.access.gate import Identity
 from api.asgi.turns import off_loop
-from api.generation.caller import Caller
 from api.generation.context import fitted
 from api.generation.preparation import count_tokens
-from api.generation.session import Session
-from api.models.served import ServedModel
+from api.generation.session import Caller, Session
+from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (
@@ -201,7 +200,7 @@ async def retrieve_response(
         stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
             return _json(stored.response or await process.completion.current(stored), stored.rid)
-        process.refuse_when_draining()
+        process.shutdown.refuse_when_draining()
         session = await process.existing.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
         await session.settle()

@@ -12,7 +12,7 @@ from api.asgi.turns import off_loop
 from api.chat.template import special_tokens
 from api.generation.preparation import prompts_of
 from api.images.loading import RequestImages
-from api.models.served import ServedModel
+from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
 from api.schemas.decoding import decode_request

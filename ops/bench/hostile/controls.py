@@ -25,7 +25,7 @@ module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, 
     ),
     "no-leaving": Sabotage(
         "the API process does not ask whether a client is still there",
-        "api.asgi.client",
+        "api.asgi.connection",
         """
 module.Client.leave = lambda client: client.begin()
 """,
@@ -33,7 +33,7 @@ module.Client.leave = lambda client: client.begin()
     ),
     "no-confinement": Sabotage(
         "the API process renders all templates itself, without prices",
-        "api.models.served",
+        "api.models.models",
         """
 assert module._template("m", "", ()) is not None
 module._template = lambda name, source, trusted: module.PlainTemplate(source)
@@ -51,7 +51,7 @@ module.Departures.hesitation = lambda departures, tenant: 0.0
     ),
     "no-addresses": Sabotage(
         "connections of all addresses wait in one line",
-        "api.asgi.acceptor",
+        "api.asgi.connection",
         """
 assert module.address_of
 module.address_of = lambda peer: ""

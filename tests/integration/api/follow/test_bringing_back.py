@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from api.errors.errors import problem
-from api.generation.caller import Caller
-from api.observability.request_log import RequestLog
+from api.generation.session import Caller
+from api.observability import RequestLog
 from api.process import Process
 from api.schemas.view import Cursor
 from api.settings import ApiSettings

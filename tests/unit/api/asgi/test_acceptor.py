@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from api.asgi import acceptor
-from api.asgi.acceptor import Acceptor
+from api.asgi import connection as connections
+from api.asgi.connection import Acceptor
 
 
 class Recorder(asyncio.Protocol):
@@ -65,7 +65,7 @@ async def test_nothing_is_made_for_a_client_that_left(
     listening: socket.socket, looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not looks:
-        monkeypatch.setattr(acceptor, "client_left", lambda connection: False)
+        monkeypatch.setattr(connections, "client_left", lambda connection: False)
     for _ in range(50):
         with connect(listening) as client:
             client.sendall(b"hello")
@@ -84,7 +84,7 @@ async def test_nothing_is_made_for_a_client_that_left(
 
 async def test_too_many_open_files_are_waited_for(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing accept is tried again, and the connection is not lost."""
-    monkeypatch.setattr(acceptor, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(connections, "_ACCEPT_AGAIN_S", 0.01)
     made, failures = list[Recorder](), [OSError(24, "Too many open files")] * 2
 
     class Failing(socket.socket):

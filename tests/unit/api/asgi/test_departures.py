@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from api.asgi.client import Client
+from api.asgi.connection import Client
 from api.asgi.middleware import AT_ONCE_S, HESITATION_S, Departures, stays
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.asgi.client import Client, UnreadBodies, client_of, set_client
+from api.asgi.connection import Client, UnreadBodies, client_of, set_client
 from api.asgi.middleware import Admission
 from api.asgi.turns import current_tenant
 

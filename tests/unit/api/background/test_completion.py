@@ -14,7 +14,7 @@ import api.background.completion
 from api.access.seals import Seals
 from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
-from api.observability.metrics import Metrics
+from api.observability import Metrics
 from api.schemas.view import View
 from control import requests
 from control.errors import RequestNotFound

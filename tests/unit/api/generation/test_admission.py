@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.generation.admission import admit
+from api.generation.preparation import admit
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import parse_completion
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge

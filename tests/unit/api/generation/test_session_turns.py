@@ -13,10 +13,17 @@ import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.follow.follow import Feeds
-from api.generation.caller import Caller
-from api.generation.session import TURN_ENTRIES, TURN_PROMPTS, TURN_SCORED, Session, events, renderer_of
-from api.observability.metrics import Metrics
-from api.observability.request_log import RequestLog
+from api.generation.session import (
+    TURN_ENTRIES,
+    TURN_PROMPTS,
+    TURN_SCORED,
+    Caller,
+    Session,
+    Shutdown,
+    events,
+    renderer_of,
+)
+from api.observability import Metrics, RequestLog
 from api.rendering.chunks import StreamRenderer, scored_tokens
 from api.schemas.view import View
 from api.settings import ApiSettings
@@ -53,7 +60,7 @@ class Turns:
             renderer=self.renderer,
             caller=Caller(request_log=request_log),
             settings=ApiSettings(redis_url="redis://none"),
-            interrupted=lambda: False,
+            shutdown=Shutdown(),
             complete=nothing,
         )
 

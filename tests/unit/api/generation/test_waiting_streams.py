@@ -11,10 +11,8 @@ import api.generation.session
 from api.chat.tokens import Vocabulary
 from api.follow.feed import Feed
 from api.follow.follow import Feeds
-from api.generation.caller import Caller
-from api.generation.session import Session, events, renderer_of
-from api.observability.metrics import Metrics
-from api.observability.request_log import RequestLog
+from api.generation.session import Caller, Session, Shutdown, events, renderer_of
+from api.observability import Metrics, RequestLog
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry
@@ -47,7 +45,7 @@ class WaitingStream:
             renderer=renderer_of("r", VIEW, VOCABULARY, 3),
             caller=Caller(request_log=RequestLog(Metrics(), path="/", client_request_id=None)),
             settings=ApiSettings(redis_url="redis://none"),
-            interrupted=lambda: False,
+            shutdown=Shutdown(),
             complete=nothing,
         )
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers
 from api.chat.template import PlainTemplate, render
 from api.models.confined import ConfinedFiles
 from api.models.model_process import Files
-from api.models.served import ServedModel, serve
+from api.models.models import ServedModel, serve
 from control.errors import ModelFileBreach, ModelFileRefused, TemplateFailed
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.unit.api.chat.hostile_templates import HOSTILE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.models.served import serve
+from api.models.models import serve
 from tests.byte_model import byte_assets
 
 ASSETS = byte_assets(vocab_size=300)

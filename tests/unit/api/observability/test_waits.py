@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 from structlog.testing import capture_logs
 
-from api.observability.metrics import Metrics
-from api.observability.request_log import LINES, RequestLog, WaitLog
+from api.observability import LINES, Metrics, RequestLog, WaitLog
 
 
 @dataclass
@@ -29,7 +28,7 @@ def request_logs(wait_log: WaitLog, model: str, count: int) -> list[RequestLog]:
 
 async def test_thousands_that_wait_are_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of a model have lines of their own, all together one; who has a token, or has ended, has none."""
-    monkeypatch.setattr("api.observability.request_log._TICK_S", 0.001)
+    monkeypatch.setattr("api.observability._TICK_S", 0.001)
     wait_log = WaitLog(0.02)
     made = request_logs(wait_log, "many", 1000)
     request_logs(wait_log, "few", 2)
