@@ -1,9 +1,10 @@
 """`python -m ops.bench.house`: how many files somebody reads who follows a decode step, a GGUF load or a chat request.
 
-Counts the first-party files of which a function runs in the main thread: of the leader in the middle of a long
-answer, and while `worker.models.loading.load` runs; of the API process from a chat, which follows others, to the
-end of its answer. Imports do not count; tasks of the API process that run beside the chat do. The farm is private, and
-its processes record their calls, so they are slow.
+Counts the first-party files of which a function runs: of the leader in the middle of a long answer, after its first
+tokens, in the main thread and in the one that emits; in its main thread while `worker.models.loading.load` runs; of the
+API process in its main thread from a chat, which follows others, to the end of its answer. Imports do not count; tasks
+of the API process that run beside the chat do. The farm is private, and its processes record their calls, so they are
+slow.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from control.errors import FurrowError
 from control.messages import ModelSpec
 from ops.bench import program
 from ops.bench.common.ask import ask
-from ops.bench.common.client import Base
+from ops.bench.common.client import Base, request
 from ops.bench.common.farm import private_farm, say
 from ops.common.sabotage import run_at_start
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
+
+_EVENTS = 50
+"""Events of a stream before its steps are recorded, and while they are."""
 
 _RECORDER = '''"""Written by a count of Furrow's files: records which files have functions that run."""
 import json, os, sys, threading, time
@@ -70,8 +74,17 @@ def watch():
             os.replace(path + "~", path)
 
 
+def choose(frame, event, argument):
+    chosen = record if threading.current_thread().name == "exchange" else None
+    sys.setprofile(chosen)
+    if chosen:
+        chosen(frame, event, argument)
+
+
 def begin():
+    threading.setprofile(None)
     threading.Thread(target=watch, daemon=True).start()
+    threading.setprofile(choose)
     sys.setprofile(record)
 
 
@@ -118,21 +131,33 @@ class Recordings:
         return max(lists, key=len)
 
 
-async def _steps(url: str, model: str, recordings: Recordings) -> None:
-    """Record in the middle of a long answer, then during a short chat after others."""
+async def _record(url: str, model: str, recordings: Recordings) -> None:
+    """Record steps in the middle of a long answer, then a short chat after others."""
     base = Base.of(url)
-    long = asyncio.create_task(ask(base, "reader", model, "Count.", 1500, True, ignore_eos=True))
-    await asyncio.sleep(0.3)
-    await asyncio.to_thread(recordings.label, "step")
-    await asyncio.sleep(0.3)
-    await asyncio.to_thread(recordings.label, "")
-    if long.done():
-        raise FurrowError("the long answer ended before the files of a step were recorded: take a larger model")
-    await long
+    await _record_steps(base, model, recordings)
     for name in ("", "", "chat"):
         await asyncio.to_thread(recordings.label, name)
         await ask(base, "reader", model, "Hello.", 8, True)
     await asyncio.to_thread(recordings.label, "")
+
+
+async def _record_steps(base: Base, model: str, recordings: Recordings) -> None:
+    """Record from some tokens of an answer to others. Raises FurrowError where the answer ends before."""
+    messages = [{"role": "user", "content": "Count."}]
+    body = {"model": model, "messages": messages, "max_tokens": 1500, "temperature": 0}
+    body |= {"ignore_eos": True, "stream": True}
+    headers = {"content-type": "application/json"}
+    path = "/v1/chat/completions"
+    async with request(base, "POST", path, body=json.dumps(body).encode(), headers=headers) as response:
+        events = response.events()
+        try:
+            for name in ("step", ""):
+                for _ in range(_EVENTS):
+                    await anext(events)
+                await asyncio.to_thread(recordings.label, name)
+            await anext(events)
+        except StopAsyncIteration:
+            raise FurrowError("the answer ended before a step was recorded: take a larger model") from None
 
 
 def count(checkpoint: Path) -> dict[str, list[str]]:
@@ -142,7 +167,7 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
         spec = ModelSpec(name="model", source=str(checkpoint))
         with private_farm(spec, (1,), environment=recording(folder)) as (url, _, names):
             recordings = Recordings(folder)
-            asyncio.run(_steps(url, names[0], recordings))
+            asyncio.run(_record(url, names[0], recordings))
             return {
                 "decode step": recordings.of("rank", "step"),
                 "load": recordings.of("rank", "load"),
