@@ -5,8 +5,6 @@ Each command is answered by exactly one reply (replies.py) that echoes its `epoc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 
@@ -133,19 +131,6 @@ class GenerateStepWithImages(GenerateStep, tag="generate_step_with_images", froz
 
     images: list[StepImage]
     chunk_size: int
-
-
-def generate_step(
-    head: dict[str, int], model_id: str, change: BatchChange, repeat: bool = False, images: Sequence[StepImage] = ()
-) -> GenerateStep:
-    """The command of a step; `head` has its epoch and seq, `images` are those of the sequences that begin."""
-    if not images:
-        return GenerateStep(**head, model_id=model_id, change=change, repeat=repeat)
-    most = max(len(row.tokens) for row in change.rows)
-    given = list(images)
-    return GenerateStepWithImages(
-        **head, model_id=model_id, change=change, repeat=repeat, images=given, chunk_size=most
-    )
 
 
 class ClearKvCache(Command, tag="clear_kv_cache", frozen=True):

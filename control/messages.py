@@ -288,13 +288,8 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """None: it takes text only."""
 
 
-_encoder = msgspec.json.Encoder()
-
-
-def encode(message: Any) -> bytes:
-    """One JSON object or list, without white space."""
-    return _encoder.encode(message)
-
+encode = msgspec.json.Encoder().encode
+"""One JSON object or list, without white space."""
 
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode

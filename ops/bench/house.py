@@ -1,10 +1,10 @@
 """`python -m ops.bench.house`: how many files somebody reads who follows a decode step, a GGUF load or a chat request.
 
-Counts the first-party files of which a function runs: of the leader in the middle of a long answer, after its first
-tokens, in the main thread and in the one that emits; in its main thread while `worker.models.loading.load` runs; of the
-API process in its main thread from a chat, which follows others, to the end of its answer. Imports do not count; tasks
-of the API process that run beside the chat do. The farm is private, and its processes record their calls, so they are
-slow.
+Counts the first-party files of which a function runs: of the leader in the middle of a long answer, in the main thread
+and in the one that emits; of a rank while `worker.models.loading.load` runs; of the API process in its main thread from
+a chat, which follows others, to the end of its answer. What the leader does once a second, or as its memory grows, is
+no part of a step. Imports do not count; tasks of the API process that run beside the chat do. The farm is private, and
+its processes record their calls, so they are slow.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from ops.demo import MODEL_DIR
 
 _EVENTS = 50
 """Events of a stream before its steps are recorded, and while they are."""
+_CALLS = 10
+"""Calls of a file, in so many events, that make it a part of a step."""
 
 _RECORDER = '''"""Written by a count of Furrow's files: records which files have functions that run."""
 import json, os, sys, threading, time
@@ -51,7 +53,8 @@ def record(frame, event, argument):
     if event == "call":
         for name in (label, "load" if loads else None):
             if name:
-                files.setdefault(name, set()).add(path[len(ROOT) :])
+                counts = files.setdefault(name, {})
+                counts[path[len(ROOT) :]] = counts.get(path[len(ROOT) :], 0) + 1
 
 
 def watch():
@@ -67,7 +70,7 @@ def watch():
         if now != last:
             last = now
             what = " ".join(sys.argv[:2]) + " " + open("/proc/self/comm").read().strip()
-            recorded = {name: sorted(some) for name, some in files.items()}
+            recorded = {name: dict(counts) for name, counts in files.items()}
             path = os.path.join(FOLDER, f"{os.getpid()}.json")
             with open(path + "~", "w") as out:
                 json.dump({"what": what, "label": now, "files": recorded}, out)
@@ -121,13 +124,15 @@ class Recordings:
     def _read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
 
-    def of(self, process: str, name: str) -> list[str]:
-        """Files that a process whose name has `process` recorded under a name; of several, the longest list."""
+    def of(self, process: str, name: str, calls: int = 1) -> list[str]:
+        """Files with so many calls that a process whose name has `process` recorded under a name, in order; of several
+        processes, the longest list."""
         lists: list[list[str]] = [[]]
         for path in self._folder.glob("*.json"):
             recorded = self._read(path)
             if process in recorded["what"]:
-                lists.append(recorded["files"].get(name, []))
+                counts: dict[str, int] = recorded["files"].get(name, {})
+                lists.append(sorted(path for path, count in counts.items() if count >= calls))
         return max(lists, key=len)
 
 
@@ -169,7 +174,7 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
             recordings = Recordings(folder)
             asyncio.run(_record(url, names[0], recordings))
             return {
-                "decode step": recordings.of("rank", "step"),
+                "decode step": recordings.of("rank", "step", _CALLS),
                 "load": recordings.of("rank", "load"),
                 "chat request": recordings.of("api", "chat"),
             }

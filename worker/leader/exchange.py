@@ -101,10 +101,12 @@ class RedisCalls:
         """Repeat `attempt` until Redis answers: the tokens of a finished step are not lost in an outage. `first` gives
         the result of an attempt that was made already."""
         current = first or attempt
+        waited = False
         while True:
             try:
                 answer = current()
-                outage.goes_on(LOOP)
+                if waited:
+                    outage.goes_on(LOOP)
                 return answer
             except Lost as lost:  # a script checks the lock first, so nothing was changed
                 self._was_away = True
@@ -115,6 +117,7 @@ class RedisCalls:
                 self._was_away = True
                 self._check()
                 time.sleep(AWAY_S)
+            waited = True
             current = attempt
 
     def _acquire_again(self, lost: Lost) -> None:

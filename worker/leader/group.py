@@ -20,13 +20,14 @@ from control.commands import (
     AnyCommand,
     BatchChange,
     Command,
+    GenerateStep,
+    GenerateStepWithImages,
     Init,
     LoadDenseShard,
     NcclSanityCheck,
     Ping,
     Shutdown,
     StepImage,
-    generate_step,
 )
 from control.errors import CollectiveLeft, EpochOver, GroupError, Poisoned, RankError, collective_failure
 from control.redis.clients import SyncRedis
@@ -49,6 +50,22 @@ PING_DEADLINE_S = 10.0
 DRAIN_S = 1.0
 
 T = TypeVar("T", bound=Reply)
+
+
+def generate_step(
+    head: dict[str, int], model_id: str, change: BatchChange, repeat: bool = False, images: Sequence[StepImage] = ()
+) -> GenerateStep:
+    """The command of a step; `head` has its epoch and seq, `images` are those of the sequences that begin."""
+    if not images:
+        return GenerateStep(**head, model_id=model_id, change=change, repeat=repeat)
+    return GenerateStepWithImages(
+        **head,
+        model_id=model_id,
+        change=change,
+        repeat=repeat,
+        images=list(images),
+        chunk_size=max(len(row.tokens) for row in change.rows),
+    )
 
 
 @dataclass(slots=True)
@@ -227,9 +244,12 @@ class Group:
         """Send `command` to every rank. The context is the leader's part, and ends with the last rank's reply. A reply,
         or progress of any rank, must come every `deadline_s`."""
         self._check()
-        deadline = commands.Deadline(deadline_s)
-        self._send(command, deadline)
-        self._progress.begin(deadline_s, deadline.renew)
+        deadline = None if self.alone else commands.Deadline(deadline_s)
+        if deadline is None:
+            self._progress.begin(deadline_s)
+        else:
+            self._send(command, deadline)
+            self._progress.begin(deadline_s, deadline.renew)
         own_error: Exception | None = None
         answers = _Answers()
         try:
@@ -258,8 +278,6 @@ class Group:
 
     def _send(self, command: Command, deadline: commands.Deadline) -> None:
         """Let a command go out to the other ranks, and have its arrival and their replies awaited."""
-        if self.alone:
-            return
         under_way = commands.post(self._client, self._lease, command, self._rank_worker.world_size)
 
         def listen() -> list[AnyReply]:
@@ -268,10 +286,11 @@ class Group:
 
         self._background.send(listen)
 
-    def _drain(self, deadline: commands.Deadline, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
+    def _drain(self, deadline: commands.Deadline | None, own_failed: bool) -> tuple[list[AnyReply], list[RankError]]:
         """Account for one reply per rank. After the leader's own failure the others get a moment, not the deadline:
-        they may be waiting for it in a collective, and its error must not be hidden behind their silence."""
-        if self.alone:
+        they may be waiting for it in a collective, and its error must not be hidden behind their silence. `deadline` is
+        None for a leader alone."""
+        if deadline is None:
             return [], []
         if own_failed:
             deadline.hurry(DRAIN_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -14,10 +14,10 @@ from worker.collective import Collective
 from worker.collective.link import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStep
-from worker.models.batch import Batch
+from worker.kv.states import State
+from worker.models.batch import Batch, Row
 from worker.models.layers.embedding import LAYERS_TABLE
 from worker.models.native.plan import Plan
-from worker.models.native.replay import Guesses
 from worker.models.native.unsupported import NotNative
 from worker.native import library
 
@@ -119,6 +119,56 @@ class NativeForward:
         """A part of the memory that the step works in."""
         begin = address - self._room.data_ptr()
         return self._room[begin : begin + 4 * count].view(torch.float32)
+
+
+class Guesses:
+    """The inputs of recurrent layers for a step's guesses. The step leaves the states as they are before them; then
+    they advance over the guesses that were right."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._memory, self._room = torch.empty(0), torch.empty(0, dtype=torch.uint8)
+        self._count = 0
+        self._first: dict[int, tuple[int, State]] = {}
+        """Sequence → the place of its first guess among the step's, and its state."""
+
+    def begin(
+        self,
+        asked: library.Batch,
+        spans: ctypes.Array[library.Span],
+        rows: Sequence[Row],
+        states: Sequence[State],
+    ) -> None:
+        """Let the step `asked` keep what is needed of the guesses of `rows`, whose states are `states`."""
+        self._first, self._count = {}, 0
+        for row, state, span in zip(rows, states, spans, strict=False):
+            if row.guesses:
+                self._first[row.sid] = self._count, state
+                span.guesses, span.first_guess = row.guesses, self._count
+                self._count += row.guesses
+        if self._count:
+            needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
+            if needed > self._memory.numel():
+                self._memory = torch.empty(needed)
+            asked.guessed, asked.guess_count = self._memory.data_ptr(), self._count
+
+    def accept(self, accepted: Mapping[int, int]) -> None:
+        """Advance the states over the first guesses of sequences of the last step, as many as were right."""
+        right = [(sid, count) for sid, count in accepted.items() if count and sid in self._first]
+        if not right:
+            return
+        spans = (library.Span * len(right))()
+        for (sid, count), span in zip(right, spans, strict=True):
+            first, state = self._first.pop(sid)
+            span.first, span.count, span.state = first, count, state.memory.data_ptr()
+        asked = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
+        asked.guessed, asked.guess_count = self._memory.data_ptr(), self._count
+        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        what = ctypes.addressof(self._plan.model), ctypes.addressof(asked)
+        needed = compiled.furrow_replay_room(pool, *what)
+        if needed > self._room.numel():
+            self._room = torch.empty(needed, dtype=torch.uint8)
+        compiled.furrow_replay(pool, *what, self._room.data_ptr())
 
 
 def native_forward(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from control.commands import generate_step
 from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
+from worker.leader.group import generate_step
 from worker.models.loading import load
 from worker.models.served import ServedModel
 from worker.native.build import library
