@@ -11,11 +11,11 @@ from tests import gguf_models
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm
 from tests.waiting import until
-from worker.native.build import library
+from worker.native.library import load_library
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(library() is None, reason="no C++ compiler: blocks are computed in C++ only"),
+    pytest.mark.skipif(load_library() is None, reason="no C++ compiler: blocks are computed in C++ only"),
 ]
 
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 96, "swiglu_limit": 7.0}

@@ -43,7 +43,7 @@ class _Group(ctypes.Structure):
 
 def library() -> ctypes.CDLL | None:
     """The compiled exchanges; None where they can't be compiled. May take a second the first time on a host."""
-    loaded = compiled.library(SOURCE)
+    loaded = compiled.load(SOURCE)
     if loaded is not None:
         group, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
         for name in ("float", "double", "int64"):

@@ -70,7 +70,7 @@ _reasons: dict[Path, str] = {}
 _lock = threading.Lock()
 
 
-def library(
+def load(
     source: Path, *, for_this_processor: bool = False, parts: int | None = None, shapes: tuple[int, ...] = ()
 ) -> ctypes.CDLL | None:
     """The loaded library of `source` and the headers below its folder; None if it can't be compiled, or fails its check
@@ -89,7 +89,7 @@ def library(
 
 
 def reason(source: Path) -> str:
-    """Why `library` returned None for `source`, and what helps, as part of a sentence; "" where it did not."""
+    """Why `load` returned None for `source`, and what helps, as part of a sentence; "" where it did not."""
     return _reasons.get(source, "")
 
 

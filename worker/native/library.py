@@ -1,19 +1,124 @@
-"""The structs of the compiled library, which layer.h has as well, and the threads of a model in it."""
+"""The compiled library: its kinds of weights, its loading, its threads, and the structs that layer.h has as well; no
+torch."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
-from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
+from collections.abc import Iterable
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-import structlog
-import torch
+from worker.native import compiled
+from worker.native.host import SOURCE, SWITCH
+from worker.selftest import switches
+from worker.selftest.shapes import Shapes
 
-from worker.native.compiled import source_digest
-from worker.native.host import SOURCE
-from worker.native.kinds import NUMBERS
+PLAIN = ("float32", "bfloat16", "float16", "int8")
+BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+GROUPED = ("e4m3", "int4", "e2m1")
+KINDS = (*PLAIN, *BLOCKS, *GROUPED)
+"""Of packed weights that the library multiplies, in the order of their numbers there (layer.h)."""
+NUMBERS = {name: number for number, name in enumerate(KINDS)}
 
-log = structlog.get_logger()
+
+def bits_of(kinds: Iterable[str]) -> int:
+    """The set of `kinds` as bits by number, with float32, which the library's own check needs."""
+    bits = 1
+    for kind in kinds:
+        bits |= 1 << NUMBERS[kind]
+    return bits
+
+
+ALL = bits_of(KINDS)
+
+
+class KindMissing(Exception):
+    """A library was compiled without a kind of weights."""
+
+
+def load_library(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> ctypes.CDLL | None:
+    """The loaded library, which has at least `kinds`, or all, and passed its check with `shapes`; None where it can't
+    be compiled, or isn't wanted. May take seconds the first time, and as many more the fewer kinds were asked for
+    before."""
+    if os.environ.get(SWITCH) == "0" or switches.reason_off("cpp"):
+        return None
+    parts = ALL if kinds is None else bits_of(kinds)
+    checked = () if shapes is None else shapes.on_cpu
+    loaded = compiled.load(SOURCE, for_this_processor=True, parts=parts, shapes=checked)
+    if loaded is not None:
+        declare_products(loaded)
+        _declare_steps(loaded)
+    return loaded
+
+
+def reason_missing() -> str:
+    """Why `load_library` returned None, as part of a sentence; "" where it did not, or was not called."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    return switches.reason_off("cpp") or compiled.reason(SOURCE)
+
+
+def declare_products(loaded: ctypes.CDLL) -> None:
+    """The types of the functions that pack weights and multiply."""
+    address, number = c_void_p, c_int64
+    loaded.furrow_kinds.restype = c_uint32
+    loaded.furrow_build.restype = ctypes.c_char_p
+    loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
+    loaded.furrow_pool_end.argtypes, loaded.furrow_pool_end.restype = [address], None
+    loaded.furrow_pool_progress.argtypes, loaded.furrow_pool_progress.restype = [address], address
+    loaded.furrow_matrix_bytes.argtypes, loaded.furrow_matrix_bytes.restype = [c_int32, number, number], number
+    loaded.furrow_pack.argtypes = [address, address, number, address, number, number]
+    loaded.furrow_pack.restype = None
+    loaded.furrow_look_up.argtypes, loaded.furrow_look_up.restype = [address, address, number, address], None
+    loaded.furrow_product.argtypes = [address, address, address, number, address, address]
+    loaded.furrow_product.restype = None
+    loaded.furrow_product_room.argtypes, loaded.furrow_product_room.restype = [address, number], number
+
+
+def _declare_steps(loaded: ctypes.CDLL) -> None:
+    """The types of the functions that quantise weights and step through a model."""
+    address, number = c_void_p, c_int64
+    loaded.furrow_quantize.argtypes = [address, c_int32, address, number, number, address]
+    loaded.furrow_quantize.restype = number
+    loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
+    loaded.furrow_step.argtypes = [address] * 4
+    loaded.furrow_guessed_floats.argtypes, loaded.furrow_guessed_floats.restype = [address, number], number
+    loaded.furrow_replay_room.argtypes, loaded.furrow_replay_room.restype = [address] * 3, number
+    loaded.furrow_replay.argtypes, loaded.furrow_replay.restype = [address] * 4, None
+    loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
+
+
+class Threads:
+    """The `count` threads of one model."""
+
+    def __init__(self, loaded: ctypes.CDLL, count: int) -> None:
+        self.library = loaded
+        self.count = count
+        self.address: int = loaded.furrow_pool(self.count)
+        self._progress = c_uint64.from_address(loaded.furrow_pool_progress(self.address))
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every part of a job that is done; for any thread, while a job runs too."""
+        return self._progress.value
+
+    @property
+    def kernels(self) -> str:
+        """The library's source, instructions, compiler and mathematical functions: all that its bits depend on."""
+        built = self.library.furrow_build().decode()
+        return f"C++ {compiled.source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
+
+    def number(self, kind: str) -> int:
+        """The number in the library of the kind with this name (KINDS). Raises KindMissing."""
+        number = NUMBERS[kind]
+        if not self.library.furrow_kinds() >> number & 1:
+            raise KindMissing(f"the C++ library was compiled without weights in {kind}")
+        return number
+
+    def __del__(self) -> None:
+        self.library.furrow_pool_end(self.address)
+
 
 SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU = range(5)
 EACH_HEAD, EACH_TURNED_HEAD, ALL_HEADS = range(3)
@@ -21,10 +126,6 @@ BOTH, KEYS_ALONE, NEITHER = range(3)
 DELTA_RULE, SHORT_CONVOLUTION, MAMBA = range(3)
 WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
-
-
-class KindMissing(Exception):
-    """A library was compiled without a kind of weights."""
 
 
 MOST_MATRICES = 3
@@ -237,33 +338,3 @@ class Batch(ctypes.Structure):
         ("guessed", c_void_p),
         ("guess_count", c_int64),
     ]
-
-
-class Threads:
-    """The threads of one model, as many as torch has here when this is made."""
-
-    def __init__(self, loaded: ctypes.CDLL) -> None:
-        self.library, self.count = loaded, torch.get_num_threads()
-        self.address: int = loaded.furrow_pool(self.count)
-        self._progress = c_uint64.from_address(loaded.furrow_pool_progress(self.address))
-
-    @property
-    def progress(self) -> int:
-        """A number that changes with every part of a job that is done; for any thread, while a job runs too."""
-        return self._progress.value
-
-    @property
-    def kernels(self) -> str:
-        """The library's source, instructions, compiler and mathematical functions: all that its bits depend on."""
-        built = self.library.furrow_build().decode()
-        return f"C++ {source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
-
-    def number(self, kind: str) -> int:
-        """The number in the library of the kind with this name (kinds.py). Raises KindMissing."""
-        number = NUMBERS[kind]
-        if not self.library.furrow_kinds() >> number & 1:
-            raise KindMissing(f"the C++ library was compiled without weights in {kind}")
-        return number
-
-    def __del__(self) -> None:
-        self.library.furrow_pool_end(self.address)

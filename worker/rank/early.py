@@ -11,7 +11,7 @@ import msgspec
 
 from control.errors import FurrowError
 from control.messages import Assignment
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.repository.files import inspect
 from worker.repository.kinds import kinds_of
 from worker.selftest.shapes import of_config
@@ -29,4 +29,4 @@ def compile_now() -> None:
         with suppress(FurrowError):  # the load will say what is wrong with the files
             files = inspect(Path(os.environ["FURROW_FOLDER"]), images=False)
             kinds = kinds_of(files, spec.quant, spec.dequantize, spec.dtype)
-            library(kinds, of_config(files.config, spec.dtype, spec.tp))
+            load_library(kinds, of_config(files.config, spec.dtype, spec.tp))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from control.quantization import BLOCK_QUANTS
-from worker.native.kinds import KINDS
+from worker.native.library import KINDS
 from worker.repository.files import ModelFiles, is_gguf
 from worker.weights.formats import SMALLER
 from worker.weights.gguf import read_model
@@ -15,7 +15,7 @@ STORED = {"F16": "float16", "BF16": "bfloat16", "f16": "float16", "bf16": "bfloa
 
 
 def kinds_of(files: ModelFiles, quant: str | None, dequantize: bool = False, dtype: str = "auto") -> frozenset[str]:
-    """Names of native/kinds.py. May have more than are needed; a rank that meets another one loads again with all.
+    """Names of native/library.py. May have more than are needed; a rank that meets another one loads again with all.
     Raises ModelFilesError."""
     kinds: set[str] = {dtype} & set(STORED.values())
     if quant in BLOCK_QUANTS:

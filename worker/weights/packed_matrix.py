@@ -24,11 +24,11 @@ LEVELS = 127
 """An activation that meets int8 codes has so many levels on each side of zero; the scales of outputs include it."""
 
 Kept = torch.dtype | str
-"""A kind of packed weights: the type of plain numbers, or a name in native/kinds.py."""
+"""A kind of packed weights: the type of plain numbers, or a name in native/library.py."""
 
 
 def name_of(kind: Kept) -> str:
-    """The kind's name in native/kinds.py."""
+    """The kind's name in native/library.py."""
     return kind if isinstance(kind, str) else str(kind).removeprefix("torch.")
 
 

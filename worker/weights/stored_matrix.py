@@ -18,8 +18,8 @@ EXPONENT_ZERO = 127
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix (outputs, inputs). `kind` is its name in native/kinds.py, `codes` is uint8 of shape (outputs, bytes of a
-    row), which may be a view of the mapped file.
+    """A matrix (outputs, inputs). `kind` is its name in native/library.py, `codes` is uint8 of shape (outputs, bytes
+    of a row), which may be a view of the mapped file.
 
     A format of blocks has its scales among the codes; `scales` and `zeros` are None and `group` is 0. All others are
     codes with a scale by group of inputs: w[o, i] = scales[o, i // group] · (code[o, i] - zeros[o, i // group]). Codes

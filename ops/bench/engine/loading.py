@@ -66,10 +66,10 @@ def _load(parent: Connection, model: Path, quant: str | None) -> None:
 
     from worker.collective.base import Solo
     from worker.models.loading import load
-    from worker.native.build import library
+    from worker.native.library import load_library
 
     torch.mm(torch.zeros(8, 8), torch.zeros(8, 8))  # the memory of its threads
-    library()
+    load_library()
     parent.send("bare")
     parent.recv()
     served = load(model, collective=Solo(), quant=quant)

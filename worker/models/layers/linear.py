@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.native.build import library
-from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
+from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads, load_library
 from worker.selftest.shapes import Shapes
 from worker.weights.packed_matrix import Kept, PackedMatrix
 from worker.weights.stored_matrix import StoredMatrix, Weights
@@ -110,7 +109,7 @@ class PackedEmbedding(nn.Module):
 
 
 def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
-    """Threads for products of a model's `shapes` with weights of `kinds` (native/kinds.py), or of all; None where they
-    can't be compiled or aren't wanted."""
-    loaded = library(kinds, shapes)
-    return None if loaded is None else Threads(loaded)
+    """As many threads as torch has here, for products of a model's `shapes` with weights of `kinds`
+    (native/library.py), or of all; None where they can't be compiled or aren't wanted."""
+    loaded = load_library(kinds, shapes)
+    return None if loaded is None else Threads(loaded, torch.get_num_threads())

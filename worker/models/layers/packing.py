@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from control.errors import CompilerMissing, SettingsError
 from worker.models.layers.dense import DenseLinear, stacked
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.native.build import reason_missing
 from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD
-from worker.native.library import Threads
+from worker.native.library import Threads, reason_missing
 from worker.selftest.shapes import Shapes
 from worker.weights.packed_matrix import Kept
 from worker.weights.stored_matrix import StoredMatrix, Weights
@@ -57,7 +56,7 @@ def packing(
     shapes: Shapes | None = None,
 ) -> Packing:
     """How linear layers are kept: packed in float32 on a CPU that runs the C++ products, else dense in `dtype`.
-    `kinds`: those that the C++ products must have, by native/kinds.py; None: all. `shapes`: those that they are
+    `kinds`: those that the C++ products must have, by native/library.py; None: all. `shapes`: those that they are
     checked with. Raises SettingsError for a `quant` where there are no C++ products."""
     native = dtype == torch.float32 and device.type == "cpu"
     threads = threads_here(kinds, shapes) if native else None

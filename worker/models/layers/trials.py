@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from worker.models.layers.linear import NativeLinear
-from worker.native.build import library
-from worker.native.library import Threads
+from worker.native.library import Threads, load_library
 from worker.selftest.case import Case
 from worker.selftest.request import NotAvailable, Request
 
@@ -22,7 +21,7 @@ INT8_TOLERANCE = 3e-2
 def cpp(request: Request) -> Iterator[Case]:
     if request.device.type != "cpu":
         raise NotAvailable("it computes on CPUs")
-    loaded = library()
+    loaded = load_library()
     if loaded is None:
         raise NotAvailable("there is no library: the log of a rank has the reason")
     shapes = request.shapes
@@ -30,7 +29,7 @@ def cpp(request: Request) -> Iterator[Case]:
     wrong: bytes | None = loaded.furrow_check(numbers, len(numbers))
     if wrong is not None:
         raise RuntimeError(wrong.decode())
-    threads = Threads(loaded)
+    threads = Threads(loaded, torch.get_num_threads())
     widths = [(shapes.hidden, (shapes.heads + 2 * shapes.kv_heads) * shapes.head_dim), (shapes.inner, shapes.hidden)]
     for inputs, outputs in widths:
         for kind in KINDS:

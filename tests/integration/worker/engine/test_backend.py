@@ -14,8 +14,8 @@ from worker.collective import Solo
 from worker.models.backend import describe
 from worker.models.loading import load
 from worker.native import compiled
-from worker.native.build import library
 from worker.native.host import SOURCE, SWITCH
+from worker.native.library import load_library
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_the_code_that_computes_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C++ with its source, instructions, compiler and library of functions; torch's forward with transformers. Another
     load and another quantization have the same kernels."""

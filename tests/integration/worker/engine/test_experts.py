@@ -23,13 +23,13 @@ from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import format_for
 from worker.weights.quantizer import quantize
 from worker.weights.stored_matrix import StoredMatrix
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 Checkpoint = Callable[[str], Path]
 

@@ -20,7 +20,7 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.layers.linear import NativeLinear
 from worker.models.loading import load
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.repository.gguf.configuration import configuration
 from worker.repository.gguf.gate import check_tensors
 from worker.weights.gguf import read_model
@@ -125,7 +125,7 @@ def cosine(plain: Path, outcome: Any) -> float:
 
 @pytest.fixture
 def compiled() -> None:
-    if library() is None:
+    if load_library() is None:
         pytest.skip("no C++ compiler: blocks are computed in C++ only")
 
 

@@ -16,9 +16,9 @@ from worker.collective import Solo
 from worker.engine.step import REJECTED, Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-from worker.native.build import library
+from worker.native.library import load_library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 Checkpoint = Callable[[str], Path]
 PROMPT = [number * 7 % 97 + 3 for number in range(40)]

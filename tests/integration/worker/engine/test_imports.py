@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.native.build import library
+from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]
 
@@ -43,7 +43,7 @@ def imported(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_a_rank_whose_model_runs_in_cpp_imports_no_transformers(checkpoint: Checkpoint) -> None:
     """Nor torch's compiler, and neither does the standby of its host."""
     assert imported(LOAD, *(str(checkpoint(family)) for family in FAMILIES)) == "['torch']"

@@ -26,9 +26,8 @@ from worker.models.layers.linear import threads_here
 from worker.models.loading import load, resolve_dtype
 from worker.models.native import forward
 from worker.models.native.unsupported import NotNative
-from worker.native.build import library
 from worker.native.host import SWITCH
-from worker.native.library import KindMissing
+from worker.native.library import KindMissing, load_library
 from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]
@@ -61,11 +60,11 @@ def test_types_of_16_bits_are_those_of_stored_matrices(
                 parameter.copy_(parameter.to(getattr(torch, dtype)))
         theirs = reference(torch.tensor([job.prompt])).logits[0, -1]
     assert (ours - theirs).abs().max() < 1e-4
-    if native and library() is not None:
+    if native and load_library() is not None:
         assert model.is_native and model.weight_bytes < 0.6 * whole
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_a_model_that_its_plan_refuses_is_loaded_again(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """With transformers' modules, in the layers of which torch's forward can be seen to go on."""
     monkeypatch.setattr(forward, "Plan", Mock(side_effect=NotNative("it is refused")))

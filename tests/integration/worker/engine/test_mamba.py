@@ -24,9 +24,9 @@ from worker.kv.slabs import SlabStore
 from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.recurrent.mamba import MambaLayer
-from worker.native.build import library
+from worker.native.library import load_library
 
-compiled = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+compiled = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 FORMS: dict[str, dict[str, Any]] = {
     "groups": {"mamba_n_groups": 2, "mamba_proj_bias": True, "position_embedding_type": "rope", "mamba_d_conv": 3},
@@ -169,7 +169,7 @@ def test_ranks_share_groups(name: str, size: int, form: Callable[[str], Path], r
             assert_identical(folder, jobs, outcomes[0])
         else:
             assert_close(folder, jobs, outcomes[0])
-            assert library() is None or all(outcome.is_native for outcome in outcomes)
+            assert load_library() is None or all(outcome.is_native for outcome in outcomes)
         assert len({tuple(outcome.checksums) for outcome in outcomes}) == 1
         assert len({outcome.collectives for outcome in outcomes}) == 1
 

@@ -27,10 +27,10 @@ from worker.models.layers import packing
 from worker.models.layers.dense import DenseLinear
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.build import library
 from worker.native.host import SWITCH
+from worker.native.library import load_library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 Checkpoint = Callable[[str], Path]
 

@@ -25,13 +25,13 @@ from tests.integration.worker.engine.kept_weights import (
 )
 from worker.families.registry import FAMILIES
 from worker.models import weight_loader
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.repository.files import inspect
 from worker.repository.fingerprint import SAMPLE_BYTES, fingerprint
 from worker.weights import cache as weight_cache
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2"),
+    pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2"),
     pytest.mark.usefixtures("weights"),
 ]
 
@@ -103,7 +103,7 @@ def test_what_was_made_of_something_else_is_not_taken(
         case "quant":
             given["quant"] = "f16"
         case "library":
-            monkeypatch.setattr(library(), "_name", "/cache/native-0123.so")
+            monkeypatch.setattr(load_library(), "_name", "/cache/native-0123.so")
         case "code":
             monkeypatch.setattr(weight_cache, "_code", lambda: "0123")
         case _:

@@ -28,8 +28,8 @@ from worker.kv.slabs import SlabStore
 from worker.models.batch import Row, flatten
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.build import library
 from worker.native.host import SWITCH
+from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]
 
@@ -42,7 +42,7 @@ CHANGES = {
 two of eight experts the mean is 0.9980 and 0.9987 and the median 0.9996: the few tokens that another expert takes."""
 
 QUANTS = ["f16", "int8"]
-compiled = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+compiled = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 LOOSER = {"gemma4_text": 0.004}
 """Types whose bounds are lower by so much. A random model of Gemma 4, of five layers with experts and an input for each
 layer, adds three times as many normed vectors as others, and rounding turns each. Without both its cosine is 0.9992."""

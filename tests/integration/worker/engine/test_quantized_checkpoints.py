@@ -25,8 +25,8 @@ from tests.integration.worker.engine.parity import (
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.models.loading import open_checkpoint
-from worker.native.build import library
 from worker.native.host import SWITCH
+from worker.native.library import load_library
 from worker.repository.files import inspect
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -76,7 +76,7 @@ def test_logits_in_float32(kind: str, native: bool, written: Written, monkeypatc
     stored, plain = written(kind)
     jobs = [Job(1, prompt(21), 8, 4), Job(2, prompt(37), 512, 4, start=1)]
     engine = engine_of(stored, "auto")
-    assert engine.model.is_native == (native and library() is not None)
+    assert engine.model.is_native == (native and load_library() is not None)
     assert_close(plain, jobs, play(engine, write(jobs)))
 
 
@@ -86,7 +86,7 @@ def rounded(_: nn.Module, inputs: tuple[Tensor]) -> Tensor:
     return (inputs[0] / largest * 127).round() * largest / 127
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_activations_of_eight_bits(written: Written) -> None:
     """W8A8's logits are those of the plain weights with rounded activations, and not those with plain ones."""
     stored, plain = written("w8a8")
@@ -104,7 +104,7 @@ def test_activations_of_eight_bits(written: Written) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 def test_two_ranks_round_their_own_activations(written: Written, ranks: RankGroup) -> None:
     """Where a layer's inputs are shared each rank has a scale of its own: logits move no further than by rounding."""
     stored, _ = written("w8a8")
@@ -117,7 +117,7 @@ def test_two_ranks_round_their_own_activations(written: Written, ranks: RankGrou
     assert functional.cosine_similarity(first.logits[1][0], alone, dim=0) > 0.999
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 @pytest.mark.parametrize("kind", ["fp8 by block", "gptq", "w8a8"])
 def test_a_sequence_has_the_same_bits_in_any_company(kind: str, written: Written) -> None:
     """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""
@@ -155,7 +155,7 @@ def test_recurrent_layers(family: str, tmp_path: Path, ranks: RankGroup) -> None
     stored, plain = quantized.write(tmp_path, kind, family, **shape)
     jobs, short = mixed(), [Job(1, prompt(21), 8, 3)]
     engine = engine_of(stored, "auto")
-    assert engine.model.is_native == (library() is not None)
+    assert engine.model.is_native == (load_library() is not None)
     assert_close(plain, short, play(engine, write(short)))
     ranks.form(2)
     ranks.ask("load", stored, "float64")

@@ -22,8 +22,8 @@ from tests.integration.worker.engine.parity import (
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from worker.models.loading import open_checkpoint
-from worker.native.build import library
 from worker.native.host import SWITCH
+from worker.native.library import load_library
 from worker.repository.files import inspect
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -90,11 +90,11 @@ def test_logits_in_float32(
     stored, plain = written(family, kind)
     jobs = [Job(1, prompt(21), 8, 4), Job(2, prompt(37), 512, 4, start=1)]
     engine = engine_of(stored, "auto")
-    assert engine.model.is_native == (native and library() is not None)
+    assert engine.model.is_native == (native and load_library() is not None)
     assert_close(plain, jobs, play(engine, write(jobs)))
 
 
-@pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 @pytest.mark.parametrize(("family", "kind"), [*MIXTURES[:2], ("qwen3_moe", "w8a8")])
 def test_a_sequence_has_the_same_bits_in_any_company(family: str, kind: str, written: Written) -> None:
     """In C++ a sequence's logits alone, token by token, are those in chunks beside others."""

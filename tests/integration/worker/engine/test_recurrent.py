@@ -29,11 +29,11 @@ from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
-from worker.native.build import library
+from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]
 TYPES = ["granitemoehybrid", "lfm2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"]
-compiled = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+compiled = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 
 def recurrence(layer: Any, config: Any, hidden: Tensor) -> Tensor:
@@ -212,7 +212,7 @@ def test_a_beginning_is_shared_where_a_state_was_kept(checkpoint: Checkpoint) ->
     for seq, (sid, count, left) in enumerate([(2, 20, []), (3, 30, []), (4, 20, [1])], start=4):
         paused = [one for one in (2, 3) if engine.store.length(one) is not None]
         with engine.step(step(seq, **begun(sid, 1, count), paused=paused, left=left)) as running:
-            assert torch.equal(running.forward().logits, wanted) or library() is None
+            assert torch.equal(running.forward().logits, wanted) or load_library() is None
             running.agree([5])
     assert engine.store.used_tokens == 3 * (len(PROMPT) + state)
 

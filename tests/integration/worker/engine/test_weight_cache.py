@@ -26,11 +26,11 @@ from tests.integration.worker.engine.kept_weights import (
 from worker.collective import Solo
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.weights.cache import WeightCache
 
 pytestmark = [
-    pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2"),
+    pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2"),
     pytest.mark.usefixtures("weights"),
 ]
 

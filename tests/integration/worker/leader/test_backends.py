@@ -18,11 +18,11 @@ from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from tests.waiting import until
 from worker.models.served import ServedModel
-from worker.native.build import library
 from worker.native.host import SWITCH
+from worker.native.library import load_library
 from worker.repository.fingerprint import fingerprints
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from control.messages import Grammar, ReasoningBudget
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.native.build import library
+from worker.native.library import load_library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 PERIOD = [10, 20, 30, 40, 50, 60, 70]
 PROMPT = PERIOD * 5

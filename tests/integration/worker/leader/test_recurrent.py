@@ -16,10 +16,10 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from worker.models.served import ServedModel
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.scheduling.scheduler import Scheduler
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 PROMPTS = [[10, 20, 30, 40], list(range(60)), [7, 7, 7]]
 TOKENS = 150

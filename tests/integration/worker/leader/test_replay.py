@@ -23,11 +23,11 @@ from tests.models import make
 from worker.engine.step import Forward
 from worker.leader import leader as leader_module
 from worker.leader.leader import LeaderLimits
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.sampling.step_sampler import PendingTokens, StepSampler
 from worker.scheduling.sequence import Sequence
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or a processor without AVX2")
+pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")
 
 REQUESTS = 24
 HOUR_MS = 3_600_000

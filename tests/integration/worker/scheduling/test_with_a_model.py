@@ -15,7 +15,7 @@ from worker.kv.slabs import SlabStore
 from worker.leader.group import generate_step
 from worker.models.loading import load
 from worker.models.served import ServedModel
-from worker.native.build import library
+from worker.native.library import load_library
 from worker.sampling.sampler import Sampler, SamplingRow
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
@@ -34,7 +34,7 @@ SAMPLINGS: list[dict[str, Any]] = [
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     """A model of attention, and some with recurrent layers; those in C++ where this is possible."""
     torch.set_num_threads(1)
-    dtype = "float64" if request.param == "llama" or library() is None else "float32"
+    dtype = "float64" if request.param == "llama" or load_library() is None else "float32"
     return load(models.make(request.param, tmp_path_factory.mktemp("model")), collective=Solo(), dtype=dtype)
 
 

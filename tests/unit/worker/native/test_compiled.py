@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 
 from control.errors import SettingsError
 from worker.models.layers.packing import packing
-from worker.native import build, compiled
+from worker.native import compiled, library
 from worker.native.host import SOURCE as NATIVE
-from worker.native.kinds import bits_of
+from worker.native.library import bits_of
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 
@@ -40,15 +40,15 @@ def answer(library: ctypes.CDLL | None) -> int:
 @needs_compiler
 def test_it_is_compiled_once_for_each_version(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process finds it without a compiler; a source that has changed is another library."""
-    assert answer(compiled.library(source)) == 42
+    assert answer(compiled.load(source)) == 42
     monkeypatch.setattr(compiled, "_libraries", {})
     with monkeypatch.context() as without:
         without.delenv("CXX", raising=False)
         without.setattr(compiled.shutil, "which", lambda name: None)
-        assert answer(compiled.library(source)) == 42
+        assert answer(compiled.load(source)) == 42
     source.write_text(SOURCE.replace("42", "43"))
     monkeypatch.setattr(compiled, "_libraries", {})
-    assert answer(compiled.library(source)) == 43
+    assert answer(compiled.load(source)) == 43
     assert len(list((source.parent / "cache").rglob("*.so"))) == 2
 
 
@@ -56,7 +56,7 @@ def test_without_a_compiler_there_is_none(source: Path, monkeypatch: pytest.Monk
     """Which is no error."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert compiled.library(source) is None
+    assert compiled.load(source) is None
 
 
 @needs_compiler
@@ -64,8 +64,8 @@ def test_a_source_that_does_not_compile_is_one_line(source: Path) -> None:
     """With what the compiler said; it is not tried again."""
     source.write_text("no C++")
     with capture_logs() as logs:
-        assert compiled.library(source) is None
-        assert compiled.library(source) is None
+        assert compiled.load(source) is None
+        assert compiled.load(source) is None
     [line] = logs
     assert "error" in line["output"] and line["source"] == "small.cpp"
 
@@ -77,9 +77,9 @@ def test_a_slow_compiler_is_named_as_the_reason(source: Path, monkeypatch: pytes
     slow.chmod(0o755)
     monkeypatch.setenv("CXX", str(slow))
     monkeypatch.setattr(compiled, "COMPILE_WITHIN_S", 0.1)
-    monkeypatch.setattr(build, "SOURCE", source)
-    assert build.library() is None
-    assert "did not end within 0.1 s; start it again" in build.reason_missing()
+    monkeypatch.setattr(library, "SOURCE", source)
+    assert library.load_library() is None
+    assert "did not end within 0.1 s; start it again" in library.reason_missing()
     with pytest.raises(
         SettingsError, match=r"--quant q4k is computed in C\+\+ only, but the C\+\+ compiler did not end"
     ):
@@ -92,7 +92,7 @@ def test_a_home_that_can_t_be_written_to_keeps_nothing(source: Path, monkeypatch
     occupied = source.parent / "occupied"
     occupied.write_text("a file, where a folder is wanted")
     monkeypatch.setenv("XDG_CACHE_HOME", str(occupied))
-    assert answer(compiled.library(source)) == 42
+    assert answer(compiled.load(source)) == 42
     assert os.path.isfile(occupied)  # noqa: PTH113  # as it was
 
 
@@ -121,7 +121,7 @@ def checked(source: Path, faulty: str) -> tuple[int, list[str]]:
     """The answer of the library that was taken in the end, and the reasons why others were not."""
     source.write_text(CHECKED % faulty)
     with capture_logs() as logs:
-        found = answer(compiled.library(source, for_this_processor=True))
+        found = answer(compiled.load(source, for_this_processor=True))
     return found, [line["reason"] for line in logs if line["action"] == "check_library"]
 
 
@@ -176,7 +176,7 @@ def test_a_model_s_shapes_are_checked_once(source: Path, monkeypatch: pytest.Mon
 
     def loaded(*shapes: int) -> ctypes.CDLL | None:
         monkeypatch.setattr(compiled, "_libraries", {})
-        return compiled.library(source, for_this_processor=True, shapes=shapes)
+        return compiled.load(source, for_this_processor=True, shapes=shapes)
 
     assert answer(loaded(16, 1024)) == 42
     assert answer(loaded(32, 1024)) == 42
@@ -194,7 +194,7 @@ def test_where_every_set_of_instructions_fails_there_is_no_library(source: Path)
     """Torch computes then; the reason is said for each set."""
     source.write_text('extern "C" const char* furrow_check() { return "wrong"; }')
     with capture_logs() as logs:
-        assert compiled.library(source, for_this_processor=True) is None
+        assert compiled.load(source, for_this_processor=True) is None
     assert [line["instructions"] for line in logs] == list(compiled.INSTRUCTIONS)
 
 
@@ -259,13 +259,13 @@ def test_a_library_with_more_parts_takes_the_place_of_one_with_fewer(
 ) -> None:
     """In the process and in the cache; the smallest one that has them. The control: other parts are compiled."""
     source.write_text(PARTS)
-    assert answer(compiled.library(source, parts=0b0111)) == 0b0111
-    assert answer(compiled.library(source, parts=0b0010)) == 0b0111
-    assert answer(compiled.library(source, parts=0b1000)) == 0b1000
+    assert answer(compiled.load(source, parts=0b0111)) == 0b0111
+    assert answer(compiled.load(source, parts=0b0010)) == 0b0111
+    assert answer(compiled.load(source, parts=0b1000)) == 0b1000
     monkeypatch.setattr(compiled, "_libraries", {})
-    assert answer(compiled.library(source, parts=0b0100)) == 0b0111
+    assert answer(compiled.load(source, parts=0b0100)) == 0b0111
     monkeypatch.setattr(compiled, "_libraries", {})
-    assert answer(compiled.library(source, parts=0b1111)) == 0b1111
+    assert answer(compiled.load(source, parts=0b1111)) == 0b1111
     monkeypatch.setattr(compiled, "_libraries", {})
-    assert answer(compiled.library(source, parts=0b0001)) == 0b0111
+    assert answer(compiled.load(source, parts=0b0001)) == 0b0111
     assert len(list((source.parent / "cache").rglob("*.so"))) == 3

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.quantization import BLOCK_QUANTS
-from worker.native.kinds import ALL, KINDS, NUMBERS, bits_of
+from worker.native.library import ALL, KINDS, NUMBERS, bits_of
 from worker.repository.files import ModelFiles
 from worker.repository.kinds import kinds_of
 from worker.weights.packed_matrix import Kept, name_of

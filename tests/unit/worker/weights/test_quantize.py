@@ -135,7 +135,7 @@ def test_bytes_do_not_depend_on_threads_or_neighbours(
     """All rows by three threads give what each row alone gives, and bfloat16 what its float32 gives."""
     weights, format = heavy_tailed().bfloat16(), BLOCK_FORMATS[name]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    whole = quantize(weights, format, Threads(threads.library))
+    whole = quantize(weights, format, Threads(threads.library, torch.get_num_threads()))
     alone = [quantize(row.float().unsqueeze(0), format, threads) for row in weights]
     assert torch.equal(whole, torch.cat(alone))
 

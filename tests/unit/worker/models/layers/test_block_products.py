@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tests.unit.worker.models.layers.test_grouped_products import grouped
 from worker.models.layers.linear import NativeLinear, threads_here
-from worker.native.build import declare_products
 from worker.native.host import SOURCE
-from worker.native.library import Threads
+from worker.native.library import Threads, declare_products
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.weights.stored_matrix import StoredMatrix
@@ -216,7 +215,7 @@ def test_other_instructions_give_the_same_bits(build: str, tmp_path: Path) -> No
     subprocess.run(["c++", *flags, "-o", str(built), str(SOURCE)], check=True, timeout=200)
     loaded = ctypes.CDLL(str(built))
     declare_products(loaded)
-    other = Threads(loaded)
+    other = Threads(loaded, torch.get_num_threads())
     for format in FORMATS:
         weights = random_blocks(format, 75, width(format, 3))
         x = torch.cat([rows(11, width(format, 3)), torch.full((1, width(format, 3)), -3.0)])
