@@ -60,7 +60,8 @@ def test_greedy_text_equals_that_of_transformers(module: str, file: Callable[[Pa
 def transformers_model(files: Any) -> Any:
     config = CONFIG_MAPPING[files.config["model_type"]].from_dict(files.config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with GgufCheckpoint(files.weights, dequantized=True) as checkpoint, torch.no_grad():
+    assert files.gguf is not None
+    with GgufCheckpoint(files.gguf, dequantized=True) as checkpoint, torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(checkpoint.read(name))
     return model

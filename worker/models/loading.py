@@ -37,7 +37,7 @@ from worker.models.weight_loader import WeightLoader
 from worker.native.host import unavailable
 from worker.native.library import KindMissing
 from worker.repository import quantized, validation
-from worker.repository.files import ModelFiles, inspect, is_gguf
+from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
 from worker.repository.multimodal import tower_tensors
@@ -50,6 +50,7 @@ from worker.weights.checkpoint import Checkpoint, StoredTensors
 from worker.weights.gguf_checkpoint import GgufCheckpoint
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker.weights.quantizer import Quantizer
+from worker.weights.safetensors_header import image_tensors, text_tensors
 from worker.weights.schemes import scheme_of
 from worker.weights.sharding import ShardPlan
 from worker.weights.stored_together import StoredAbove, StoredTogether
@@ -101,7 +102,7 @@ def _load(
     KindMissing without it."""
     validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
-    quantized.check(files.config, files.weights, collective.world_size, [device])
+    quantized.check(files.config, files.tensors, collective.world_size, [device])
     validation.check_devices(files.config, [device])
     where = torch.device(device)
     stored = resolve_dtype(dtype, where, files.config)
@@ -212,8 +213,8 @@ class _Load:
             return None
         from worker.models.vision.loading import load_tower  # only here: it imports transformers
 
-        tower_tensors.check(self.files.config, self.files.weights)
-        with Checkpoint(self.files.weights, images=True) as checkpoint:
+        tower_tensors.check(self.files.config, self.files.tensors)
+        with Checkpoint(image_tensors(self.files.tensors)) as checkpoint:
             return load_tower(part, checkpoint, self.dtype, model, lambda: self.tell(1.0))
 
     def _family(self, model: Any) -> Family:
@@ -263,15 +264,15 @@ def _fuse(model: Any, dtype: torch.dtype, device: torch.device) -> None:
 
 def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManager[StoredTensors]:
     """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
-    if files.weights and is_gguf(files.weights[0]):
-        return GgufCheckpoint(files.weights, dequantize)
-    family, scheme = validation.family_of(files.config), scheme_of(files.config)
-    experts = family.experts
+    if files.gguf is not None:
+        return GgufCheckpoint(files.gguf, dequantize)
+    scheme, experts = scheme_of(files.config), validation.family_of(files.config).experts
+    tensors = text_tensors(files.tensors)
     if experts is not None and experts.together:
-        return StoredTogether(files.weights)
+        return StoredTogether(tensors)
     if experts is not None and experts.stored_above is not None and scheme is None:
-        return StoredAbove(files.weights, experts.stored_above)
-    return Checkpoint(files.weights) if scheme is None else QuantizedCheckpoint(files.weights, scheme)
+        return StoredAbove(tensors, experts.stored_above)
+    return Checkpoint(tensors) if scheme is None else QuantizedCheckpoint(tensors, scheme)
 
 
 def resolve_dtype(name: str, device: torch.device, config: dict[str, Any] | None = None) -> torch.dtype:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from worker.repository.multimodal.image_part import FIELD
 from worker.repository.multimodal.image_reading import image_part
 from worker.repository.multimodal.text_part import text_config
 from worker.repository.pooling.gate import described
+from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
+from worker.weights.safetensors_header import read_headers
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -26,7 +29,7 @@ SINGLE = "model.safetensors"
 class ModelFiles:
     """The files of a model: those that a rank loads, and those that describe the model to the farm. `config` is that of
     the text part, with the image part under `image_part`. `tokenizer` is None in a rank that got only the weights, by
-    its load command, and for a GGUF model, which `gguf` describes."""
+    its load command, and for a GGUF model, whose header is `gguf`."""
 
     config: dict[str, Any]
     weights: list[Path]
@@ -38,7 +41,15 @@ class ModelFiles:
 
     @classmethod
     def of_command(cls, config_json: str, safetensors_paths: list[str]) -> ModelFiles:
-        return cls(config=json.loads(config_json), weights=[Path(path) for path in safetensors_paths])
+        """Raises ModelFilesError."""
+        weights = [Path(path) for path in safetensors_paths]
+        gguf = read_model(weights[0]) if weights and is_gguf(weights[0]) else None
+        return cls(config=json.loads(config_json), weights=weights, gguf=gguf)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The tensors of the files by their stored names, from headers that are read once. Raises ModelFilesError."""
+        return read_headers(self.weights) if self.gguf is None else self.gguf.tensors
 
     @property
     def weight_bytes(self) -> int:
@@ -76,15 +87,13 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
     weights = _weight_files(folder)
-    for path in weights:
-        _check_header(path)
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelFilesAway(
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
     described_config = _with_image_part(config, folder) if images else text_config(config)
-    return ModelFiles(
+    files = ModelFiles(
         config=described(folder, described_config),
         weights=weights,
         folder=folder,
@@ -92,6 +101,8 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
         tokenizer_config=_read_json(folder / "tokenizer_config.json"),
         generation_config=_read_json(folder / "generation_config.json"),
     )
+    _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
+    return files
 
 
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -136,21 +147,3 @@ def _weight_files(folder: Path) -> list[Path]:
     found = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
     there = f" There is {', '.join(found)}, which is not read." if found else ""
     raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")
-
-
-def _check_header(path: Path) -> None:
-    """A file cut short by a broken download, or a Git LFS pointer, is refused here and not inside a rank."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > size:
-                raise ValueError(f"its header should have {length} bytes")
-            header = json.loads(file.read(length))
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (ValueError, KeyError, TypeError, struct.error) as error:
-        raise ModelFilesError(
-            f"{path} is not a safetensors file ({size} bytes): {error}. Download it again."
-        ) from error
-    if size < 8 + length + end:
-        raise ModelFilesAway(f"{path} is cut short: {size} bytes of {8 + length + end}. Download it again.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from worker.repository.files import ModelFiles, is_gguf
 from worker.repository.pooling.description import pooling_of, without_places
-from worker.weights.gguf import read_header
+from worker.weights.formats import StoredTensor
+from worker.weights.safetensors_header import read_headers
 
 SAMPLES, SAMPLE_BYTES = 8, 32
 """Places in each tensor that are read, evenly apart, and how much at each."""
@@ -36,38 +36,29 @@ def fingerprints(files: ModelFiles, dtype: str, quant: str | None = None, dequan
     every sample. Raises OSError if a file went away."""
     packing = [quant, "dequantized"] if dequantize else quant
     config, pooling = files.config, pooling_of(files.config)
-    weights = sorted(files.weights, key=lambda one: one.name)
+    by_file: dict[Path, list[StoredTensor]] = {path: [] for path in sorted(files.weights, key=lambda one: one.name)}
+    tensors = list(files.tensors.values())
     if pooling is not None:
-        weights += [Path(dense.weights) for dense in pooling.dense]
+        tensors += read_headers(Path(dense.weights) for dense in pooling.dense).values()
         config = without_places(config)
+    for one in tensors:
+        by_file.setdefault(one.path, []).append(one)
     stored = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     packed = hashlib.sha256(json.dumps([config, dtype, packing], sort_keys=True).encode())
-    for path in weights:
-        for sample in _gguf_samples(path) if is_gguf(path) else _samples(path):
+    for path, tensors in by_file.items():
+        for sample in _samples(path, tensors):
             stored.update(sample)
             packed.update(sample)
     return Fingerprints(stored.hexdigest()[:16], packed.hexdigest()[:16])
 
 
-def _samples(path: Path) -> Iterator[bytes]:
+def _samples(path: Path, tensors: list[StoredTensor]) -> Iterator[bytes]:
     """The header of a file, and samples of its tensors."""
+    length = 0 if is_gguf(path) else 8
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = file.read(length)
-        yield header
-        for name, entry in json.loads(header).items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            yield from _evenly(file, 8 + length + begin, end - begin)
-
-
-def _gguf_samples(path: Path) -> Iterator[bytes]:
-    """The header of a file, and samples of its tensors."""
-    tensors = read_header(path).tensors
-    with path.open("rb") as file:
-        yield file.read(min((one.start for one in tensors.values()), default=0))
-        for one in tensors.values():
+        file.seek(length)  # of a safetensors header
+        yield file.read(max(0, min((one.start for one in tensors), default=0) - length))
+        for one in tensors:
             yield from _evenly(file, one.start, one.bytes)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from control.quantization import BLOCK_QUANTS
 from worker.native.library import KINDS
-from worker.repository.files import ModelFiles, is_gguf
+from worker.repository.files import ModelFiles
 from worker.weights.formats import SMALLER
-from worker.weights.gguf import read_model
-from worker.weights.safetensors_header import headers_of
+from worker.weights.safetensors_header import text_tensors
 from worker.weights.schemes import scheme_of
 
 STORED = {"F16": "float16", "BF16": "bfloat16", "f16": "float16", "bf16": "bfloat16"}
@@ -25,13 +24,12 @@ def kinds_of(files: ModelFiles, quant: str | None, dequantize: bool = False, dty
         kinds.add("int8")
     if quant not in (None, "int8"):
         kinds.add("float16")
-    if files.weights and is_gguf(files.weights[0]):
-        model = files.gguf or read_model(files.weights[0])
-        types = {tensor.type.name for tensor in model.tensors.values()}
+    if files.gguf is not None:
+        types = {tensor.type.name for tensor in files.tensors.values()}
         blocks = set[str]() if dequantize else types & set(KINDS)
     else:
         scheme = scheme_of(files.config)
-        types = {header.dtype for header in headers_of(files.weights).values()}
+        types = {tensor.type.name for tensor in text_tensors(files.tensors).values()}
         blocks = set[str]() if scheme is None else set(scheme.kinds)
     # Of a mixture the router stays in 16 bits beside int8.
     if quant != "int8" or "num_experts_per_tok" in files.config or blocks:

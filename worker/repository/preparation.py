@@ -53,8 +53,8 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
-    quantized.check(files.config, files.weights, spec.tp, assignment.devices)
-    tower_tensors.check(files.config, files.weights)
+    quantized.check(files.config, files.tensors, spec.tp, assignment.devices)
+    tower_tensors.check(files.config, files.tensors)
     validation.check_devices(files.config, assignment.devices)
     assets.check_tokenizer(files)
     if files.gguf is not None:

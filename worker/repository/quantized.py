@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.families.registry import FAMILIES
 from worker.repository.config_fields import number
+from worker.weights.formats import StoredTensor
 from worker.weights.quantized_layers import FEED_FORWARD, QuantizedLinear, borders, layers
-from worker.weights.safetensors_header import Headers, headers_of
+from worker.weights.safetensors_header import text_tensors
 from worker.weights.schemes import MXFP4_GROUP, scheme_of
 from worker.weights.sharding import ends_at
 
@@ -21,7 +21,7 @@ ATTENTION = re.compile(r"\.(?:o_proj|dense|out_proj)$")
 """Layers of whose inputs each rank has a share."""
 
 
-def check(config: dict[str, Any], files: list[Path], tp: int, devices: Sequence[str]) -> None:
+def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, devices: Sequence[str]) -> None:
     """Raise ModelFilesError or UnsupportedArchitecture naming the tensor of a quantized checkpoint that is missing,
     does not fit config.json, or can't be shared by `tp` ranks; SettingsError for a device that is no CPU."""
     scheme = scheme_of(config)
@@ -33,13 +33,13 @@ def check(config: dict[str, Any], files: list[Path], tp: int, devices: Sequence[
                 f"Quantized checkpoints ({scheme.method}) are for CPUs, not for {device}: use --devices cpu, or the "
                 "unquantized checkpoint"
             )
-    headers = headers_of(files)
+    headers = text_tensors(tensors)
     if scheme.method == "mxfp4":
         _check_mxfp4(config, headers, tp)
         return
     if together := next((name for name in headers if TOGETHER.search(name)), None):
         raise UnsupportedArchitecture(
-            f"{headers[together].file} holds {together}: experts of a layer in one tensor are not supported in a "
+            f"{headers[together].path} holds {together}: experts of a layer in one tensor are not supported in a "
             f"checkpoint that is quantized ({scheme.method}). Use one with a tensor for each expert."
         )
     found = layers(scheme, headers)
@@ -95,7 +95,7 @@ def _shared(linear: QuantizedLinear, ends: tuple[int, ...], tp: int) -> bool:
     return linear.inputs >= tp and ends_at(linear.inputs, linear.group, ends, tp)
 
 
-def _check_mxfp4(config: dict[str, Any], headers: Headers, tp: int) -> None:
+def _check_mxfp4(config: dict[str, Any], headers: Mapping[str, StoredTensor], tp: int) -> None:
     """Raise ModelFilesError naming a tensor of the experts that is missing, or has another type or shape than
     config.json asks for; UnsupportedArchitecture where the experts' width has fewer groups than there are ranks."""
     experts, hidden, width = (
@@ -117,12 +117,12 @@ def _check_mxfp4(config: dict[str, Any], headers: Headers, tp: int) -> None:
             _expect(headers, f"{stem}_scales", (experts, outputs, inputs // MXFP4_GROUP))
 
 
-def _expect(headers: Headers, name: str, shape: tuple[int, ...]) -> None:
+def _expect(headers: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> None:
     found = headers.get(name)
     if found is None:
         raise ModelFilesError(f"The weights have no tensor {name}, which MXFP4 needs. Download the checkpoint again.")
-    if found.dtype != "U8" or found.shape != shape:
+    if found.type.name != "U8" or found.shape != shape:
         raise ModelFilesError(
-            f"{name} is {found.dtype} of shape {list(found.shape)}; by config.json it is U8 of {list(shape)}. Is this "
-            "the checkpoint of its config?"
+            f"{name} is {found.type.name} of shape {list(found.shape)}; by config.json it is U8 of {list(shape)}. Is "
+            "this the checkpoint of its config?"
         )

@@ -1,4 +1,5 @@
-"""Formats of stored weights: blocks of ggml's formats, and the types of tensors in GGUF files; no torch.
+"""Formats of stored weights: blocks of ggml's formats, the types of tensors in GGUF and safetensors files, and a
+tensor's place in its file; no torch.
 
 The layouts of blocks are those of ggml's `block_q…` structs (github.com/ggml-org/ggml, src/ggml-common.h), the numbers
 of types those of include/ggml.h.
@@ -8,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+
+from control.errors import ModelFilesError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,22 @@ TENSOR_TYPES: dict[int, TensorType] = {
     30: TensorType("bf16", 1, 2),
     **{number: TensorType(one.name, one.weights, one.bytes, one) for number, one in BY_GGML_TYPE.items()},
 }
-"""The types that are read."""
+"""The types of GGUF files that are read, by their numbers."""
+
+SAFETENSORS_TYPES: dict[str, TensorType] = {
+    "F4": TensorType("F4", 2, 1),
+    **{
+        name: TensorType(name, 1, size)
+        for size, names in {
+            1: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"),
+            2: ("U16", "I16", "F16", "BF16"),
+            4: ("U32", "I32", "F32"),
+            8: ("U64", "I64", "F64", "C64"),
+        }.items()
+        for name in names
+    },
+}
+"""The types of safetensors files."""
 
 REFUSED_TYPES: dict[int, str] = {
     9: "Q8_1",
@@ -103,3 +122,23 @@ REFUSED_TYPES: dict[int, str] = {
     40: "NVFP4",
 }
 """Names of the other types, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor's place in a file. `shape` is torch's: rows first. `start` counts from the file's beginning."""
+
+    path: Path
+    type: TensorType
+    shape: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def check_apart(path: Path, tensors: dict[str, StoredTensor]) -> None:
+    """Raise ModelFilesError where two tensors of a file share a byte."""
+    end, before = 0, ""
+    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].bytes)):
+        if one.start < end:
+            raise ModelFilesError(f"{path}: the tensors {before} and {name} overlap at byte {one.start}.")
+        end, before = one.start + one.bytes, name

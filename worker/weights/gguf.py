@@ -18,7 +18,7 @@ from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitect
 from worker.families.family import Family
 from worker.families.gguf import Gguf
 from worker.families.registry import GGUF_ARCHITECTURES
-from worker.weights.formats import REFUSED_TYPES, TENSOR_TYPES, TensorType
+from worker.weights.formats import REFUSED_TYPES, TENSOR_TYPES, StoredTensor, TensorType, check_apart
 
 HEADER_LIMIT = 2**28
 """Bytes at the beginning of a file that a header may take: a vocabulary of 262,144 takes 15 MB."""
@@ -161,17 +161,6 @@ DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 2**20
 _TENSOR_END = struct.Struct("<IQ")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor's place in a file. `shape` is torch's: rows first. `start` counts from the file's beginning."""
-
-    path: Path
-    type: TensorType
-    shape: tuple[int, ...]
-    start: int
-    bytes: int
-
-
 @dataclass(frozen=True)
 class Header:
     """The metadata, a value or an Array by key, and the tensors by name."""
@@ -247,7 +236,7 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, StoredTens
                 f"and the file has {cursor.size}. Download it again."
             )
         tensors[name] = StoredTensor(path, kind, shape, begin + offset, size)
-    _check_apart(path, tensors)
+    check_apart(path, tensors)
     return tensors
 
 
@@ -272,15 +261,6 @@ def _tensor(cursor: Cursor, name: str) -> tuple[TensorType, tuple[int, ...], int
             f"{kind.name.upper()}."
         )
     return kind, shape, offset
-
-
-def _check_apart(path: Path, tensors: dict[str, StoredTensor]) -> None:
-    """Two tensors never share a byte."""
-    end, before = 0, ""
-    for name, one in sorted(tensors.items(), key=lambda item: item[1].start):
-        if one.start < end:
-            raise ModelFilesError(f"{path}: the tensors {before} and {name} overlap at byte {one.start}.")
-        end, before = one.start + one.bytes, name
 
 
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.families.gguf import RATES, expert_of, fused_name
-from worker.weights.checkpoint import MappedFile, Ranges
+from worker.weights.checkpoint import MappedTensors, Ranges
 from worker.weights.dequantize import dequantize
-from worker.weights.gguf import GgufModel, StoredTensor, architecture_of, read_model
+from worker.weights.formats import StoredTensor
+from worker.weights.gguf import GgufModel, architecture_of
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
@@ -22,33 +21,14 @@ _RECURRENT_NORM = "ssm_norm.weight"
 _PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class GgufCheckpoint:
+class GgufCheckpoint(MappedTensors):
     """The tensors of a model; open only inside `with`. Blocks stay blocks unless `dequantized`."""
 
-    def __init__(self, files: list[Path], dequantized: bool) -> None:
-        self._model: GgufModel = read_model(files[0])
-        self._family, self._kind = architecture_of(self._model)
+    def __init__(self, model: GgufModel, dequantized: bool) -> None:
+        super().__init__(model.tensors)
+        self._model = model
+        self._family, self._kind = architecture_of(model)
         self._dequantized = dequantized
-        self._mapped: dict[Path, MappedFile] = {}
-        self._left = {name: one.bytes for name, one in self._model.tensors.items()}
-        """The bytes of each tensor that was not read yet."""
-        self._all = sum(self._left.values())
-
-    def __enter__(self) -> GgufCheckpoint:
-        for path in self._model.files:
-            self._mapped[path] = MappedFile(path)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-        self._mapped.clear()
-
-    def release(self) -> None:
-        """Give back the memory of what was read; its views stay valid, and read the file again."""
-        for mapped in self._mapped.values():
-            mapped.release()
 
     def __contains__(self, name: str) -> bool:
         return self._place(name) is not None
@@ -58,11 +38,6 @@ class GgufCheckpoint:
         """Multiples of inputs at which a rank's share of a feed-forward width may end; the largest first."""
         return self._model.borders
 
-    @property
-    def read_share(self) -> float:
-        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
-        return 1 - sum(self._left.values()) / max(1, self._all)
-
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
         one whose blocks a border would cut."""
@@ -71,7 +46,7 @@ class GgufCheckpoint:
             missing = self._kind.stored_name(name) or name
             raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
         stored, place, half = found
-        self._left.pop(stored, None)
+        self._unread.pop(stored, None)
         if (expert := expert_of(name)) is not None:
             place = _slice(stored, place, expert)
         if half is not None:
@@ -112,13 +87,10 @@ class GgufCheckpoint:
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
-        data = self._mapped[place.path].view(place.start, place.bytes)
         if place.type.blocks is not None:
-            rows = data.view(-1, place.type.blocks.row_bytes(place.shape[-1]))
+            rows = self._data(place, 1).view(-1, place.type.blocks.row_bytes(place.shape[-1]))
             return StoredMatrix(place.type.name, self._ordered(name, rows))
-        # A file's alignment may be less than a number's width.
-        plain = data.clone() if place.start % place.type.bytes else data
-        return self._ordered(name, plain.view(_PLAIN[place.type.name]).view(place.shape))
+        return self._ordered(name, self._data(place, place.type.bytes).view(_PLAIN[place.type.name]).view(place.shape))
 
     def _block_ranges(self, name: str, whole: StoredMatrix, dim: int, ranges: Ranges) -> Weights:
         try:

@@ -15,7 +15,7 @@ Formulas, with group g = i // group of input i, for the weight of output o:
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.weights.checkpoint import Checkpoint, Ranges
+from worker.weights.formats import StoredTensor
 from worker.weights.quantized_layers import QuantizedLinear, borders, layers
-from worker.weights.safetensors_header import headers_of
 from worker.weights.schemes import E4M3, INT4, Scheme
 from worker.weights.stored_matrix import StoredMatrix, joined
 
@@ -36,11 +36,11 @@ NAN_CODE = 0x7F
 class QuantizedCheckpoint(Checkpoint):
     """A checkpoint whose `read` of a quantized layer's weight gives a `StoredMatrix`."""
 
-    def __init__(self, files: list[Path], scheme: Scheme) -> None:
+    def __init__(self, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> None:
         """Raises ModelFilesError or UnsupportedArchitecture for tensors that do not fit the scheme."""
-        super().__init__(files)
+        super().__init__(tensors)
         self._scheme = scheme
-        self._layers = {f"{module}.weight": one for module, one in layers(scheme, headers_of(files)).items()}
+        self._layers = {f"{module}.weight": one for module, one in layers(scheme, tensors).items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._layers or super().__contains__(name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.weights.safetensors_header import FLOATS, Header, Headers
+from worker.weights.formats import StoredTensor
+from worker.weights.safetensors_header import FLOATS
 from worker.weights.schemes import E4M3, INT4, INT8, Scheme
 
 FEED_FORWARD = re.compile(r"\.(?:down_proj|c_proj|fc2|w2)$")
@@ -31,12 +32,12 @@ STRANGE = {
 }
 
 
-def layers(scheme: Scheme, headers: Headers) -> dict[str, QuantizedLinear]:
+def layers(scheme: Scheme, headers: Mapping[str, StoredTensor]) -> dict[str, QuantizedLinear]:
     """The quantized linear layers by their modules' names."""
     for name, header in headers.items():
         for end, why in STRANGE.items():
             if name.endswith(end):
-                raise UnsupportedArchitecture(f"{header.file} holds {name}: {why}, which is not supported.")
+                raise UnsupportedArchitecture(f"{header.path} holds {name}: {why}, which is not supported.")
     marks = MARKS[scheme.method]
     modules = sorted({name.removesuffix(mark) for name in headers for mark in marks if name.endswith(mark)})
     if not modules:
@@ -49,12 +50,12 @@ def layers(scheme: Scheme, headers: Headers) -> dict[str, QuantizedLinear]:
     for module, linear in found.items():
         if module.rpartition(".")[2] in ("lm_head", "embed_tokens", "wte"):
             raise UnsupportedArchitecture(
-                f"{headers[linear.weight].file} holds {linear.weight}: a quantized vocabulary is not supported. "
+                f"{headers[linear.weight].path} holds {linear.weight}: a quantized vocabulary is not supported. "
                 "Use a checkpoint that leaves lm_head and embeddings as they are."
             )
         if linear.kind not in scheme.kinds:
             raise ModelFilesError(
-                f"{headers[linear.weight].file} holds {linear.weight} as {linear.kind}, which config.json's "
+                f"{headers[linear.weight].path} holds {linear.weight} as {linear.kind}, which config.json's "
                 f"quantization_config does not name ({', '.join(sorted(scheme.kinds))})."
             )
     return found
@@ -84,7 +85,7 @@ def borders(found: dict[str, QuantizedLinear]) -> tuple[int, ...]:
 class _Tensors:
     """The tensors of one layer."""
 
-    def __init__(self, headers: Headers, module: str) -> None:
+    def __init__(self, headers: Mapping[str, StoredTensor], module: str) -> None:
         self._headers, self._module = headers, module
 
     def has(self, leaf: str) -> bool:
@@ -100,7 +101,7 @@ class _Tensors:
             raise self.wrong(leaf, "a matrix")
         return header.shape[0], header.shape[1]
 
-    def get(self, leaf: str, dtypes: set[str]) -> Header:
+    def get(self, leaf: str, dtypes: set[str]) -> StoredTensor:
         name = f"{self._module}.{leaf}"
         if name not in self._headers:
             raise ModelFilesError(
@@ -108,9 +109,9 @@ class _Tensors:
                 "Download the checkpoint again."
             )
         header = self._headers[name]
-        if header.dtype not in dtypes:
+        if header.type.name not in dtypes:
             raise ModelFilesError(
-                f"{header.file} holds {name} as {header.dtype}, which is not supported; needed is "
+                f"{header.path} holds {name} as {header.type.name}, which is not supported; needed is "
                 f"{' or '.join(sorted(dtypes))}."
             )
         return header
@@ -124,12 +125,12 @@ class _Tensors:
     def wrong(self, leaf: str, needed: str) -> ModelFilesError:
         name = f"{self._module}.{leaf}"
         header = self._headers[name]
-        return ModelFilesError(f"{header.file} holds {name} of shape {list(header.shape)}; needed is {needed}.")
+        return ModelFilesError(f"{header.path} holds {name} of shape {list(header.shape)}; needed is {needed}.")
 
 
 def _eight_bits(tensors: _Tensors, scheme: Scheme) -> QuantizedLinear:
     """`weight` (outputs, inputs) with `weight_scale` or `weight_scale_inv`: one number, one by output, or by block."""
-    kind = INT8 if tensors.get("weight", {"I8", "F8_E4M3"}).dtype == "I8" else E4M3
+    kind = INT8 if tensors.get("weight", {"I8", "F8_E4M3"}).type.name == "I8" else E4M3
     outputs, inputs = tensors.matrix("weight", {"I8", "F8_E4M3"})
     leaf = "weight_scale_inv" if tensors.has("weight_scale_inv") else "weight_scale"
     scale = tensors.get(leaf, FLOATS).shape

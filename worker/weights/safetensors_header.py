@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from control.errors import ModelFilesError
+from control.errors import ModelFilesAway, ModelFilesError
+from worker.weights.formats import SAFETENSORS_TYPES, StoredTensor, check_apart
 
 FLOATS = {"F16", "BF16", "F32"}
+HEADER_LIMIT = 100_000_000
+"""Bytes of a header, as in safetensors."""
+BARE = "embed_tokens.weight"
+"""The name of the embedding in a checkpoint of a model's body alone, as models for vectors have it: without `model.`"""
 
 _TEXT = re.compile(r"(?:model\.)?language_model\.(?:model\.)*(?P<head>lm_head\.)?")
 _OTHER = re.compile(
@@ -20,18 +24,6 @@ _OTHER = re.compile(
 )
 _STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
 _TOWER, _INNER = "vision_tower.", "vision_tower.vision_model."
-
-
-@dataclass(frozen=True)
-class Header:
-    """One tensor: its type as safetensors names it, its shape, and the file that holds it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-
-
-Headers = dict[str, Header]
 
 
 def text_name(stored: str) -> str | None:
@@ -53,21 +45,57 @@ def image_name(stored: str) -> str | None:
     return _TOWER + name.removeprefix(_INNER) if name.startswith(_INNER) else name
 
 
-def headers_of(files: list[Path], named: Callable[[str], str | None] = text_name) -> Headers:
-    """The tensors of the text part by their names there, or those that `named` gives a name. Raises ModelFilesError
-    naming a file that is no such file."""
-    found: Headers = {}
-    for path in files:
-        try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                if length > path.stat().st_size:
-                    raise ValueError(f"its header should have {length} bytes")
-                entries: dict[str, Any] = json.loads(file.read(length))
-            for stored, entry in entries.items():
-                name = named(stored)
-                if stored != "__metadata__" and name is not None:
-                    found[name] = Header(str(entry["dtype"]), tuple(int(one) for one in entry["shape"]), path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-            raise ModelFilesError(f"{path} is not a safetensors file: {error}. Download it again.") from error
-    return found
+def text_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of the text part by their names in its model."""
+    named = {name: one for stored, one in tensors.items() if (name := text_name(stored)) is not None}
+    return {f"model.{name}": one for name, one in named.items()} if BARE in named else named
+
+
+def image_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of the image part by their names there."""
+    return {name: one for stored, one in tensors.items() if (name := image_name(stored)) is not None}
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """All tensors of safetensors files by their stored names. Raises ModelFilesError naming a file that is no such
+    file, ModelFilesAway naming one that is cut short or can't be read now."""
+    return {name: one for path in files for name, one in _read_header(path).items()}
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """Every place lies in the file, fits type and shape, and is no other tensor's."""
+    size = 0
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size, HEADER_LIMIT):
+                raise ValueError(f"its header should have {length} bytes")
+            entries: dict[str, Any] = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        tensors = {name: _tensor(path, 8 + length, name, entry) for name, entry in entries.items()}
+    except OSError as error:
+        raise ModelFilesAway(f"{path} can't be read: {error}. Repair the file system.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise ModelFilesError(
+            f"{path} is not a safetensors file ({size} bytes): {error}. Download it again."
+        ) from error
+    end = max((one.start + one.bytes for one in tensors.values()), default=0)
+    if size < end:
+        raise ModelFilesAway(f"{path} is cut short: {size} bytes of {end}. Download it again.")
+    check_apart(path, tensors)
+    return tensors
+
+
+def _tensor(path: Path, begin: int, name: str, entry: dict[str, Any]) -> StoredTensor:
+    """Raises ValueError, KeyError or TypeError for an entry of a header that is wrong."""
+    kind = SAFETENSORS_TYPES.get(entry["dtype"])
+    shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+    if kind is None:
+        raise ValueError(f"tensor {name} has the unknown type {entry['dtype']}")
+    if not all(isinstance(one, int) and one >= 0 for one in (*shape, start)):
+        raise ValueError(f"tensor {name} has the shape {list(shape)} and begins at {start}")
+    size = kind.bytes_of(shape)
+    if stop - start != size:
+        raise ValueError(f"tensor {name} is {kind.name} of shape {list(shape)} and has {stop - start} bytes")
+    return StoredTensor(path, kind, shape, begin + start, size)

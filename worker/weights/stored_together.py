@@ -9,13 +9,14 @@ groups) of exponents (transformers, integrations/mxfp4.py). Biases are (experts,
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from control.errors import ModelFilesError
 from worker.weights.checkpoint import Checkpoint, Ranges
+from worker.weights.formats import StoredTensor
 from worker.weights.schemes import E2M1, MXFP4_GROUP
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -70,9 +71,9 @@ class StoredAbove(Checkpoint):
     """The first of two tensors (experts, 2 · width, hidden) has the outputs of gate before those of up, the second is
     (experts, hidden, width). Experts that are stored one by one are read so."""
 
-    def __init__(self, files: list[Path], stored: tuple[str, str]) -> None:
+    def __init__(self, tensors: Mapping[str, StoredTensor], stored: tuple[str, str]) -> None:
         """`stored`: the names of the two tensors within the module of the experts and of their router."""
-        super().__init__(files)
+        super().__init__(tensors)
         self._stored = stored
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:

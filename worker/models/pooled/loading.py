@@ -23,6 +23,7 @@ from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
 from worker.repository.pooling.encoders import ENCODERS, renamed
 from worker.weights.checkpoint import Checkpoint, checked
+from worker.weights.safetensors_header import read_headers, text_tensors
 
 _PREFIXES = ("", "bert.", "roberta.", "model.", "mpnet.", "distilbert.")
 _OLDER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -60,7 +61,7 @@ def load_encoder(
     threads = RowThreads(torch.get_num_threads() if device.type == "cpu" else 1)
     with torch.device("meta"):
         encoder = (ModernEncoder if family.rotary else BertEncoder)(config, threads).eval()
-    with Checkpoint(files.weights) as checkpoint:
+    with Checkpoint(text_tensors(files.tensors)) as checkpoint:
         read = Reader(checkpoint, dtype, device)
         prefix = _prefix(read, f"embeddings.{'tok' if family.rotary else 'word'}_embeddings.weight")
         for name, module in encoder.named_modules():
@@ -78,7 +79,7 @@ def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head
     """The pooler, with the projections that have files of their own behind those of `head`. Raises ModelFilesError."""
     projections = list(head)
     for dense in pooling.dense:
-        with Checkpoint([Path(dense.weights)]) as checkpoint:
+        with Checkpoint(read_headers([Path(dense.weights)])) as checkpoint:
             read = Reader(checkpoint, dtype, device)
             weight = read("linear.weight", [dense.outputs, dense.inputs])
             bias = read("linear.bias", [dense.outputs]) if dense.bias else None
@@ -90,7 +91,7 @@ def label_head(files: ModelFiles, pooling: Pooling, dtype: torch.dtype, device: 
     """The score of a causal reranker: the logit of its first label less that of the second. Raises ModelFilesError."""
     if pooling.labels is None:
         return []
-    with Checkpoint(files.weights) as checkpoint:
+    with Checkpoint(text_tensors(files.tensors)) as checkpoint:
         read = Reader(checkpoint, dtype, device)
         name = "lm_head.weight" if "lm_head.weight" in read else "model.embed_tokens.weight"
         rows = read(name, [files.config["vocab_size"], files.config["hidden_size"]], list(pooling.labels))

@@ -13,7 +13,8 @@ from worker.families.recurrence import LINEAR, TILED, delta_rule_of
 from worker.native.host import check_host
 from worker.repository.gguf.configuration import FACTORS, prediction_layers
 from worker.repository.gguf.description import check_described
-from worker.weights.gguf import FEED_FORWARD, GgufModel, StoredTensor, architecture_of
+from worker.weights.formats import StoredTensor
+from worker.weights.gguf import FEED_FORWARD, GgufModel, architecture_of
 from worker.weights.sharding import ends_at
 
 RECURRENT_OUT = "ssm_out.weight"

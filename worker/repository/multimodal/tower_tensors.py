@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
 from worker.repository.config_fields import number
 from worker.repository.multimodal.image_fields import is_whole, whole
 from worker.repository.multimodal.image_part import ImagePart, part_of
-from worker.weights.safetensors_header import FLOATS, Headers, headers_of, image_name
+from worker.weights.formats import StoredTensor
+from worker.weights.safetensors_header import FLOATS, image_tensors
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -18,8 +18,9 @@ _CHANNELS = 3
 _REMEDY = "Use the config.json of these weights, or serve the text alone with --no-images."
 
 
-def check(config: dict[str, Any], files: list[Path]) -> None:
-    """Raise ModelFilesError naming the field of the image part, or the tensor of the tower, that does not fit."""
+def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise ModelFilesError naming the field of the image part, or the tensor of the tower, that does not fit.
+    `tensors` are those of the files."""
     part = part_of(config)
     if part is None:
         return
@@ -27,17 +28,17 @@ def check(config: dict[str, Any], files: list[Path]) -> None:
         raise ModelFilesError(
             f"Token {part.input.token} stands for images, but vocab_size = {config['vocab_size']}. {_REMEDY}"
         )
-    found: Headers = headers_of(files, image_name)
+    found = image_tensors(tensors)
     quantized = "quantization_config" in config or "compression_config" in config
     remedy = f"A tower that is quantized too is not served. {_REMEDY}" if quantized else _REMEDY
     for name, shape in expected(part, number(config, "hidden_size")).items():
         stored = found.get(name)
         if stored is None:
             raise ModelFilesError(f"The weights have no tensor {name}, which vision_config asks for. {remedy}")
-        if stored.shape != shape or stored.dtype not in FLOATS:
+        if stored.shape != shape or stored.type.name not in FLOATS:
             raise ModelFilesError(
-                f"Tensor {name} has the type {stored.dtype} and the shape {list(stored.shape)}, but vision_config asks "
-                f"for numbers of 16 or 32 bits in the shape {list(shape)}. {remedy}"
+                f"Tensor {name} has the type {stored.type.name} and the shape {list(stored.shape)}, but vision_config "
+                f"asks for numbers of 16 or 32 bits in the shape {list(shape)}. {remedy}"
             )
 
 

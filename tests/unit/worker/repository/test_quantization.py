@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 from pathlib import Path
@@ -14,7 +15,8 @@ from control.errors import FurrowError, ModelFilesError, SettingsError, Unsuppor
 from tests.quantized import FP8_TOKENS, GPTQ, KINDS, TOKENS, compressed
 from tests.unit.worker.repository.test_validation import LLAMA
 from worker.repository import quantized, validation
-from worker.weights.safetensors_header import headers_of
+from worker.weights.formats import SAFETENSORS_TYPES, StoredTensor
+from worker.weights.safetensors_header import read_headers
 from worker.weights.schemes import scheme_of
 
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -118,14 +120,17 @@ def test_any_change_of_a_config_is_served_or_refused() -> None:
     assert 500 < refused < 200 * len(KINDS)
 
 
-def written(folder: Path, entries: dict[str, tuple[str, list[int]]]) -> list[Path]:
-    """A safetensors file of these tensors' headers, without numbers."""
-    described = {
-        name: {"dtype": kind, "shape": shape, "data_offsets": [0, 0]} for name, (kind, shape) in entries.items()
-    }
+def written(folder: Path, entries: dict[str, tuple[str, list[int]]]) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file with these types and shapes, whose numbers are zero."""
+    described, end = dict[str, Any](), 0
+    for name, (kind, shape) in entries.items():
+        begin, end = end, end + SAFETENSORS_TYPES[kind].bytes_of(tuple(shape))
+        described[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(described).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
-    return [folder / "model.safetensors"]
+    path = folder / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + end)
+    return read_headers([path])
 
 
 GPTQ_DOWN: dict[str, tuple[str, list[int]]] = {
@@ -254,7 +259,7 @@ def test_a_damaged_header(tmp_path: Path) -> None:
     ):
         path.write_bytes(content)
         with pytest.raises(ModelFilesError, match="is not a safetensors file"):
-            headers_of([path])
+            read_headers([path])
 
 
 def test_a_scheme_is_read_once() -> None:

@@ -19,6 +19,7 @@ from tests.quantized import FP8_TOKENS, GPTQ, GROUP, TOKENS, compressed, write, 
 from worker.models.loading import open_checkpoint
 from worker.repository.files import inspect
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
+from worker.weights.safetensors_header import read_headers
 from worker.weights.schemes import scheme_of
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -44,7 +45,7 @@ def test_tensors_of_other_tools_are_read(kind: str, tmp_path: Path) -> None:
     save_file({f"a.q_proj.{leaf}": tensor for leaf, tensor in stored.items()}, tmp_path / "model.safetensors")
     scheme = scheme_of({"quantization_config": CONFIGS[kind]})
     assert scheme is not None
-    with QuantizedCheckpoint([tmp_path / "model.safetensors"], scheme) as checkpoint:
+    with QuantizedCheckpoint(read_headers([tmp_path / "model.safetensors"]), scheme) as checkpoint:
         for dim, part in ((None, slice(None)), (0, slice(8, 24)), (1, slice(32, 64))):
             found = checkpoint.read("a.q_proj.weight", dim, None if dim is None else [(part.start, part.stop)])
             assert isinstance(found, StoredMatrix)
