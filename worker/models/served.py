@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
 
+BestTokens = Callable[[Tensor], list[int]]
+"""Logits (rows, vocabulary) → the index of the largest of each row, the lowest of equals, or NOT_FINITE."""
+
 Hear = Callable[[Tensor, int], None]
 """(logits (count, vocabulary), index of the first among the batch's scored positions). It must not raise: the other
 ranks go on to the next ones."""
@@ -76,6 +79,11 @@ class ServedModel:
     def batch_invariant(self) -> bool:
         """True if a token's logits have the same bits in any batch and chunk, and with any number of threads."""
         return self.is_native and self._link.collective.batch_invariant
+
+    @property
+    def best_tokens(self) -> BestTokens | None:
+        """None where torch runs the forward: the logits may be on a device."""
+        return None if self._native is None else self._native.best_tokens
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Of the last forward's guesses the first ones were right, so many by sequence: recurrent states advance over

@@ -83,10 +83,15 @@ def _declare_steps(loaded: ctypes.CDLL) -> None:
     loaded.furrow_quantize.restype = number
     loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
     loaded.furrow_step.argtypes = [address] * 4
+    loaded.furrow_best.argtypes, loaded.furrow_best.restype = [address, address, number, number, number, address], None
     loaded.furrow_guessed_floats.argtypes, loaded.furrow_guessed_floats.restype = [address, number], number
     loaded.furrow_replay_room.argtypes, loaded.furrow_replay_room.restype = [address] * 3, number
     loaded.furrow_replay.argtypes, loaded.furrow_replay.restype = [address] * 4, None
     loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
+
+
+NOT_FINITE = -1
+"""In place of a token (best.h)."""
 
 
 class Threads:
@@ -108,6 +113,13 @@ class Threads:
         """The library's source, instructions, compiler and mathematical functions: all that its bits depend on."""
         built = self.library.furrow_build().decode()
         return f"C++ {compiled.source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
+
+    def best_tokens(self, logits: int, rows: int, stride: int, vocabulary: int) -> list[int]:
+        """The index of the largest of each row of float32 at the address `logits`, the lowest of equals; NOT_FINITE
+        where one of the row is NaN or infinity. `stride`: numbers from a row to the next."""
+        tokens = (c_int64 * rows)()
+        self.library.furrow_best(self.address, logits, rows, stride, vocabulary, tokens)
+        return list(tokens)
 
     def number(self, kind: str) -> int:
         """The number in the library of the kind with this name (KINDS). Raises KindMissing."""

@@ -14,6 +14,7 @@ import torch
 
 from control.messages import Sampling, TokenLogprobs
 from worker.engine.transfer import sent
+from worker.native.library import NOT_FINITE
 from worker.sampling import filters
 from worker.sampling.noise import gumbel, noise_bits, row_key
 
@@ -21,8 +22,6 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
-NOT_FINITE = -1
-"""Replaces the token of a row whose logits are not finite."""
 _FINALISTS = 16
 """Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
 
@@ -110,12 +109,15 @@ class Sampler:
             tokens.index_copy_(0, where, _draw_from_all(scaled, [rows[index] for index in drawn]))
         return tokens.where(logits.isfinite().all(dim=-1), NOT_FINITE)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
-        """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed)."""
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow], best: list[int] | None = None) -> list[Sampled]:
+        """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed). `best` are
+        their argmaxima where the caller has them."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
         tokens = [0] * len(rows)
-        if any(row.plain for row in rows):
+        if best is not None:
+            tokens = list(best)
+        elif any(row.plain for row in rows):
             tokens = logits.argmax(dim=-1).tolist()
         others = [index for index, row in enumerate(rows) if not row.plain]
         if others:

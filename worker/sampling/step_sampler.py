@@ -53,7 +53,7 @@ class StepSampler:
             self.on_device = forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
         constraints, failed = self._constraints.of(rows)
-        pending = PendingTokens(self._sampler, rows, forward.logits, constraints, failed)
+        pending = PendingTokens(self._sampler, rows, forward, constraints, failed)
         if self.on_device:
             pending.launch()
         return pending
@@ -66,14 +66,17 @@ class PendingTokens:
         self,
         sampler: Sampler,
         rows: list[Sequence],
-        logits: torch.Tensor,
+        forward: Forward,
         constraints: TokenConstraints,
         failed: Set[int] = frozenset(),
     ) -> None:
         """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
         self._sampler = sampler
         self._rows = rows
-        self._logits = logits
+        self._logits = forward.logits
+        self._best_tokens = forward.best_tokens
+        self._best: list[int] | None = None
+        """The most probable token of each row, where it was looked for."""
         self._constraints = constraints
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
@@ -128,7 +131,11 @@ class PendingTokens:
 
     def _sample_here(self) -> None:
         """Sample the rows with as many waits for the device as they need."""
-        sick = inspect(self._logits)
+        if self._best_tokens is None:
+            sick = inspect(self._logits)
+        else:
+            self._best = self._best_tokens(self._logits)
+            sick = {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
         for index, report in sick.items():
             self._fail(index, f"the model produced logits that are not finite: {report}")
         healthy = [index for index in range(len(self._rows)) if index not in sick and index not in self._unfit]
@@ -163,7 +170,8 @@ class PendingTokens:
 
     def _sample(self, indices: list[int]) -> list[int]:
         logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
-        sampled = self._sampler.sample(logits, self._sampling_rows(indices))
+        best = None if self._best is None else [self._best[index] for index in indices]
+        sampled = self._sampler.sample(logits, self._sampling_rows(indices), best)
         for index, choice in zip(indices, sampled, strict=True):
             if choice.logprobs is not None:
                 self._outcome.logprobs[index] = choice.logprobs
@@ -212,10 +220,10 @@ def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
     batch costs one reduction, as a sum with NaN or infinity in it is not finite."""
     suspects = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
     # A sum of finite numbers may overflow, so the sum alone is no proof.
-    return {row: _report(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}
+    return {row: describe(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}
 
 
-def _report(row: torch.Tensor) -> LogitsHealth:
+def describe(row: torch.Tensor) -> LogitsHealth:
     finite = row[row.isfinite()].to(torch.float64)
     some = finite.numel() > 0
     return LogitsHealth(

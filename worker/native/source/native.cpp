@@ -2,6 +2,7 @@
 
 #include "packing.h"
 #ifndef FURROW_PRODUCTS_ONLY  // for tests that compile the products several times
+#include "best.h"
 #include "check/blocks.h"
 #include "check/forward.h"
 #include "quantize/quantize.h"
@@ -76,6 +77,15 @@ int furrow_step(Pool* pool, const Model* model, const Batch* batch, char* room) 
   const auto step = std::make_shared<Step>(*model, *batch, room, pool->threads());
   pool->run([step](Hand& hand) { step->forward(hand); });
   return step->failure();
+}
+
+// The best token of each of `rows` rows of logits, `stride` floats apart, or NOT_FINITE.
+void furrow_best(Pool* pool, const float* logits, int64_t rows, int64_t stride, int64_t vocabulary, int64_t* tokens) {
+  pool->run([=](Hand& hand) {
+    hand.each(rows, 1, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row) tokens[row] = best_token(logits + row * stride, vocabulary);
+    });
+  });
 }
 
 // Floats of `Batch::guessed` for so many guesses.

@@ -1,0 +1,60 @@
+"""The most probable tokens of a step's rows, found by the compiled library in one read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.unit.worker.sampling.test_step_sampler import rows
+from worker.engine.step import NO_TOKEN, Forward
+from worker.native.build import library, reason_missing
+from worker.models.native.forward import best_tokens
+from worker.native.library import NOT_FINITE, Threads
+from worker.sampling.step_sampler import StepSampler
+
+
+@pytest.fixture(scope="module")
+def threads() -> Threads:
+    loaded = library()
+    if loaded is None:
+        pytest.skip(f"there is no library: {reason_missing()}")
+    return Threads(loaded)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 16, 1024, 1025, 4111])
+def test_as_torch(threads: Threads, vocabulary: int) -> None:
+    """In rows that lie apart from each other, as those of several ranks do."""
+    whole = torch.randn(7, vocabulary + 3, generator=torch.Generator().manual_seed(vocabulary))
+    logits = whole[:, :vocabulary]
+    assert best_tokens(threads, logits) == logits.argmax(dim=-1).tolist()
+    assert best_tokens(threads, -logits.abs() - 1e30) == (-logits.abs() - 1e30).argmax(dim=-1).tolist()
+    assert best_tokens(threads, logits[:0]) == []
+
+
+def test_the_first_of_equals(threads: Threads) -> None:
+    logits = torch.zeros(2, 3000)
+    logits[1, [2100, 2900]] = 1
+    assert best_tokens(threads, logits) == [0, 2100]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 1023, 1024, 2999])
+def test_a_row_that_is_not_finite(threads: Threads, value: float, place: int) -> None:
+    logits = torch.ones(3, 3000)
+    logits[1, place] = value
+    assert best_tokens(threads, logits) == [0, NOT_FINITE, 0]
+
+
+def test_a_step_reports_the_sick_row_alone(threads: Threads) -> None:
+    """Rows that have more than an argmax, and log probabilities, get what they get without the library."""
+    batch = [rows(1)[0], *rows(2)[1:], *rows(3, temperature=1.0, logprobs=2)[2:]]
+    logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(1))
+    sids = [row.sid for row in batch]
+    alone = StepSampler().begin(batch, Forward(sids, logits)).wait()
+    logits[1, 7] = float("nan")
+    tokens = StepSampler().begin(batch, Forward(sids, logits, best_tokens=partial(best_tokens, threads))).wait()
+    assert tokens.ids == [alone.ids[0], NO_TOKEN, alone.ids[2]]
+    assert tokens.logprobs == alone.logprobs
+    assert set(tokens.failures) == {1} and "nan=1" in tokens.failures[1]
