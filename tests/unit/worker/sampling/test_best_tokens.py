@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.worker.sampling.test_step_sampler import rows
 from worker.engine.step import NO_TOKEN, Forward
-from worker.native.build import library, reason_missing
+from worker.models.layers.linear import threads_here
 from worker.models.native.forward import best_tokens
 from worker.native.library import NOT_FINITE, Threads
 from worker.sampling.step_sampler import StepSampler
@@ -17,10 +17,10 @@ from worker.sampling.step_sampler import StepSampler
 
 @pytest.fixture(scope="module")
 def threads() -> Threads:
-    loaded = library()
-    if loaded is None:
-        pytest.skip(f"there is no library: {reason_missing()}")
-    return Threads(loaded)
+    threads = threads_here()
+    if threads is None:
+        pytest.skip("no compiler")
+    return threads
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 16, 1024, 1025, 4111])

@@ -64,10 +64,10 @@ def test_a_row_that_can_not_be_sampled_spares_the_others(monkeypatch: pytest.Mon
     broken = batch[1]
     real = Sampler.sample
 
-    def sample(self: Sampler, scores: torch.Tensor, given: list[object]) -> object:
+    def sample(self: Sampler, scores: torch.Tensor, given: list[object], best: object) -> object:
         if any(row.prompt is broken.prompt for row in given):  # type: ignore[attr-defined]
             raise RuntimeError("this row's penalties overflow")
-        return real(self, scores, given)  # type: ignore[arg-type]
+        return real(self, scores, given, best)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Sampler, "sample", sample)
     with structlog.testing.capture_logs():
@@ -121,7 +121,7 @@ def test_a_gpu_is_waited_for_once() -> None:
     sampler, batch = StepSampler(on_device=True), rows(3)
     asked: list[int] = []
     real = sampler._sampler.sample
-    sampler._sampler.sample = lambda scores, given: asked.append(len(given)) or real(scores, given)  # type: ignore[method-assign]
+    sampler._sampler.sample = lambda scores, given, best: asked.append(len(given)) or real(scores, given, best)  # type: ignore[method-assign]
     pending = sampler.begin(batch, Forward([1, 2, 3], logits(3)))
     assert pending.on_device is not None and pending.on_device.tolist() == pending.wait().ids == [0, 1, 2]
     assert asked == []
@@ -219,6 +219,6 @@ def test_large_finite_values_are_healthy() -> None:
 
 def test_healthy_batch_costs_one_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of a healthy batch is looked at by itself."""
-    monkeypatch.setattr("worker.sampling.step_sampler._report", None)
+    monkeypatch.setattr("worker.sampling.step_sampler.describe", None)
     monkeypatch.setattr(torch.Tensor, "all", None)
     assert inspect(torch.zeros(4, 10)) == {}
