@@ -132,11 +132,10 @@ class Family:
     """The fields of config.json that the forward in C++ reads beside those that all types have; a field that is not
     among them has no effect. Without any, torch computes the type."""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Other names of fields in config.json, by the field."""
+    """Other names of fields in config.json, by the field, as in an `attribute_map` of transformers' class. Where a file
+    has both, the other name wins."""
     own_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of fields that transformers' class has in its code, where config.json omits them."""
-    first_aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    """As `aliases`, of names that go before the field where files have both."""
 
     norms: Norms = ONLY_BEFORE
     norm_kind: NormKind = "rms"

@@ -11,7 +11,7 @@ FAMILIES = [
         "lfm2",
         {**QUERY_KEY_VALUE, "self_attn.out_proj": "rowwise", **_CONVOLUTION, **_FEED_FORWARD},
         ("norm_eps", "tie_word_embeddings", "head_dim"),
-        first_aliases={"tie_word_embeddings": "tie_embedding"},
+        aliases={"tie_word_embeddings": "tie_embedding"},
         norms=("operator_norm", None, "ffn_norm", None),
         head_norms="each_head",
         feed_forward_width=feed_forward_width,

@@ -151,23 +151,27 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
         )
 
 
+def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
+    """The value of a field: under its other name where the file has that one, else its own, else the default."""
+    other = config.get(family.aliases.get(name, ""))
+    return config.get(name, family.defaults.get(name)) if other is None else other
+
+
 def _check_experts(config: dict[str, Any], family: Family) -> None:
     experts = family.experts
-    if experts is None:
+    if experts is None or not family.has_experts(config):
         return
-    if experts.switch is not None and family.has_experts(config):
-        for name in (experts.count, experts.chosen, "moe_intermediate_size"):
-            number(config, name)
-    for name in (experts.count, experts.chosen):
-        others = (family.first_aliases.get(name), family.aliases.get(name))
-        given = any(config.get(other) is not None for other in others if other)
-        if family.is_native and family.defaults[name] is None and not given:
-            number(config, name)
-    count, chosen = config.get(experts.count), config.get(experts.chosen)
-    if count and chosen is not None and chosen > count:
+    if experts.switch is not None:
+        number(config, "moe_intermediate_size")
+    numbers = {name: field_value(config, family, name) for name in (experts.count, experts.chosen)}
+    for name, value in numbers.items():
+        if value != 0 or experts.switch is not None:  # some types have no experts then
+            number(numbers, name)
+    count, chosen = numbers.values()
+    if count and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
     groups, kept = config.get("n_group"), config.get("topk_group")
-    if count is not None and groups is not None and count % groups:
+    if groups is not None and count % groups:
         raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
     if groups is not None and kept is not None and kept > groups:
         raise _wrong("topk_group", kept, f"at most n_group = {groups}")

@@ -15,6 +15,7 @@ from worker.families.short_convolution import ShortConvolution
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
+from worker.repository.config_fields import field_value
 
 WHOLE = {
     "intermediate_size": 1,
@@ -77,7 +78,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     if not family.is_native:
         raise NotNative(f"{kind} has no meta model but transformers'")
     absent = _EXPERTS_ALONE if family.experts is not None and not family.has_experts(config) else ()
-    fields = {name: _value(config, family, name) for name in family.fields if name not in absent}
+    fields = {name: field_value(config, family, name) for name in family.fields if name not in absent}
     _check(fields, family)
     for name in family.torch_numbers:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
@@ -134,14 +135,6 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         **recurrent,
         **({} if absent else _experts(family, fields, layers)),
     )
-
-
-def _value(config: dict[str, Any], family: Family, name: str) -> Any:
-    """The value of a field under any of its names, else transformers' default."""
-    first = config.get(family.first_aliases.get(name, ""))
-    if first is not None:
-        return first
-    return config.get(name, config.get(family.aliases.get(name, ""), family.defaults[name]))
 
 
 def _check(fields: Fields, family: Family) -> None:

@@ -116,7 +116,7 @@ def variants() -> list[Any]:
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
         row = FAMILIES[family]
-        known = {*row.fields, *row.aliases.values(), *row.first_aliases.values()}
+        known = {*row.fields, *row.aliases.values()}
         found += [(family, {}), (family, FAMILY_SHAPES[family])]
         found += [(family, fields) for fields in FIELDS if row_reads(known, fields) and serves(family, fields)]
     return [pytest.param(family, changes, id=f"{family}-{changes}") for family, changes in found]
