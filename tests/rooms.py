@@ -20,7 +20,7 @@ def layers(top: str) -> list[list[str]]:
 
 def rooms(top: str) -> list[str]:
     """Folders of a top folder, from the highest layer to the lowest."""
-    return [name for line in layers(top) for name in line if (ROOT / top / name).is_dir()]
+    return [name for line in layers(top) for name in line if list((ROOT / top / name).glob("*.py"))]
 
 
 def line_of(package: Path) -> str:

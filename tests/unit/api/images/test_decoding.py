@@ -130,8 +130,9 @@ async def test_a_bomb_meets_the_bound_of_memory() -> None:
 async def test_a_late_image_is_given_up() -> None:
     """Another process decodes the next one."""
     decoder = Decoder(deadline_s=0.0)
+    late = png(6_500, 6_000, bytes((6_500 * 3 + 1) * 6_000))
     with pytest.raises(NotDecoded, match="more than 0 s"):
-        await decoder.decode(stored("PNG"), WANTED, ROOM)
+        await decoder.decode(late, WANTED, ROOM)
     assert decoder.pid is None
 
 
