@@ -63,15 +63,15 @@ class OrphanReaper:
 
     def reap(self) -> None:
         """One round over all models, unless another process has made this second's."""
-        found = run_rounds(self._client, self._round())
-        if not found.is_over:
-            self._finish(found)
+        result = run_rounds(self._client, self._round())
+        if not result.is_over:
+            self._finish(result)
 
     async def _areap(self) -> None:
         assert self._async_client is not None
-        found = await arun_rounds(self._async_client, self._round())
-        if not found.is_over:
-            await asyncio.to_thread(self._finish, found)
+        result = await arun_rounds(self._async_client, self._round())
+        if not result.is_over:
+            await asyncio.to_thread(self._finish, result)
 
     def _round(self) -> Rounds[_Round]:
         """The round trips of every round; one where it is another process's."""
@@ -94,23 +94,25 @@ class OrphanReaper:
             _tell(model, reaped.rids)
         return _Round(gone, ended, placed)
 
-    def _finish(self, found: _Round) -> None:
+    def _finish(self, result: _Round) -> None:
         """Do what a round left, which is seldom anything."""
-        for model, reaped in found.ended.items():
+        for model, reaped in result.ended.items():
             if reaped.more:
-                _tell(model, reap_all(self._client, model, found.gone))
-        if found.gone:
+                _tell(model, reap_all(self._client, model, result.gone))
+        if result.gone:
             # Struck from every request: a process that only slept puts itself back with its next beat.
-            run(self._client, read("SREM", keys.APIS, *found.gone, parse=int))
-            log.info("api processes are gone", action="reap", apis=found.gone)
-        if not found.placed:
+            run(self._client, read("SREM", keys.APIS, *result.gone, parse=int))
+            log.info("api processes are gone", action="reap", apis=result.gone)
+        if not result.placed:
             self._end_stranded()
 
     def _end_stranded(self) -> None:
         """The duty of the agent that holds the placement lock, while there is none."""
         specs = catalog.list_specs(self._client)
-        found = run_every(self._client, [catalog.replicas(spec.name) for spec in specs])
-        self._stranded.end(specs, {spec.name: list(known) for spec, known in zip(specs, found, strict=True)})
+        replica_lists = run_every(self._client, [catalog.replicas(spec.name) for spec in specs])
+        self._stranded.end(
+            specs, {spec.name: list(replicas) for spec, replicas in zip(specs, replica_lists, strict=True)}
+        )
 
 
 def _tell(model: str, rids: list[str]) -> None:

@@ -26,8 +26,8 @@ class ConsoleFile:
 
 def read_files(folder: Path = FOLDER) -> dict[str, ConsoleFile]:
     """Every file of the console by its path below /console, such as `lib/dom.js`."""
-    found = (path for path in folder.rglob("*") if path.suffix in TYPES and path.is_file())
-    return {path.relative_to(folder).as_posix(): _read(path) for path in found}
+    paths = (path for path in folder.rglob("*") if path.suffix in TYPES and path.is_file())
+    return {path.relative_to(folder).as_posix(): _read(path) for path in paths}
 
 
 def _read(path: Path) -> ConsoleFile:

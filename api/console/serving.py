@@ -52,18 +52,18 @@ async def show_console(request: Http) -> Response[bytes]:
 @get("/{path:path}", include_in_schema=False)
 async def show_file(request: Http, path: FromPath[str]) -> Response[bytes]:
     """One of its files. Raises NotFoundException for every other path."""
-    found = files().get(path.removeprefix("/"))
-    if found is None:
+    file = files().get(path.removeprefix("/"))
+    if file is None:
         raise NotFoundException(f"The console has no file {path[:255]!r}.")
-    return _answer(request, found)
+    return _answer(request, file)
 
 
-def _answer(request: Http, found: ConsoleFile) -> Response[bytes]:
-    headers = HEADERS | {"etag": found.etag}
-    asked = request.headers.get("if-none-match", "")
-    if found.etag in (tag.strip().removeprefix("W/") for tag in asked.split(",")):
+def _answer(request: Http, file: ConsoleFile) -> Response[bytes]:
+    headers = HEADERS | {"etag": file.etag}
+    tags = request.headers.get("if-none-match", "")
+    if file.etag in (tag.strip().removeprefix("W/") for tag in tags.split(",")):
         return Response(b"", status_code=304, headers=headers)
-    return Response(found.body, headers=headers, media_type=found.media_type)
+    return Response(file.body, headers=headers, media_type=file.media_type)
 
 
 console_routes = Router(path="/console", route_handlers=[show_console, show_file])

@@ -22,16 +22,16 @@ from control.redis.clients import SyncRedis
 @get("/keys")
 async def list_keys(request: Http) -> Keys:
     """Every API key, oldest first, revoked and expired ones included."""
-    now, found = time.time(), await on_farm(request, access.list_keys)
-    return Keys(data=[key_card(key, now, used) for key, used in found])
+    now, keys = time.time(), await on_farm(request, access.list_keys)
+    return Keys(data=[key_card(key, now, used) for key, used in keys])
 
 
 @post("/keys", status_code=201, operation_class=taking(KeyToCreate))
 async def create_key(request: Http) -> Response[KeyCard]:
     """Make an API key. Only this answer has its secret."""
-    wanted = await body_of(request, KeyToCreate)
-    fields = _within_bounds(wanted)
-    key, secret = access.mint(name=wanted.name, tenant=wanted.tenant, admin=wanted.admin, **fields)
+    body = await body_of(request, KeyToCreate)
+    fields = _within_bounds(body)
+    key, secret = access.mint(name=body.name, tenant=body.tenant, admin=body.admin, **fields)
     await on_farm(request, access.create, key)
     return Response(key_card(key, time.time(), 0, secret), status_code=201, headers={"cache-control": "no-store"})
 
@@ -42,12 +42,12 @@ async def change_limits(request: Http) -> KeyCard:
     return await on_farm(request, _change, await body_of(request, KeyToChange))
 
 
-def _change(client: SyncRedis, wanted: KeyToChange) -> KeyCard:
-    changes = _within_bounds(wanted)
+def _change(client: SyncRedis, body: KeyToChange) -> KeyCard:
+    changes = _within_bounds(body)
     if not changes:
         names = ", ".join(field.name for field in msgspec.structs.fields(KeyToChange) if field.name != "key")
         raise RequestError(f"Say what to change of the key: {names}.")
-    return key_card(access.change(client, access.find(client, wanted.key), **changes), time.time())
+    return key_card(access.change(client, access.find(client, body.key), **changes), time.time())
 
 
 @post("/keys/revoke", status_code=200, operation_class=taking(KeyNamed))
@@ -78,8 +78,8 @@ def check_days(days: int) -> int:
 
 def _within_bounds(limits: KeyLimits) -> dict[str, Any]:
     """The limits that are given. Raises RequestError for a number beyond its range."""
-    given = limits.given()
-    for name, value in given.items():
+    fields = limits.given()
+    for name, value in fields.items():
         if isinstance(value, int):
             check_number(name, value)
-    return given
+    return fields

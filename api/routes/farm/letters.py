@@ -24,8 +24,8 @@ async def list_letters(request: Http, model: FromQuery[str | None] = None) -> Le
 
 def _list(client: SyncRedis, model: str | None) -> list[Letter]:
     models = [model] if model is not None else [spec.name for spec in catalog.list_specs(client)]
-    found = [letter_card(name, letter) for name in models for letter in run(client, requests.dead_letters(name))]
-    return sorted(found, key=lambda letter: -letter.at_ms)
+    cards = [letter_card(name, letter) for name in models for letter in run(client, requests.dead_letters(name))]
+    return sorted(cards, key=lambda letter: -letter.at_ms)
 
 
 @get("/dead/{rid:str}")

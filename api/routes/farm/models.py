@@ -44,18 +44,18 @@ async def load_model(request: Http) -> Done:
     return await on_farm(request, _load, await body_of(request, ModelToLoad))
 
 
-def _load(client: SyncRedis, wanted: ModelToLoad) -> Done:
+def _load(client: SyncRedis, body: ModelToLoad) -> Done:
     for name in ("tp", "replicas", "max_context", "kv_tokens", "drain_s"):
-        if (value := getattr(wanted, name)) is not None:
+        if (value := getattr(body, name)) is not None:
             check_number(name, value)
-    if wanted.dtype not in DTYPES:
-        raise RequestError(f"'dtype' {wanted.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
-    options = msgspec.structs.asdict(wanted)
+    if body.dtype not in DTYPES:
+        raise RequestError(f"'dtype' {body.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
+    options = msgspec.structs.asdict(body)
     source, replicas = options.pop("source"), options.pop("replicas")
     spec = build_spec(source, demo=demo_model(), **options)
-    found = desired.load(client, spec, replicas)
-    words = "is desired" if found.changed else "was desired already with these settings"
-    return Done(done=f"{spec.name}: revision {found.revision} {words}.", revision=found.revision)
+    outcome = desired.load(client, spec, replicas)
+    words = "is desired" if outcome.changed else "was desired already with these settings"
+    return Done(done=f"{spec.name}: revision {outcome.revision} {words}.", revision=outcome.revision)
 
 
 @post("/models/reload", status_code=200, operation_class=taking(ModelNamed))
@@ -69,10 +69,10 @@ async def reload_model(request: Http) -> Done:
 @post("/models/scale", status_code=200, operation_class=taking(ModelToScale))
 async def scale_model(request: Http) -> Done:
     """Run more or fewer replicas of a model."""
-    wanted = await body_of(request, ModelToScale)
-    check_number("replicas", wanted.replicas)
-    await on_farm(request, desired.scale, wanted.model, wanted.replicas)
-    return Done(done=f"{wanted.model}: {wanted.replicas} replicas are desired.")
+    body = await body_of(request, ModelToScale)
+    check_number("replicas", body.replicas)
+    await on_farm(request, desired.scale, body.model, body.replicas)
+    return Done(done=f"{body.model}: {body.replicas} replicas are desired.")
 
 
 @post("/models/pause", status_code=200, operation_class=taking(ModelNamed))

@@ -50,26 +50,26 @@ async def drain_host(request: Http) -> Done:
     return await on_farm(request, _drain_host, await body_of(request, HostToDrain))
 
 
-def _drain_host(client: SyncRedis, wanted: HostToDrain) -> Done:
-    known = farm.known_hosts(client)
-    if wanted.host not in known:
-        there = ", ".join(known) or "there is none"
-        raise RequestError(f"Host {wanted.host!r} is unknown; known: {there}.", param="host", code="host_not_found")
-    farm.drain(client, wanted.host, drained=not wanted.undo)
-    return Done(done=f"{wanted.host}: {'takes replicas again' if wanted.undo else 'drains'}.")
+def _drain_host(client: SyncRedis, body: HostToDrain) -> Done:
+    hosts = farm.known_hosts(client)
+    if body.host not in hosts:
+        there = ", ".join(hosts) or "there is none"
+        raise RequestError(f"Host {body.host!r} is unknown; known: {there}.", param="host", code="host_not_found")
+    farm.drain(client, body.host, drained=not body.undo)
+    return Done(done=f"{body.host}: {'takes replicas again' if body.undo else 'drains'}.")
 
 
 @post("/hosts/forget", status_code=200, operation_class=taking(HostNamed))
 async def forget_host(request: Http) -> Done:
     """Remove a host that is away for good, and has no replica, from all lists. One that comes back is known again."""
-    wanted = await body_of(request, HostNamed)
-    await on_farm(request, farm.forget, wanted.host)
-    return Done(done=f"{wanted.host}: forgotten.")
+    body = await body_of(request, HostNamed)
+    await on_farm(request, farm.forget, body.host)
+    return Done(done=f"{body.host}: forgotten.")
 
 
 @post("/replicas/drain", status_code=200, operation_class=taking(ReplicaNamed))
 async def drain_replica(request: Http) -> Done:
     """Stop one replica once its requests have finished; another one replaces it."""
-    wanted = await body_of(request, ReplicaNamed)
-    await on_farm(request, farm.drain_replica, wanted.model, wanted.replica)
-    return Done(done=f"{wanted.model}:{wanted.replica}: drains.")
+    body = await body_of(request, ReplicaNamed)
+    await on_farm(request, farm.drain_replica, body.model, body.replica)
+    return Done(done=f"{body.model}:{body.replica}: drains.")
