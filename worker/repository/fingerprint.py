@@ -54,10 +54,10 @@ def fingerprints(files: ModelFiles, dtype: str, quant: str | None = None, dequan
 
 def _samples(path: Path, tensors: list[StoredTensor]) -> Iterator[bytes]:
     """The header of a file, and samples of its tensors."""
-    length = 0 if is_gguf(path) else 8
+    begin = 0 if is_gguf(path) else 8  # behind the length of a safetensors header
     with path.open("rb") as file:
-        file.seek(length)  # of a safetensors header
-        yield file.read(max(0, min((one.start for one in tensors), default=0) - length))
+        file.seek(begin)
+        yield file.read(max(0, min((one.start for one in tensors), default=0) - begin))
         for one in tensors:
             yield from _evenly(file, one.start, one.bytes)
 

@@ -33,18 +33,18 @@ def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, 
                 f"Quantized checkpoints ({scheme.method}) are for CPUs, not for {device}: use --devices cpu, or the "
                 "unquantized checkpoint"
             )
-    headers = text_tensors(tensors)
+    text = text_tensors(tensors)
     if scheme.method == "mxfp4":
-        _check_mxfp4(config, headers, tp)
+        _check_mxfp4(config, text, tp)
         return
-    if together := next((name for name in headers if TOGETHER.search(name)), None):
+    if together := next((name for name in text if TOGETHER.search(name)), None):
         raise UnsupportedArchitecture(
-            f"{headers[together].path} holds {together}: experts of a layer in one tensor are not supported in a "
+            f"{text[together].path} holds {together}: experts of a layer in one tensor are not supported in a "
             f"checkpoint that is quantized ({scheme.method}). Use one with a tensor for each expert."
         )
-    found = layers(scheme, headers)
-    ends = borders(found)
-    for module, linear in found.items():
+    linears = layers(scheme, text)
+    ends = borders(linears)
+    for module, linear in linears.items():
         expected = _sizes(config, module).get(module.rpartition(".")[2], (linear.outputs, linear.inputs))
         if (linear.outputs, linear.inputs) != expected:
             raise ModelFilesError(
@@ -95,7 +95,7 @@ def _shared(linear: QuantizedLinear, ends: tuple[int, ...], tp: int) -> bool:
     return linear.inputs >= tp and ends_at(linear.inputs, linear.group, ends, tp)
 
 
-def _check_mxfp4(config: dict[str, Any], headers: Mapping[str, StoredTensor], tp: int) -> None:
+def _check_mxfp4(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int) -> None:
     """Raise ModelFilesError naming a tensor of the experts that is missing, or has another type or shape than
     config.json asks for; UnsupportedArchitecture where the experts' width has fewer groups than there are ranks."""
     experts, hidden, width = (
@@ -113,16 +113,16 @@ def _check_mxfp4(config: dict[str, Any], headers: Mapping[str, StoredTensor], tp
                     f"config.json: MXFP4 needs sizes that {MXFP4_GROUP} divides, and {inputs} is none."
                 )
             stem = f"model.layers.{layer}.mlp.experts.{leaf}"
-            _expect(headers, f"{stem}_blocks", (experts, outputs, inputs // MXFP4_GROUP, MXFP4_GROUP // 2))
-            _expect(headers, f"{stem}_scales", (experts, outputs, inputs // MXFP4_GROUP))
+            _expect(tensors, f"{stem}_blocks", (experts, outputs, inputs // MXFP4_GROUP, MXFP4_GROUP // 2))
+            _expect(tensors, f"{stem}_scales", (experts, outputs, inputs // MXFP4_GROUP))
 
 
-def _expect(headers: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> None:
-    found = headers.get(name)
-    if found is None:
+def _expect(tensors: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> None:
+    tensor = tensors.get(name)
+    if tensor is None:
         raise ModelFilesError(f"The weights have no tensor {name}, which MXFP4 needs. Download the checkpoint again.")
-    if found.type.name != "U8" or found.shape != shape:
+    if tensor.type.name != "U8" or tensor.shape != shape:
         raise ModelFilesError(
-            f"{name} is {found.type.name} of shape {list(found.shape)}; by config.json it is U8 of {list(shape)}. Is "
+            f"{name} is {tensor.type.name} of shape {list(tensor.shape)}; by config.json it is U8 of {list(shape)}. Is "
             "this the checkpoint of its config?"
         )
