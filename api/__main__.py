@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -9,6 +10,11 @@ import sys
 from types import FrameType
 from typing import Any
 
+gc.disable()  # imports leave no garbage, and collections visit all that they make
+
+from control import logs  # before structlog, which imports rich without it
+
+# isort: split
 import click
 
 from api.app import create_app
@@ -17,7 +23,7 @@ from api.asgi.connection import ConnectionLimits
 from api.options import api_options
 from api.server import Server
 from api.settings import ApiSettings
-from control import access, logs
+from control import access
 from control.errors import FurrowError
 from control.listening import free_port
 from control.operations.options import redis_option
@@ -26,6 +32,8 @@ from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
 from control.settings import Settings
 from control.structs import describe_structs
+
+gc.enable()
 
 OWN_FILES = 128
 """Open files that are no clients' connections: those to Redis, children, sockets."""

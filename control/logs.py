@@ -10,7 +10,15 @@ import re
 import sys
 from typing import Any
 
-import structlog
+# structlog imports rich for tracebacks in colours, which `configure` does not use: that takes each process as long as
+# all of structlog. So an entry point imports this module before any other that imports structlog.
+_without_rich = "rich" not in sys.modules
+if _without_rich:
+    sys.modules["rich"] = None  # type: ignore[assignment]
+import structlog  # noqa: E402
+
+if _without_rich:
+    del sys.modules["rich"]
 
 _CREDENTIALS = re.compile(r"(\w+://[^\s:/@]*):[^\s/@]+@")
 

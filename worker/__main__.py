@@ -4,6 +4,7 @@ downloads."""
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from worker.agent.supervision.wire import take_channel
 
 def run_agent() -> None:
     """The agent of this host, until its supervisor says stop; on SIGTERM it leaves its processes to the next agent."""
+    gc.disable()  # imports leave no garbage, and collections visit all that they make
     from control.process import die_with_parent, name_process
     from worker.agent.standby import Standby
     from worker.agent.supervision.client import SupervisorClient
@@ -58,6 +60,8 @@ def run_agent() -> None:
     from worker.agent.metrics.host_metrics import HostMetrics
 
     describe_structs()
+    gc.freeze()
+    gc.enable()
     client = connect(settings.redis_url)
     metrics = HostMetrics(supervisor, settings.metrics)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does

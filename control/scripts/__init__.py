@@ -14,6 +14,7 @@ sent twice (the first reply can be lost) and then answers the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def compose(text: str) -> Script:
     """Expand the includes of `text`, put its checks in front, and declare the constants that it mentions."""
     made, rest = checks(text, keys.CLASSES)
     front = "--@include check\n" + made if made else ""
-    body = _INCLUDE.sub(lambda match: (_FOLDER / f"_{match[1]}.lua").read_text(), front + rest)
+    body = _INCLUDE.sub(lambda match: source(f"_{match[1]}"), front + rest)
     declared = [f"local {name} = {_literal(value)}" for name, value in _CONSTANTS.items() if name in body]
     whole = "\n".join([*declared, body])
     return Script(whole, hashlib.sha1(whole.encode(), usedforsecurity=False).hexdigest())
@@ -60,6 +61,7 @@ def _literal(value: int | str | tuple[str, ...]) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
+@functools.cache
 def source(name: str) -> str:
     """The text of `name`.lua as it lies in the folder."""
     return (_FOLDER / f"{name}.lua").read_text()

@@ -8,25 +8,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Column
-from rich.text import Text
 
 from control.replicas import health
 from ops.cli.tables import LONGEST_CELL, echo_line, one_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LINES_EVERY_S = 3.0
 LONG = 100
@@ -67,12 +57,9 @@ class Waiting:
         self._task = None
         self._began: tuple[str, int] = ("", 0)
         if sys.stderr.isatty():
-            console = Console(stderr=True)
-            # On a narrow terminal the text is cut, not the numbers.
-            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
-            numbers = [BarColumn(16), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True)]
-            columns = [SpinnerColumn(table_column=Column(width=1)), text, *map(_OfBytes, numbers)]
-            self._bar = Progress(*columns, console=console, transient=True, expand=True)
+            from ops.cli.bar import make_bar  # rich, which the usual wait in a log or a pipe does without
+
+            self._bar = make_bar()
 
     def __enter__(self) -> Waiting:
         return self
@@ -127,15 +114,3 @@ def _changed(before: str, text: str) -> str:
 
 def _of(stage: Stage) -> str:
     return f", {stage.done / 1e6:.1f} of {stage.total / 1e6:.1f} MB" if stage.total else ""
-
-
-class _OfBytes(ProgressColumn):
-    """Another column, empty while there are no bytes to count."""
-
-    def __init__(self, column: ProgressColumn) -> None:
-        super().__init__()
-        self._column = column
-        self.max_refresh = None
-
-    def render(self, task: Task) -> Text:
-        return self._column(task) if task.total else Text("")  # type: ignore[return-value]

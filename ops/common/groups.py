@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import Any
 
@@ -21,7 +22,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._verbs:
             return None
-        return getattr(importlib.import_module(self._verbs[cmd_name][0]), cmd_name)
+        gc.disable()  # imports leave no garbage, and collections visit all that they make
+        try:
+            importlib.import_module("control.logs")  # before structlog, which imports rich without it
+            return getattr(importlib.import_module(self._verbs[cmd_name][0]), cmd_name)
+        finally:
+            gc.enable()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

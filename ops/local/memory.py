@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 from control.errors import SettingsError
 
@@ -30,7 +29,7 @@ def default_memory() -> int:
 
 def machine_memory(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
     """Bytes that this process and its children may use: the machine's, or less in a limited control group."""
-    return min([psutil.virtual_memory().total, *_group_limits(groups, own_group)])
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_group_limits(groups, own_group)])
 
 
 def _group_limits(groups: Path, own_group: Path) -> Iterator[int]:

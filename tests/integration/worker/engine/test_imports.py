@@ -49,16 +49,27 @@ def test_a_rank_whose_model_runs_in_cpp_imports_no_transformers(checkpoint: Chec
     assert imported(LOAD, *(str(checkpoint(family)) for family in FAMILIES)) == "['torch']"
 
 
+VERB = "import ops.cli; ops.cli.cli.get_command(None, {!r})"
+
+
 @pytest.mark.parametrize(
-    "start",
+    ("start", "others"),
     [
-        "import worker.agent.agent",
-        "import worker.agent.supervision.supervisor",
-        "import api.__main__, api.settings; api.__main__.create_app(api.settings.ApiSettings(redis_url='redis://x'))",
-        "import ops.cli",
+        ("import worker.agent.supervision.__main__", {"structlog", "msgspec", "redis", "click"}),
+        ("import worker.__main__, worker.agent.agent", {"rich", "pygments", "litestar", "llguidance", "click"}),
+        ("import worker.__main__, worker.standby_process", {"rich", "pygments", "litestar", "redis", "click"}),
+        (
+            "import api.__main__, api.settings;"
+            "api.__main__.create_app(api.settings.ApiSettings(redis_url='redis://x'))",
+            {"rich", "pygments", "numpy"},
+        ),
+        ("import ops.cli", {"structlog", "msgspec", "redis", "rich"}),
+        *((VERB.format(verb), {"rich", "pygments", "litestar", "uvicorn", "psutil"}) for verb in ("serve", "ps")),
+        (VERB.format("run"), {"litestar", "uvicorn", "psutil"}),
     ],
 )
-def test_processes_without_a_model_start_without_what_they_do_not_need(start: str) -> None:
-    """Torch takes a second to import, pydantic 0.2 s, which the framework imports where it is installed."""
-    program = f"import sys; {start}; print(sorted(set(sys.modules) & {{'torch', 'transformers', 'pydantic'}}))"
-    assert imported(program) == "[]"
+def test_processes_without_a_model_start_without_what_they_do_not_need(start: str, others: set[str]) -> None:
+    """Torch takes a second to import, pydantic 0.2 s, and rich 0.1 s. The framework imports pydantic where it is
+    installed, and structlog imports rich."""
+    forbidden = {"torch", "transformers", "pydantic", *others}
+    assert imported(f"import sys; {start}; print(sorted(set(sys.modules) & {forbidden!r}))") == "[]"
