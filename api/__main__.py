@@ -30,7 +30,7 @@ from control.operations.options import redis_option
 from control.process import die_with_parent
 from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
-from control.settings import Settings
+from control.settings import Settings, wait_for_url
 from control.structs import describe_structs
 
 gc.enable()
@@ -90,7 +90,9 @@ def main(
 
 
 def count_keys(environment: Settings) -> int:
-    """The number of the farm's API keys, once its Redis has answered. Raises RedisUnavailable."""
+    """The number of the farm's API keys, once its Redis has answered. Raises RedisUnavailable, and
+    SettingsError where none is there to connect to."""
+    wait_for_url(environment.redis_url, environment.redis_wait_s)
     with connect(environment.redis_url) as client:
         wait_until_ready(client, environment.redis_wait_s, lambda line: click.echo(line, err=True))
         return run(client, access.count())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -59,7 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
-        url = redis_url_from_environment()
+        awaited = os.environ.get(REDIS_AWAITED) == "1"
+        url = redis_url_from_environment(awaited)
         if url is None:
             raise SettingsError(f"no Redis is named: set REDIS_URL or give {NAMING}")
         log_format = os.environ.get("FURROW_LOG_FORMAT") or "auto"
@@ -91,18 +93,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 NAMING = "--redis URL, a file that holds the URL, or the data folder of a `furrow serve` that runs here"
 """The ways to name a Redis, on the command line and in the environment."""
+_LOOK_EVERY_S = 0.01
 _URL_FILE = "url"
 """File in the data folder of a private server, while it runs."""
 
 
-def redis_url_from_environment() -> str | None:
+REDIS_AWAITED = "FURROW_REDIS_AWAITED"
+"""Environment variable: 1 where the parent starts the private server that FURROW_REDIS_URL names at the same time."""
+
+
+def redis_url_from_environment(awaited: bool = False) -> str | None:
     """FURROW_REDIS_URL, else REDIS_URL, as `redis_reference`; None where both are empty or unset. Raises as
-    `redis_url`."""
+    `redis_url`, unless the URL is `awaited`: then its file may be missing."""
     named = os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
     if not named:
         return None
-    redis_url(named)
+    if not awaited:
+        redis_url(named)
     return redis_reference(named)
+
+
+def wait_for_url(named: str, seconds: float) -> None:
+    """Return once `redis_url` has an answer; where REDIS_AWAITED is 1, it may take so many seconds. Raises
+    SettingsError."""
+    deadline = time.monotonic() + seconds
+    while os.environ.get(REDIS_AWAITED) == "1" and time.monotonic() < deadline:
+        try:
+            redis_url(named)
+            return
+        except SettingsError:
+            time.sleep(_LOOK_EVERY_S)
+    redis_url(named)
 
 
 def redis_url(named: str) -> str:

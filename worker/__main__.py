@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from control import logs
 from control.errors import FurrowError, SettingsError
-from control.settings import Settings, host_id
+from control.settings import Settings, host_id, wait_for_url
 from worker.agent.supervision.wire import take_channel
 
 
@@ -62,6 +62,7 @@ def run_agent() -> None:
     describe_structs()
     gc.freeze()
     gc.enable()
+    wait_for_url(settings.redis_url, settings.redis_wait_s)
     client = connect(settings.redis_url)
     metrics = HostMetrics(supervisor, settings.metrics)
     if not supervisor.kept:  # with ranks to look after it waits as a running agent does

@@ -29,7 +29,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
 from control.requests.upkeep.abandon import abandon
-from control.settings import redis_reference
+from control.settings import REDIS_AWAITED, redis_reference
 from ops.cli.options import demo_environment, model_options
 from ops.cli.progress import Stage, Waiting, stage_of
 from ops.cli.tables import echo_line
@@ -88,18 +88,30 @@ def serve(
     port = free_port(host, port)
     stopping = Stopping()
     with ExitStack() as stack:
-        redis, folder = named_or_private(redis_url, data, port, redis_memory, stack)
-        client = connect_to_farm(redis)
-        desire(client, specs, alone=folder is not None)
+        redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
+        # By its folder: neither a command line nor the children's environment has the private server's password.
+        named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
         fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
-        supervisor = Supervisor({"FURROW_REDIS_URL": redis, **fixed, **demo_environment()}, say)
-        stack.callback(supervisor.stop, stopping.hurry)
-        supervisor.start(Part("worker", "worker.agent.supervision", []))
+        supervisor = Supervisor({**named, **fixed, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
-        supervisor.start(Part("api", "api", [*listening, *arguments], stop_limit_s=patience))
+        worker = Part("worker", "worker.agent.supervision", [])
+        api = Part("api", "api", [*listening, *arguments], stop_limit_s=patience)
+        stack.callback(supervisor.stop, stopping.hurry)
+        if server is None:
+            client = connect_to_farm(redis)
+            desire(client, specs, alone=False)
+            supervisor.start(worker)
+            supervisor.start(api)
+        else:
+            supervisor.start(worker)
+            supervisor.start(api)
+            server.wait_until_ready()
+            client = connect_to_farm(server.url)
+            desire(client, specs, alone=True)
+            server.publish()  # not before: the agent would start what earlier runs served
         if asks and not api_keys:
-            remind_of_keys(client, host, folder)
+            remind_of_keys(client, host, None if server is None else Path(redis))
         wait_until_served(client, specs, (host, port), supervisor, stopping)
         if not stopping:
             names = " and ".join(spec.name for spec in specs)
@@ -124,8 +136,9 @@ def build_specs(models: Sequence[str], *, name: str | None, **options: Any) -> l
 
 def named_or_private(
     named: str | None, data: str | None, port: int, memory: str | None, stack: ExitStack
-) -> tuple[str, Path | None]:
-    """The Redis to use, as a URL or a path; and the data folder of the private server, if none is named."""
+) -> tuple[str, EmbeddedServer | None]:
+    """The Redis to use, as a URL or a path; and the private server, which is starting on that path, if none is
+    named."""
     named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
     if named and memory:
         raise SettingsError("--redis-memory is for the private server; a Redis that you name has its own maxmemory")
@@ -133,9 +146,10 @@ def named_or_private(
         return redis_reference(named), None
     size = server_bytes(memory)
     folder = data_folder(data, port, stack).resolve()
-    stack.enter_context(EmbeddedServer(folder, memory=size))
-    # By its folder, so that neither a command line nor the children's environment has the private server's password.
-    return str(folder), folder
+    server = EmbeddedServer(folder, memory=size)
+    stack.callback(server.stop)
+    server.begin()
+    return str(folder), server
 
 
 def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:

@@ -72,25 +72,38 @@ class EmbeddedServer:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> str:
-        """Start and wait until it answers; returns the URL, password included.
+        """Start, wait until it answers, and publish its URL in the folder; returns the URL, password included. Raises
+        as `begin` and `wait_until_ready`."""
+        self.begin()
+        self.wait_until_ready()
+        self.publish()
+        return self.url
 
-        Raises SettingsError for a folder that is in use or can't be written, or where no server is installed;
-        RedisUnavailable with the server's own last words where it does not come up.
-        """
+    def begin(self) -> None:
+        """Start it, without a wait. Raises SettingsError for a folder that is in use or can't be written, or where no
+        server is installed."""
         self._binary = self._binary or find_server()
         self._take_folder()
+        self._withdraw()  # what a killed process left, before others look for it
         self._password = self._kept_password()
         # All processes are started by this one thread: on Linux a child dies with the thread that started it.
         self._supervisor = threading.Thread(target=self._supervise, name="embedded-redis", daemon=True)
         self._supervisor.start()
+
+    def wait_until_ready(self) -> None:
+        """Return once it answers. Raises RedisUnavailable with the server's own last words where it does not come
+        up."""
+        assert self._binary is not None
         self._answered.wait()
         if self._failure is not None:
             self.stop()
             raise self._failure
+        log.info("private server", kind=self._binary.kind, version=self._binary.version, folder=str(self._folder))
+
+    def publish(self) -> None:
+        """Let others find it by its folder, once it is ready for them."""
         _write_private(self._folder / "port", str(self._port))
         _write_private(self._folder / "url", self.url)
-        log.info("private server", kind=self._binary.kind, version=self._binary.version, folder=str(self._folder))
-        return self.url
 
     def stop(self) -> None:
         """End the server in order, with its data on disk; kill it past STOP_LIMIT_S. Nothing happens if none runs."""
@@ -103,11 +116,14 @@ class EmbeddedServer:
                 self._process.kill()
             self._supervisor.join()
             self._supervisor = None
-        for name in ("url", "port"):
-            (self._folder / name).unlink(missing_ok=True)
+        self._withdraw()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _withdraw(self) -> None:
+        for name in ("url", "port"):
+            (self._folder / name).unlink(missing_ok=True)
 
     # --- the folder --------------------------------------------------------------------------------------------------
 

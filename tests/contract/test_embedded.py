@@ -76,6 +76,21 @@ def test_secrets_are_the_users_own(tmp_path: Path) -> None:
     assert not (folder / "url").exists()
 
 
+def test_nobody_is_sent_to_a_server_that_is_not_ready(tmp_path: Path) -> None:
+    """What a killed process left is withdrawn at once; the URL stands there again when it is published."""
+    (tmp_path / "url").write_text("redis://default:old@127.0.0.1:1/0")
+    server = EmbeddedServer(tmp_path)
+    server.begin()
+    try:
+        assert not (tmp_path / "url").exists()
+        server.wait_until_ready()
+        assert not (tmp_path / "url").exists()
+        server.publish()
+        assert (tmp_path / "url").read_text() == server.url
+    finally:
+        server.stop()
+
+
 def test_data_and_password_outlive_a_restart(tmp_path: Path) -> None:
     """The next start finds what was written, and the same password."""
     urls: list[str] = []

@@ -19,6 +19,7 @@ from pathlib import Path
 from control.access import FIXED_KEYS_VARIABLE
 from control.errors import FurrowError
 from control.listening import free_port
+from control.settings import REDIS_AWAITED
 from ops.cli.options import demo_environment
 from ops.local.embedded import EmbeddedServer
 from ops.local.state import state_folder
@@ -58,13 +59,18 @@ class OwnFarm:
     def __enter__(self) -> OwnFarm:
         try:
             self._folder = self._stack.enter_context(_private_folder())
-            if self._private:
-                self._stack.enter_context(EmbeddedServer(self._folder / "redis"))
+            server = EmbeddedServer(self._folder / "redis") if self._private else None
+            if server is not None:
+                self._stack.callback(server.stop)
+                server.begin()
                 # By its folder, so that no environment has the private server's password.
                 self.redis = str(self._folder / "redis")
             self.address = ("127.0.0.1", free_port("127.0.0.1", 0))
             self._thread.start()
             self._started.wait()
+            if server is not None:
+                server.wait_until_ready()
+                server.publish()
         except BaseException:
             self.__exit__()
             raise
@@ -94,7 +100,8 @@ class OwnFarm:
         """Start, restart and stop the processes in one thread: on Linux a child dies with its thread."""
         with ExitStack() as stack:
             log = None if self._verbose else stack.enter_context((self._folder / "log").open("ab"))
-            environment = {"FURROW_REDIS_URL": self.redis, "FURROW_METRICS": "off", **demo_environment()}
+            named = {"FURROW_REDIS_URL": self.redis, REDIS_AWAITED: "1" if self._private else "0"}
+            environment = {**named, "FURROW_METRICS": "off", **demo_environment()}
             supervisor = Supervisor({**environment, FIXED_KEYS_VARIABLE: self.key}, self._note, log)
             stack.callback(supervisor.stop, self._hurry.is_set)
             try:

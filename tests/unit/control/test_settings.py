@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from control import settings
 from control.errors import SettingsError
-from control.settings import Settings
+from control.settings import REDIS_AWAITED, Settings, wait_for_url
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
-    for name in ("FURROW_STANDBY", "FURROW_SHARED_MEMORY"):
+    for name in ("FURROW_STANDBY", "FURROW_SHARED_MEMORY", REDIS_AWAITED):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -47,3 +50,25 @@ def test_a_value_that_is_not_understood_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(name, "perhaps")
     with pytest.raises(SettingsError, match=f"{name}='perhaps'"):
         Settings.from_environment()
+
+
+def test_a_url_that_is_awaited_may_come_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A part that starts beside the private server waits for its URL; any other is refused at once."""
+    monkeypatch.setenv("FURROW_REDIS_URL", str(tmp_path))
+    with pytest.raises(SettingsError, match="no private server"):
+        Settings.from_environment()
+    with pytest.raises(SettingsError, match="no private server"):
+        wait_for_url(str(tmp_path), 60.0)
+    monkeypatch.setenv(REDIS_AWAITED, "1")
+    assert Settings.from_environment().redis_url == str(tmp_path)
+    with pytest.raises(SettingsError, match="no private server"):
+        wait_for_url(str(tmp_path), 0.02)
+    looks: list[float] = []
+
+    def publish(seconds: float) -> None:
+        looks.append(seconds)
+        (tmp_path / "url").write_text("redis://here")
+
+    monkeypatch.setattr(settings.time, "sleep", publish)
+    wait_for_url(str(tmp_path), 60.0)
+    assert len(looks) == 1

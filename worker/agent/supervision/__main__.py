@@ -21,7 +21,7 @@ def main() -> int:
         return 1
     own = python_command("worker", "agent")
     program = remembered_program()
-    return HostSupervisor([*program, "worker", "--agent"] if program else own, limits, fallback=own).run()
+    return HostSupervisor([*program, "worker", "--agent"] if program else own, limits, own).run()
 
 
 if __name__ == "__main__":

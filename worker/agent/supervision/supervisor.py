@@ -33,13 +33,14 @@ TICK_S = 0.25
 
 
 class HostSupervisor:
-    """Runs `command` as the agent, and `fallback` where that can't be run or has failed FAILURES times in a row: a new
-    build that does not start must not end the ranks. Use from the main thread: children die with the thread that
-    forked them."""
+    """Runs `command` as the agent, and `own`, this build's agent, where that can't be run or has failed FAILURES times
+    in a row: a new build that does not start must not end the ranks. The first agent is `own` too, which starts
+    sooner. Use from the main thread: children die with the thread that forked them."""
 
-    def __init__(self, command: list[str], limits: Limits | None = None, fallback: list[str] | None = None) -> None:
+    def __init__(self, command: list[str], limits: Limits | None = None, own: list[str] | None = None) -> None:
         self._command = command
-        self._fallback = fallback if fallback is not None else command
+        self._own = own if own is not None else command
+        self._next = self._own
         self._limits = limits or Limits()
         self._children = Children()
         self._forks = Forks(self._children, self._send)
@@ -179,8 +180,9 @@ class HostSupervisor:
         """Start the agent with one end of a new socket pair as its standard input."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "FURROW_PARENT": str(os.getpid())}
-        command = self._command if self._failures < FAILURES else self._fallback
-        if command is not self._command:
+        command = self._next if self._failures < FAILURES else self._own
+        self._next = self._command
+        if self._failures >= FAILURES and command is not self._command:
             words = {"command": " ".join(self._command), "failures": self._failures, "instead": " ".join(command)}
             log("error", "this build's own agent is started", **words, action="agent_own")
         try:

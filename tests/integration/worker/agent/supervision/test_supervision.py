@@ -17,6 +17,7 @@ import pytest
 from tests.integration.worker.agent.supervision.scene import Scene
 from tests.supervisor import supervised_host
 from tests.waiting import until
+from worker.agent.supervision import supervisor
 from worker.agent.supervision.wire import encode_line
 
 
@@ -229,3 +230,23 @@ def test_a_program_that_does_not_exist_is_an_error_and_no_end(tmp_path: Path) ->
         with pytest.raises(OSError, match="nowhere"):
             client.spawn(["/nowhere"], {}, {}, (0, 9))
         assert client.spawn(["true"], dict(os.environ), {}, (0, 9)).wait(40) == 0
+
+
+def test_the_first_agent_is_this_builds_own_and_the_next_what_the_command_leads_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command starts a `furrow` that becomes the agent: two starts of the interpreter, which only an upgrade
+    needs. An agent of the own build comes again when the command has failed too often."""
+    started: list[list[str]] = []
+
+    def popen(command: list[str], **_: object) -> psutil.Process:
+        started.append(command)
+        return psutil.Process()
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", popen)
+    host = supervisor.HostSupervisor(["new"], own=["own"])
+    for failures in (0, 0, 1, supervisor.FAILURES):
+        host._failures = failures
+        host.start_agent()
+        host._link.close()  # type: ignore[union-attr]
+    assert started == [["own"], ["new"], ["new"], ["own"]]
