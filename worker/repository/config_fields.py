@@ -1,6 +1,7 @@
 """Checks of the fields of config.json that every served model type reads: types, limits, and what must fit together.
 
-A value that is missing or null has the default of transformers' class, except where all classes need one.
+A value that is missing has the default of transformers' class, except where all classes need one; null has a meaning
+for a few fields alone.
 """
 
 from __future__ import annotations
@@ -18,40 +19,41 @@ LARGEST = 2**31 - 1
 LIMITS = {"num_hidden_layers": 4096, "num_attention_heads": 65536, "num_key_value_heads": 65536}
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
-SIZES = (
-    *("num_key_value_heads", "head_dim", "intermediate_size", "moe_intermediate_size"),
-    *(
-        "shared_expert_intermediate_size",
-        "shared_intermediate_size",
-        "num_experts_per_tok",
-        "top_k_experts",
-        "num_global_key_value_heads",
-        "global_head_dim",
-        "vocab_size_per_layer_input",
-        "n_group",
-        "topk_group",
-        "original_max_position_embeddings",
-    ),
-)
-COUNTS = (
-    "sliding_window",
-    "max_window_layers",
-    "first_k_dense_replace",
-    "n_shared_experts",
-    "num_nextn_predict_layers",
-    "num_kv_shared_layers",
-    "hidden_size_per_layer_input",
-)
+SIZES = {
+    *("num_key_value_heads", "head_dim", "num_global_key_value_heads", "global_head_dim", "rotary_dim"),
+    *("intermediate_size", "moe_intermediate_size"),
+    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    *("num_experts_per_tok", "top_k_experts", "n_group", "topk_group"),
+    *("decoder_sparse_step", "no_rope_layer_interval"),
+    *("vocab_size_per_layer_input", "original_max_position_embeddings"),
+}
+"""Whole numbers from 1 on, and so are the numbers of experts."""
+COUNTS = {
+    *("sliding_window", "max_window_layers", "first_k_dense_replace", "n_shared_experts"),
+    *("num_nextn_predict_layers", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+}
 """Whole numbers that may be 0."""
-NUMBERS = (
-    *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon"),
-    *("partial_rotary_factor", "logit_scale", "logits_scaling"),
-    *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
-)
-SWITCHES = (
+NUMBERS = {
+    *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor"),
+    *("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+    *("query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit", "routed_scaling_factor"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+}
+"""Numbers above 0."""
+SWITCHES = {
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
     *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
-)
+}
+BY_LAYER = {"no_rope_layers", "mlp_only_layers"}
+"""Lists of whole numbers."""
+MAY_BE_NULL = {
+    *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+    *("attn_logit_softcapping", "final_logit_softcapping", *BY_LAYER),
+}
+"""Fields for which null means that the model has none of it, or what follows from other fields. Where a type reads
+another one, null is refused, as transformers' classes would fail on it."""
+_EXPERTS_ALONE = {"num_experts", "top_k_experts", "moe_intermediate_size"}
+"""Fields that a model without experts, of a type that may have them, may leave null."""
 
 
 def number(config: dict[str, Any], name: str) -> int:
@@ -69,29 +71,48 @@ def check(config: dict[str, Any], family: Family) -> None:
     """Raise ModelFilesError or UnsupportedArchitecture naming a field and its value."""
     for name in NEEDED:
         number(config, name)
-    experts = family.experts
-    dense = experts is not None and experts.may_lack and config.get(experts.count) == 0
-    for name in (*SIZES, *([experts.count] if experts else [])):
-        none = dense and experts is not None and name in (experts.count, experts.chosen) and _is_whole(config.get(name))
-        if config.get(name) is not None and not (none and config[name] >= 0):
-            number(config, name)
-    for name in COUNTS:
-        if (value := config.get(name)) is not None and not (_is_whole(value) and 0 <= value <= LARGEST):
-            raise _wrong(name, value, "a whole number from 0 on")
-    for name in (*NUMBERS, *family.torch_numbers):
-        if (value := config.get(name)) is not None:
-            _check_positive(name, value)
-    for name in SWITCHES:
-        if not isinstance(value := config.get(name), bool | None):
-            raise _wrong(name, value, "true or false")
+    present = {name: config[name] for name in config if config[name] is not None}
+    for name, value in {**present, **fields_of(config, family)}.items():
+        _check_value(name, value, family)
     ids = config.get("vocab_size_per_layer_input")
     if config.get("hidden_size_per_layer_input") and ids is not None and ids < config["vocab_size"]:
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
         _check_layers(config)
+    rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
+    if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
+        raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
     _check_rope(config, family)
+
+
+def fields_of(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    """The fields that a forward in C++ reads, by their own names; a field that the file lacks has the default of
+    transformers' class."""
+    absent = _EXPERTS_ALONE if family.experts is not None and not family.has_experts(config) else ()
+    return {name: field_value(config, family, name) for name in family.fields if name not in absent}
+
+
+def _check_value(name: str, value: Any, family: Family) -> None:
+    experts = family.experts
+    counts = () if experts is None else (experts.count, experts.chosen)
+    if value is None and name in MAY_BE_NULL:
+        return
+    if value is None and name in SIZES | COUNTS | NUMBERS | BY_LAYER:
+        raise ModelFilesError(f"config.json has {name} = null; remove the field, or give it a value.")
+    if name in counts and experts is not None and experts.may_lack and _is_whole(value) and value == 0:
+        return
+    if name in SIZES or name in counts:
+        number({name: value}, name)
+    elif name in COUNTS and not (_is_whole(value) and 0 <= cast(int, value) <= LARGEST):
+        raise _wrong(name, value, "a whole number from 0 on")
+    elif name in NUMBERS or name in family.torch_numbers:
+        _check_positive(name, value)
+    elif name in SWITCHES and not isinstance(value, bool | None):
+        raise _wrong(name, value, "true or false")
+    elif name in BY_LAYER and not (isinstance(value, list) and all(map(_is_whole, cast(list[Any], value)))):
+        raise _wrong(name, value, "a list of whole numbers")
 
 
 def token_ids(source: dict[str, Any], name: str) -> list[int] | None:

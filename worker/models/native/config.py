@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from control.errors import ModelFilesError
 from worker.families.family import Family, Fields
 from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
@@ -15,71 +14,24 @@ from worker.families.short_convolution import ShortConvolution
 from worker.models.native.unsupported import NotNative, require
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
-from worker.repository.config_fields import field_value
+from worker.repository.config_fields import fields_of
 
-WHOLE = {
-    "intermediate_size": 1,
-    "head_dim": 1,
-    "sliding_window": 0,
-    "max_window_layers": 0,
-    "no_rope_layer_interval": 1,
-    "num_experts": 1,
-    "num_local_experts": 1,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 1,
-    "shared_intermediate_size": 1,
-    "shared_expert_intermediate_size": 1,
-    "decoder_sparse_step": 1,
-    "n_routed_experts": 1,
-    "n_shared_experts": 0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "rotary_dim": 1,
-    "top_k_experts": 1,
-    "num_kv_shared_layers": 0,
-    "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 1,
-}
-"""Fields that are whole numbers, with the least value of each."""
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
 HALF_VECTORS = WHOLE_VECTORS // 2
 """B and C of a group are convolved side by side."""
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
-NUMBERS = (
-    *EPSILONS,
-    "query_pre_attn_scalar",
-    "swiglu_alpha",
-    "swiglu_limit",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "routed_scaling_factor",
-)
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-BY_LAYER = ("no_rope_layers", "mlp_only_layers")
-_EXPERTS_ALONE = {"num_experts", "top_k_experts", "moe_intermediate_size"}
-"""Fields that a model without experts, of a type that may have them, may leave null."""
-MAY_BE_NULL = {
-    *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
-    *(*CAPS, *BY_LAYER),
-}
 
 
 def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     """The configuration of a model that validation.check accepts, with transformers' names and defaults.
 
-    Raises NotNative for a model that needs transformers, ModelFilesError for a value of a wrong type.
+    Raises NotNative for a model that needs transformers.
     """
     kind = config["model_type"]
     family = FAMILIES[kind]
     if not family.is_native:
         raise NotNative(f"{kind} has no meta model but transformers'")
-    absent = _EXPERTS_ALONE if family.experts is not None and not family.has_experts(config) else ()
-    fields = {name: field_value(config, family, name) for name in family.fields if name not in absent}
-    _check(fields, family)
+    fields = fields_of(config, family)
     for name in family.torch_numbers:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
     seeing = config.get("use_bidirectional_attention")
@@ -133,38 +85,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
         **recurrent,
-        **({} if absent else _experts(family, fields, layers)),
+        **(_experts(family, fields, layers) if family.has_experts(config) else {}),
     )
-
-
-def _check(fields: Fields, family: Family) -> None:
-    """Raise ModelFilesError for a number, or a list, of a wrong type."""
-    experts = family.experts
-    may_be_zero = (experts.count, experts.chosen) if experts is not None and experts.may_lack else ()
-    for name, value in fields.items():
-        if value is None and name in MAY_BE_NULL:
-            continue
-        if name in WHOLE:
-            least = 0 if name in may_be_zero else WHOLE[name]
-            fitting, wanted = _is_whole(value, least), f"a whole number from {least} on"
-        elif name in NUMBERS or name in CAPS:
-            fitting, wanted = _is_above_zero(value), "a number above 0"
-        else:
-            fitting, wanted = name not in BY_LAYER or _are_whole(value), "a list of whole numbers"
-        if not fitting:
-            raise ModelFilesError(f"config.json has {name} = {value!r}; {wanted} is needed.")
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_above_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
 def _heads_by_layer(config: dict[str, Any], family: Family, head_dim: int) -> list[SimpleNamespace]:
@@ -204,19 +126,12 @@ def _layer_types(config: dict[str, Any], family: Family, fields: Fields) -> list
     if family.layer_kinds is not None:
         return family.layer_kinds(config)
     layers = config["num_hidden_layers"]
-    rotated = fields.get("no_rope_layers")
-    if rotated is not None and len(rotated) < layers:
-        raise ModelFilesError(f"config.json has no_rope_layers = {rotated!r}; a list of {layers} is needed.")
     if "sliding_window" not in fields or not fields.get("use_sliding_window", True):
         return [FULL] * layers
     given, period = fields.get("layer_types"), fields.get("sliding_window_pattern", 1)
     if given is None:
-        require(_is_whole(period, 1), f"the pattern of its windows is {period!r}")
+        require(isinstance(period, int) and period > 0, f"the pattern of its windows is {period!r}")
         return [SLIDING if family.slides(fields, layer) else FULL for layer in range(layers)]
-    if not isinstance(given, list) or len(given) != layers:
-        raise ModelFilesError(f"config.json has layer_types = {given!r}; a list of {layers} is needed.")
-    strange = sorted({str(one) for one in given} - {SLIDING, FULL})
-    require(not strange, f"it has layers of type {', '.join(strange)}")
     return given
 
 
@@ -256,10 +171,9 @@ def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
-    """The fields of a mixture of experts; none for another model. `expert_layers` are those that have one."""
+    """The fields of a mixture of experts; none where it has 0 of them. `expert_layers` are those that have one."""
     experts = family.experts
-    if experts is None:
-        return {}
+    assert experts is not None
     dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
     first = fields.get("first_k_dense_replace", 0)
     count, chosen = fields[experts.count], fields[experts.chosen]

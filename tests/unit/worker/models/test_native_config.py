@@ -17,6 +17,7 @@ from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
+from worker.repository import validation
 from worker.weights.sharding import ShardPlan
 
 NATIVE = sorted(name for name, family in FAMILIES.items() if family.is_native)
@@ -301,15 +302,15 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"mlp_only_layers": [0.5], "model_type": "qwen3_moe"}, r"mlp_only_layers = \[0\.5\]; a list of whole"),
         ({"no_rope_layers": [1], "model_type": "smollm3"}, r"no_rope_layers = \[1\]; a list of 3"),
         ({"intermediate_size": "90"}, "intermediate_size = '90'"),
-        ({"intermediate_size": None}, "intermediate_size = None"),
+        ({"intermediate_size": None}, "intermediate_size = null; remove"),
         ({"head_dim": 0}, "head_dim = 0"),
         ({"rms_norm_eps": True}, "rms_norm_eps = True"),
-        ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "a list of 3 is needed"),
+        ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "a list of num_hidden_layers = 3 kinds"),
     ],
 )
 def test_values_of_a_wrong_type(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFilesError, match=message):
-        native_config(config_json("qwen3", **changes))
+        validation.check(config_json("qwen3", **changes), 1)
 
 
 def test_a_rotary_parameter_that_is_missing() -> None:
