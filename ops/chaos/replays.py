@@ -44,7 +44,7 @@ def noting(folder: Path) -> Sabotage:
         "leaders note hashes of their logits",
         "worker.sampling.step_sampler",
         f"""
-import array, hashlib, os
+import array, hashlib, numpy, os
 begin, files = module.StepSampler.begin, {{}}
 
 def digest(data):
@@ -56,7 +56,7 @@ def noted(sampler, rows, forward):
         files[pid] = open(os.path.join({str(folder)!r}, f"{{pid}}.logits"), "a", buffering=1)
     for row, logits in zip(rows, forward.logits):
         context = array.array("i", [*row.prompt, *row.output, *row.guessed])
-        words = digest(context.tobytes()), digest(logits.numpy().tobytes()), str(len(row.guessed))
+        words = digest(context.tobytes()), digest(numpy.asarray(logits).tobytes()), str(len(row.guessed))
         files[pid].write(" ".join(words) + "\\n")
     return begin(sampler, rows, forward)
 

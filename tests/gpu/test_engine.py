@@ -18,8 +18,9 @@ from worker.families.registry import FAMILIES
 from worker.kv.stores import store_for
 from worker.models.batch import Row
 from worker.models.loading import load
-from worker.sampling.sampler import Sampler, SamplingRow
+from worker.sampling.sampler import SamplingRow
 from worker.sampling.step_sampler import StepSampler
+from worker.sampling.tensor_sampler import TensorSampler
 from worker.scheduling.sequence import Sequence
 
 Checkpoint = Callable[[str], Path]
@@ -107,6 +108,6 @@ def test_drawn_tokens_are_the_cpus() -> None:
         )
         for seed in range(64)
     ]
-    launched = Sampler().launch(logits.to(DEVICE), rows)
+    launched = TensorSampler().launch(logits.to(DEVICE), rows)
     assert launched is not None
-    assert launched.tolist() == [sampled.token for sampled in Sampler().sample(logits, rows)]
+    assert launched.tolist() == [sampled.token for sampled in TensorSampler().sample(logits, rows)]

@@ -25,7 +25,8 @@ from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
 from worker.models.batch import Row, flatten
-from worker.models.served import BestTokens, ServedModel
+from worker.models.served import ServedModel
+from worker.native.library import Threads
 
 NO_TOKEN = -1
 """Broadcast by rank 0 for a row that could not be sampled."""
@@ -41,8 +42,8 @@ class Forward:
     sids: list[int]
     logits: Tensor
     scores: PromptScores = field(default_factory=PromptScores)
-    best_tokens: BestTokens | None = None
-    """Finds the largest logits of all rows in one read of them; None where torch does."""
+    threads: Threads | None = None
+    """Those of the model, which sample what they have computed; None where torch does both."""
 
 
 class Engine:
@@ -425,7 +426,7 @@ class Step:
         self.forwards += 1
         self._sids = [row.sid for row in self._rows for _ in range(row.samples)]
         self._owes_tokens = bool(self._sids)
-        return Forward(self._sids, logits, scores, engine.model.best_tokens)
+        return Forward(self._sids, logits, scores, engine.model.threads)
 
     def run_ahead(self, tokens: Tensor | None) -> None:
         """The forward's tokens (rows) are on the device and not here yet: launch the next decode step with them, on a

@@ -24,7 +24,7 @@ def describe(model: ServedModel) -> RankBackend:
 
 
 def _cpu(model: ServedModel) -> list[str]:
-    """torch samples, and has a part in every model: an embedding, an image tower, the whole forward."""
+    """torch has a part in every model: an embedding, an image tower, the whole forward with its sampling."""
     threads = next((part.threads for part in model.parts() if isinstance(part, NativeLinear)), None)
     found = [] if threads is None else [threads.kernels]
     found.append(f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}")

@@ -21,15 +21,13 @@ from worker.models.experts import are_in_model
 from worker.models.native.forward import native_forward
 from worker.models.pooled.pooler import Pooler
 from worker.models.vision.rotary import SectionedRotary
+from worker.native.library import Threads
 
 if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports transformers
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
-
-BestTokens = Callable[[Tensor], list[int]]
-"""Logits (rows, vocabulary) → the index of the largest of each row, the lowest of equals, or NOT_FINITE."""
 
 Hear = Callable[[Tensor, int], None]
 """(logits (count, vocabulary), index of the first among the batch's scored positions). It must not raise: the other
@@ -81,9 +79,9 @@ class ServedModel:
         return self.is_native and self._link.collective.batch_invariant
 
     @property
-    def best_tokens(self) -> BestTokens | None:
-        """None where torch runs the forward: the logits may be on a device."""
-        return None if self._native is None else self._native.best_tokens
+    def threads(self) -> Threads | None:
+        """Those of the forward in C++; None where torch runs it: the logits may be on a device."""
+        return None if self._native is None else self._native.threads
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Of the last forward's guesses the first ones were right, so many by sequence: recurrent states advance over

@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterable
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 from worker.native import compiled
 from worker.native.host import SOURCE, SWITCH
@@ -84,14 +84,15 @@ def _declare_steps(loaded: ctypes.CDLL) -> None:
     loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
     loaded.furrow_step.argtypes = [address] * 4
     loaded.furrow_best.argtypes, loaded.furrow_best.restype = [address, address, number, number, number, address], None
+    loaded.furrow_sample.argtypes, loaded.furrow_sample.restype = [address, address, number], None
     loaded.furrow_guessed_floats.argtypes, loaded.furrow_guessed_floats.restype = [address, number], number
     loaded.furrow_replay_room.argtypes, loaded.furrow_replay_room.restype = [address] * 3, number
     loaded.furrow_replay.argtypes, loaded.furrow_replay.restype = [address] * 4, None
     loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
 
 
-NOT_FINITE = -1
-"""In place of a token (best.h)."""
+NOT_FINITE, NO_TOKEN_LEFT = -1, -2
+"""In place of a token (best.h, sample.h)."""
 
 
 class Threads:
@@ -120,6 +121,10 @@ class Threads:
         tokens = (c_int64 * rows)()
         self.library.furrow_best(self.address, logits, rows, stride, vocabulary, tokens)
         return list(tokens)
+
+    def sample(self, rows: ctypes.Array[Sampled]) -> None:
+        """Set the results of `rows`, each by one thread."""
+        self.library.furrow_sample(self.address, rows, len(rows))
 
     def number(self, kind: str) -> int:
         """The number in the library of the kind with this name (KINDS). Raises KindMissing."""
@@ -305,6 +310,41 @@ class Model(ctypes.Structure):
         ("logit_scale", c_float),
         ("last", Norm),
         ("head", Linear),
+    ]
+
+
+class Sampled(ctypes.Structure):
+    """A row to sample, with its results (sample.h)."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        ("vocabulary", c_int64),
+        ("context", c_void_p),
+        ("output", c_void_p),
+        ("biased", c_void_p),
+        ("forbidden", c_void_p),
+        ("context_count", c_int64),
+        ("output_count", c_int64),
+        ("bias_count", c_int64),
+        ("forbidden_count", c_int64),
+        ("biases", c_void_p),
+        ("allowed", c_void_p),
+        ("allowed_bytes", c_int64),
+        ("key", c_uint64),
+        ("temperature", c_float),
+        ("repetition", c_float),
+        ("presence", c_float),
+        ("frequency", c_float),
+        ("top_p", c_double),
+        ("min_p", c_double),
+        ("typical_p", c_double),
+        ("top_k", c_int64),
+        ("forced", c_int64),
+        ("ranked", c_int64),
+        ("ranks", c_void_p),
+        ("rankings", c_void_p),
+        ("token", c_int64),
+        ("logprob", c_float),
     ]
 
 

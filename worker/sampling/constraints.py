@@ -11,8 +11,8 @@ from itertools import chain
 
 import numpy as np
 import structlog
-import torch
 from llguidance import LLExecutor
+from numpy.typing import NDArray
 
 from control.messages import ReasoningBudget
 from control.text.text import Decode
@@ -36,7 +36,7 @@ _BEFORE_OPENING = 8
 class TokenConstraints:
     """Constraints on the next tokens of a step's rows, by index; empty in most steps."""
 
-    allowed: dict[int, torch.Tensor] = field(default_factory=dict[int, torch.Tensor])
+    allowed: dict[int, NDArray[np.uint8]] = field(default_factory=dict[int, NDArray[np.uint8]])
     """Tokens that grammars allow."""
     forbidden: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Tokens that bad words forbid."""
@@ -83,7 +83,7 @@ class Constraints:
         return TokenConstraints(allowed, self._bad_words.forbidden(rows), fitting)
 
 
-def _allows(bits: torch.Tensor, token: int) -> bool:
+def _allows(bits: NDArray[np.uint8], token: int) -> bool:
     return bool(bits[token >> 3] >> (token & 7) & 1)
 
 
@@ -94,7 +94,7 @@ class Masks:
         self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)) // 2)
         self._executor: LLExecutor | None = None
 
-    def fill(self, rows: list[Sequence]) -> dict[int, torch.Tensor]:
+    def fill(self, rows: list[Sequence]) -> dict[int, NDArray[np.uint8]]:
         """By index, the bits [ceil(vocabulary / 8)] uint8 of each row that has a grammar, lowest of a byte first. A row
         whose constraint has failed, perhaps only here, is left out: it must not be sampled."""
         bound = [(place, row.constraint) for place, row in enumerate(rows) if row.constraint is not None]
@@ -114,8 +114,7 @@ class Masks:
         for index, (_, constraint) in enumerate(chosen):
             if not constraint.failure:
                 constraint.finish(bits[index])
-        whole = torch.from_numpy(bits)
-        return {place: whole[index] for index, (place, constraint) in enumerate(chosen) if not constraint.failure}
+        return {place: bits[index] for index, (place, constraint) in enumerate(chosen) if not constraint.failure}
 
 
 class BadWords:

@@ -1,29 +1,28 @@
 """From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
 
 The order is transformers': logit_bias, repetition, presence and frequency penalties, bad words, min_tokens, the
-grammar, then temperature, top_k, top_p, min_p, typical_p. The draw is an argmax of logits plus Gumbel noise. Log
-probabilities are those of the raw logits, as OpenAI and vLLM report them.
+grammar, then temperature, top_k, top_p, min_p, typical_p. The draw is an argmax of logits plus Gumbel noise, whose bits
+are a number for each (seed, choice, position, token). Log probabilities are those of the raw logits, as OpenAI and vLLM
+report them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from control.messages import Sampling, TokenLogprobs
-from worker.engine.transfer import sent
-from worker.native.library import NOT_FINITE
-from worker.sampling import filters
-from worker.sampling.noise import gumbel, noise_bits, row_key
+from worker.native import library
+from worker.native.library import NO_TOKEN_LEFT, Threads
+from worker.sampling.noise import row_key
 
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
-_HEAD = 1024
-"""Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
-_FINALISTS = 16
-"""Tokens whose score is computed in float64; the winner is among them unless as many lie within 1e-5 of each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,9 @@ class SamplingRow:
     """The tokens with which a bad word would be complete."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
-    allowed: torch.Tensor | None = None
-    """The tokens that its grammar allows, [ceil(vocabulary / 8)] uint8 on the host; at least one bit is set."""
+    allowed: NDArray[np.uint8] | None = None
+    """The tokens that its grammar allows, [ceil(vocabulary / 8)], a bit for each, the lowest of a byte first; at least
+    one is set."""
 
     @property
     def greedy(self) -> bool:
@@ -64,6 +64,11 @@ class SamplingRow:
         repeats = self.sampling.repetition_penalty != 1
         changed = self.sampling.logit_bias or repeats or self.penalised or self.forbidden or self.must_go_on
         return self.greedy and self.allowed is None and not changed
+
+    @property
+    def ranks(self) -> bool:
+        """True if log probabilities are wanted."""
+        return self.sampling.logprobs is not None
 
     @property
     def immediate(self) -> bool:
@@ -91,209 +96,106 @@ class Sampled:
 
 
 class Sampler:
-    """Samples all rows of a step. It keeps no state between steps, not even a random generator's."""
+    """Samples all rows of a step in C++, each by one of the model's threads (sample.h). It keeps no state between
+    steps, not even a random generator's."""
 
-    def launch(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor | None:
-        """The tokens of `sample`, [rows] on the device of `logits`, NOT_FINITE where these are not finite, without a
-        wait. None if a row needs more than an argmax."""
-        if not all(row.immediate for row in rows):
-            return None
-        drawn = [index for index, row in enumerate(rows) if not row.greedy]
-        possible = logits
-        if any(row.allowed is not None for row in rows):
-            _allow(possible := logits.clone(), rows)
-        tokens = possible.argmax(dim=-1)
-        if drawn:
-            where = sent(drawn, torch.int64, logits.device)
-            scaled = possible if len(drawn) == len(rows) else possible.index_select(0, where)
-            tokens.index_copy_(0, where, _draw_from_all(scaled, [rows[index] for index in drawn]))
-        return tokens.where(logits.isfinite().all(dim=-1), NOT_FINITE)
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow], best: list[int] | None = None) -> list[Sampled]:
-        """One token for each row of `logits` [rows, vocabulary] (float32 or float64, finite; not changed). `best` are
-        their argmaxima where the caller has them."""
+    def sample(
+        self, logits: NDArray[np.float32], rows: Sequence[SamplingRow], best: list[int] | None = None
+    ) -> list[Sampled]:
+        """One token for each row of `logits` [rows, vocabulary] (finite; not changed). `best` are their argmaxima where
+        the caller has them. Raises NoTokenLeft."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
-        tokens = [0] * len(rows)
-        if best is not None:
-            tokens = list(best)
-        elif any(row.plain for row in rows):
-            tokens = logits.argmax(dim=-1).tolist()
-        others = [index for index, row in enumerate(rows) if not row.plain]
+        if best is None:
+            best = self._threads.best_tokens(*host_rows(logits))
+        sampled = [Sampled(token) for token in best]
+        others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
-            adjusted = _adjust(logits[others], [rows[index] for index in others])
-            for index, token in zip(others, _choose(adjusted, [rows[index] for index in others]), strict=True):
-                tokens[index] = token
-        tokens = [token if row.forced is None else row.forced for token, row in zip(tokens, rows, strict=True)]
-        logprobs = _logprobs(logits, rows, tokens)
-        return [Sampled(token, logprobs.get(index)) for index, token in enumerate(tokens)]
+            address, _, stride, vocabulary = host_rows(logits)
+            structs, kept = (library.Sampled * len(others))(), list[Any]()
+            for index, struct in zip(others, structs, strict=True):
+                struct.logits, struct.vocabulary = address + 4 * stride * index, vocabulary
+                kept.append(_fill(struct, rows[index]))
+            self._threads.sample(structs)
+            for index, struct, (ranks, rankings, *_) in zip(others, structs, kept, strict=True):
+                if struct.token == NO_TOKEN_LEFT:
+                    raise NoTokenLeft
+                sampled[index] = _result(struct, ranks, rankings)
+        return sampled
 
 
-def _on(
-    logits: torch.Tensor,
-    rows: Sequence[SamplingRow],
-    wants: Callable[[SamplingRow], bool],
-    change: Callable[[torch.Tensor, list[SamplingRow]], torch.Tensor],
-) -> None:
-    chosen = [index for index, row in enumerate(rows) if wants(row)]
-    if chosen:
-        logits[chosen] = change(logits[chosen], [rows[index] for index in chosen])
+def host_rows(logits: NDArray[np.float32]) -> tuple[int, int, int, int]:
+    """Address, number, stride in numbers, and width of the rows of a matrix, each of which lies in one piece."""
+    assert logits.dtype == np.float32 and (logits.size == 0 or logits.shape[1] == 1 or logits.strides[1] == 4)
+    return logits.ctypes.data, logits.shape[0], logits.strides[0] // 4, logits.shape[1]
 
 
-def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Apply bias, penalties and masks, for greedy and drawn rows alike; `logits` are the caller's to change."""
-    _on(
-        logits,
-        rows,
-        lambda row: bool(row.sampling.logit_bias),
-        lambda part, its: filters.add_bias(part, [row.sampling.logit_bias for row in its]),
+def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
+    """Set what C++ reads of a row. The arrays must live as long: the first two get its best tokens, and their log
+    probabilities."""
+    sampling = row.sampling
+    ranked = -1 if sampling.logprobs is None else min(sampling.logprobs, struct.vocabulary)
+    kept: list[NDArray[Any]] = [np.empty(max(ranked, 0), np.int64), np.empty(max(ranked, 0), np.float32)]
+
+    def place(values: Iterable[float], dtype: type = np.int64) -> tuple[int, int]:
+        kept.append(np.array(list(values), dtype))
+        return kept[-1].ctypes.data, len(kept[-1])
+
+    struct.ranked, struct.ranks, struct.rankings = ranked, kept[0].ctypes.data, kept[1].ctypes.data
+    struct.forced = -1 if row.forced is None else row.forced
+    struct.temperature = 0.0 if row.greedy else sampling.temperature
+    struct.top_k, struct.top_p = sampling.top_k, sampling.top_p
+    struct.min_p, struct.typical_p = sampling.min_p, sampling.typical_p
+    struct.repetition = sampling.repetition_penalty
+    struct.presence, struct.frequency = sampling.presence_penalty, sampling.frequency_penalty
+    struct.key = row_key(row.seed, row.choice, row.position)
+    if sampling.logit_bias:
+        struct.biased, struct.bias_count = place(sampling.logit_bias)
+        struct.biases, _ = place(sampling.logit_bias.values(), np.float32)
+    if sampling.repetition_penalty != 1:
+        struct.context, struct.context_count = place([*row.prompt, *row.output, *row.guessed])
+    if row.penalised:
+        struct.output, struct.output_count = place([*row.output, *row.guessed])
+    if row.forbidden or row.must_go_on:
+        stops = sampling.stop_ids if row.must_go_on else ()
+        struct.forbidden, struct.forbidden_count = place([*row.forbidden, *stops])
+    if row.allowed is not None:
+        kept.append(row.allowed)
+        struct.allowed, struct.allowed_bytes = row.allowed.ctypes.data, len(row.allowed)
+    return kept
+
+
+def _result(struct: library.Sampled, ranks: NDArray[np.int64], rankings: NDArray[np.float32]) -> Sampled:
+    if struct.ranked < 0:
+        return Sampled(struct.token)
+    best = list(zip(ranks.tolist(), rankings.tolist(), strict=True))
+    return Sampled(struct.token, TokenLogprobs(struct.logprob, best))
+
+
+class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of a row with NaN or infinity. The last three are over its finite values, None if there are none."""
+
+    len: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    finite_min: float | None
+    max: float | None
+    mean: float | None
+
+
+def describe(row: NDArray[Any]) -> LogitsHealth:
+    """The statistics of one row of logits."""
+    finite = row[np.isfinite(row)].astype(np.float64)
+    return LogitsHealth(
+        len=row.size,
+        nan=int(np.isnan(row).sum()),
+        pos_inf=int(np.isposinf(row).sum()),
+        neg_inf=int(np.isneginf(row).sum()),
+        finite_min=float(finite.min()) if finite.size else None,
+        max=float(finite.max()) if finite.size else None,
+        mean=float(finite.mean()) if finite.size else None,
     )
-    _on(
-        logits,
-        rows,
-        lambda row: row.sampling.repetition_penalty != 1,
-        lambda part, its: filters.penalise_repetition(
-            part,
-            filters.column((row.sampling.repetition_penalty for row in its), part),
-            [[*row.prompt, *row.output, *row.guessed] for row in its],
-        ),
-    )
-    _on(
-        logits,
-        rows,
-        lambda row: row.penalised,
-        lambda part, its: filters.penalise_presence_and_frequency(
-            part,
-            filters.column((row.sampling.presence_penalty for row in its), part),
-            filters.column((row.sampling.frequency_penalty for row in its), part),
-            [[*row.output, *row.guessed] for row in its],
-        ),
-    )
-    _on(
-        logits,
-        rows,
-        lambda row: bool(row.forbidden),
-        lambda part, its: filters.remove(part, [row.forbidden for row in its]),
-    )
-    _on(
-        logits,
-        rows,
-        lambda row: row.must_go_on,
-        lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
-    )
-    _allow(logits, rows)
-    _check_possible(logits, rows)
-    return logits
-
-
-def _check_possible(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Raise NoTokenLeft where bad words forbid every token that is possible otherwise."""
-    checked = [index for index, row in enumerate(rows) if row.forbidden]
-    if checked and bool((logits[checked].amax(dim=-1) == filters.REMOVED).any()):
-        raise NoTokenLeft
-
-
-def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Leave constrained rows only what their grammars allow, in place; nothing is waited for."""
-    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
-    if masks:
-        filters.keep_allowed(logits, list(masks), list(masks.values()))
-
-
-def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Argmax for greedy rows, a draw for the others, each kind of row together."""
-    tokens = [0] * len(rows)
-    kinds: dict[_Choose, list[int]] = {}
-    for index, row in enumerate(rows):
-        kinds.setdefault(_kind(row), []).append(index)
-    for choose, indices in kinds.items():
-        part = logits if len(indices) == len(rows) else logits[indices]
-        chosen = choose(part, [rows[index] for index in indices])
-        for index, token in zip(indices, chosen.tolist(), strict=True):
-            tokens[index] = token
-    return tokens
-
-
-_Choose = Callable[[torch.Tensor, Sequence[SamplingRow]], torch.Tensor]
-"""Chooses tokens [rows] from adjusted logits [rows, vocabulary]."""
-
-
-def _kind(row: SamplingRow) -> _Choose:
-    if row.greedy:
-        return _choose_best
-    if row.sampling.top_k > 0:
-        return _draw_from_top_k
-    return _draw_from_top_p if row.sampling.top_p < 1 else _draw_from_all
-
-
-def _choose_best(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    return logits.argmax(dim=-1)
-
-
-def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    return _draw(_apply_temperature(logits, rows), ids.expand_as(logits), rows)
-
-
-def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    values, ids = filters.keep_top_k(_apply_temperature(logits, rows), [row.sampling.top_k for row in rows])
-    # In float64 what follows does not depend on how many columns a neighbour's top_k brought along.
-    values = values.to(torch.float64)
-    if any(row.sampling.top_p < 1 for row in rows):
-        values = filters.keep_top_p(values, _top_p(values, rows), values.logsumexp(dim=-1, keepdim=True))
-    return _draw(values, ids, rows)
-
-
-def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    scaled = _apply_temperature(logits, rows).to(torch.float64)
-    total, top_p = scaled.logsumexp(dim=-1, keepdim=True), _top_p(scaled, rows)
-    values, ids = scaled.topk(min(_HEAD, scaled.shape[-1]), dim=-1)
-    flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
-    tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
-    if flat:
-        values, ids = scaled[flat].sort(dim=-1, descending=True)
-        kept = filters.keep_top_p(values, top_p[flat], total[flat])
-        tokens[flat] = _draw(kept, ids, [rows[index] for index in flat])
-    return tokens
-
-
-def _apply_temperature(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    return logits / filters.column((row.sampling.temperature for row in rows), logits)
-
-
-def _top_p(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    # Rounding may lift a sum of probabilities above 1, so a row that wants no top_p gets one out of reach.
-    return filters.column((row.sampling.top_p if row.sampling.top_p < 1 else 2.0 for row in rows), values)
-
-
-def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """One of `ids` for each row, by probabilities softmax(values)."""
-    if any(row.sampling.min_p > 0 for row in rows):
-        values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
-    if typical := [index for index, row in enumerate(rows) if row.sampling.typical_p < 1]:
-        mass = filters.column((rows[index].sampling.typical_p for index in typical), values)
-        values[typical] = filters.keep_typical(values[typical], mass)
-    keys = [row_key(row.seed, row.choice, row.position) for row in rows]
-    bits = noise_bits(sent(keys, torch.int64, ids.device)[:, None], ids)
-    if ids.shape[-1] > _FINALISTS:
-        rough = values.to(torch.float32) + gumbel(bits, torch.float32)
-        finalists = rough.topk(_FINALISTS, dim=-1).indices
-        values, ids, bits = (each.gather(-1, finalists) for each in (values, ids, bits))
-    winner = (values.to(torch.float64) + gumbel(bits)).argmax(dim=-1, keepdim=True)
-    return ids.gather(-1, winner)[:, 0]
-
-
-def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:
-    """Log probabilities by row index, of those rows that want them."""
-    wanted = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
-    if not wanted:
-        return {}
-    indices = list(wanted)
-    logarithms = logits[indices].log_softmax(dim=-1)
-    chosen = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
-    best = logarithms.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
-    rows_of = zip(wanted.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
-    return {
-        index: TokenLogprobs(own, list(zip(ids[:count], values[:count], strict=True)))
-        for (index, count), own, ids, values in rows_of
-    }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import msgspec
+import numpy as np
 import structlog
-import torch
+from numpy.typing import NDArray
 
 from control.messages import TokenLogprobs
 from control.text.text import Decode
 from worker.engine.step import NO_TOKEN, REJECTED, Forward
+from worker.native.library import NOT_FINITE, Threads
 from worker.sampling.constraints import Constraints, TokenConstraints
-from worker.sampling.sampler import NOT_FINITE, NoTokenLeft, Sampler, SamplingRow
+from worker.sampling.sampler import LogitsHealth, NoTokenLeft, Sampled, Sampler, SamplingRow, describe, host_rows
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -38,7 +40,6 @@ class StepTokens:
 class StepSampler:
     def __init__(self, on_device: bool | None = None, decode: Decode | None = None) -> None:
         """`decode` finds the marks of a reasoning that are no tokens of their own."""
-        self._sampler = Sampler()
         self._constraints = Constraints(decode)
         self.on_device = on_device
         """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
@@ -50,72 +51,109 @@ class StepSampler:
         if forward.sids != sids:
             raise ValueError(f"the engine samples rows {forward.sids}, the plan {sids}")
         if self.on_device is None:
-            self.on_device = forward.logits.is_cuda
+            self.on_device = forward.threads is None and forward.logits.is_cuda
         # Where the forward runs on a GPU still, filling the masks costs no time.
         constraints, failed = self._constraints.of(rows)
-        pending = PendingTokens(self._sampler, rows, forward, constraints, failed)
+        pending = PendingTokens(rows, self._logits_of(forward), constraints, failed)
         if self.on_device:
             pending.launch()
         return pending
+
+    @staticmethod
+    def _logits_of(forward: Forward) -> StepLogits:
+        if forward.threads is not None:
+            return HostLogits(forward.logits, forward.threads)
+        from worker.sampling.tensor_sampler import TensorLogits  # only where torch runs the forward
+
+        return TensorLogits(forward.logits)
+
+
+class StepLogits(Protocol):
+    """The logits of a forward's rows, and the way to sample them."""
+
+    on_device: Any
+    """The tokens where only the device has them: the next step can be launched with them before they have arrived."""
+
+    def launch(self, rows: list[SamplingRow]) -> None:
+        """Launch the sampling of all rows on the device; nothing where a row needs another way."""
+        ...
+
+    def arrived(self) -> list[int] | None:
+        """The tokens that were launched, once the host has them; None if none were."""
+        ...
+
+    def inspect(self) -> dict[int, LogitsHealth]:
+        """Reports of those rows that are not finite throughout, by row index."""
+        ...
+
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+        """A token for each of the rows `indices`. Raises NoTokenLeft."""
+        ...
+
+
+class HostLogits:
+    """Float32 logits [rows, vocabulary] in the host's memory, which the model's threads sample."""
+
+    on_device = None
+
+    def __init__(self, logits: Any, threads: Threads) -> None:
+        self._logits: NDArray[np.float32] = logits if isinstance(logits, np.ndarray) else logits.numpy()
+        self._sampler, self._threads = Sampler(threads), threads
+        self._best: list[int] = []
+
+    def launch(self, rows: list[SamplingRow]) -> None:
+        """Do nothing: they are sampled at once."""
+
+    def arrived(self) -> None:
+        return None
+
+    def inspect(self) -> dict[int, LogitsHealth]:
+        """One read finds the most probable tokens too."""
+        self._best = self._threads.best_tokens(*host_rows(self._logits))
+        return {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
+
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+        whole = len(indices) == len(self._logits)
+        return self._sampler.sample(
+            self._logits if whole else self._logits[indices], rows, [self._best[index] for index in indices]
+        )
 
 
 class PendingTokens:
     """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
 
     def __init__(
-        self,
-        sampler: Sampler,
-        rows: list[Sequence],
-        forward: Forward,
-        constraints: TokenConstraints,
-        failed: Set[int] = frozenset(),
+        self, rows: list[Sequence], logits: StepLogits, constraints: TokenConstraints, failed: Set[int] = frozenset()
     ) -> None:
         """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
-        self._sampler = sampler
-        self._rows = rows
-        self._logits = forward.logits
-        self._best_tokens = forward.best_tokens
-        self._best: list[int] | None = None
-        """The most probable token of each row, where it was looked for."""
-        self._constraints = constraints
+        self._rows, self._logits, self._constraints = rows, logits, constraints
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
         for index in failed - self._unfit:
             self._unfit.add(index)
             self._fail(index, NOT_SAMPLED)
-        self._arriving: torch.Tensor | None = None
-        self._arrived: torch.cuda.Event | None = None
-        self.on_device: torch.Tensor | None = None
+
+    @property
+    def on_device(self) -> Any:
         """The tokens where only the device has them: the next step can be launched with them before `wait`."""
+        return self._logits.on_device
 
     def launch(self) -> None:
         """Launch the sampling of all rows on the device; nothing where a row needs another way."""
         if not self._rows or self._unfit:
             return
         try:
-            launched = self._sampler.launch(self._logits, self._sampling_rows(range(len(self._rows))))
+            self._logits.launch(self._sampling_rows(range(len(self._rows))))
         except Exception:
             log.exception("could not sample a step at once", action="sample")
-            return
-        if launched is None:
-            return
-        # The copy goes before whatever is launched next, and only the copy is waited for.
-        self._arriving = launched.to("cpu", non_blocking=True)
-        if launched.is_cuda:
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        self.on_device = launched
 
     def wait(self) -> StepTokens:
         """The tokens, once the host has them. Rows that were not launched, or are sick, are sampled here."""
-        if self._arriving is not None:
-            if self._arrived is not None:
-                self._arrived.synchronize()
-            tokens: list[int] = self._arriving.tolist()
-            if NOT_FINITE not in tokens:
-                self._outcome.ids = tokens
-                self._reject()
-                return self._outcome
+        tokens = self._logits.arrived()
+        if tokens is not None and NOT_FINITE not in tokens:
+            self._outcome.ids = tokens
+            self._reject()
+            return self._outcome
         if self._rows:
             self._sample_here()
             self._reject()
@@ -131,11 +169,7 @@ class PendingTokens:
 
     def _sample_here(self) -> None:
         """Sample the rows with as many waits for the device as they need."""
-        if self._best_tokens is None:
-            sick = inspect(self._logits)
-        else:
-            self._best = self._best_tokens(self._logits)
-            sick = {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
+        sick = self._logits.inspect()
         for index, report in sick.items():
             self._fail(index, f"the model produced logits that are not finite: {report}")
         healthy = [index for index in range(len(self._rows)) if index not in sick and index not in self._unfit]
@@ -169,9 +203,7 @@ class PendingTokens:
         return [token for index in indices for token in self._tokens([index])]
 
     def _sample(self, indices: list[int]) -> list[int]:
-        logits = self._logits if len(indices) == len(self._logits) else self._logits[indices]
-        best = None if self._best is None else [self._best[index] for index in indices]
-        sampled = self._sampler.sample(logits, self._sampling_rows(indices), best)
+        sampled = self._logits.sample(indices, self._sampling_rows(indices))
         for index, choice in zip(indices, sampled, strict=True):
             if choice.logprobs is not None:
                 self._outcome.logprobs[index] = choice.logprobs
@@ -201,37 +233,3 @@ class PendingTokens:
         row = self._rows[index]
         if not row.guessed:
             log.error("a row failed", rid=row.rid, choice=row.choice, error=why, action="sample")
-
-
-class LogitsHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of a row with NaN or infinity. The last three are over its finite values, None if there are none."""
-
-    len: int
-    nan: int
-    pos_inf: int
-    neg_inf: int
-    finite_min: float | None
-    max: float | None
-    mean: float | None
-
-
-def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
-    """Reports of those rows of raw logits [rows, vocabulary] that are not finite throughout, by row index. A healthy
-    batch costs one reduction, as a sum with NaN or infinity in it is not finite."""
-    suspects = (~logits.sum(dim=-1).isfinite()).nonzero()[:, 0].tolist()
-    # A sum of finite numbers may overflow, so the sum alone is no proof.
-    return {row: describe(logits[row]) for row in suspects if not bool(logits[row].isfinite().all())}
-
-
-def describe(row: torch.Tensor) -> LogitsHealth:
-    finite = row[row.isfinite()].to(torch.float64)
-    some = finite.numel() > 0
-    return LogitsHealth(
-        len=row.numel(),
-        nan=int(row.isnan().sum()),
-        pos_inf=int(row.isposinf().sum()),
-        neg_inf=int(row.isneginf().sum()),
-        finite_min=float(finite.min()) if some else None,
-        max=float(finite.max()) if some else None,
-        mean=float(finite.mean()) if some else None,
-    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import structlog
-import torch
-from torch import Tensor
 
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.step_sampler import StepTokens
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
+
+SHORTEST = 1e-12
+"""A vector that is shorter is divided by this length instead of its own."""
 
 
 class VectorSampler:
@@ -27,23 +31,24 @@ class VectorSampler:
 class PendingVectors:
     """The vectors (rows, dimensions) of one forward."""
 
-    on_device: Tensor | None = None
+    on_device = None
 
-    def __init__(self, rows: list[Sequence], vectors: Tensor) -> None:
+    def __init__(self, rows: list[Sequence], vectors: Any) -> None:
         self._rows, self._vectors = rows, vectors
 
     def wait(self) -> StepTokens:
         """The vectors as float32 bytes, cut and at length 1 again where that was asked for. A vector that is not finite
         ends its sequence alone."""
         outcome = StepTokens([0] * len(self._rows))
-        vectors = self._vectors.cpu()
+        vectors = self._vectors.cpu().numpy()
         for index, (row, vector) in enumerate(zip(self._rows, vectors, strict=True)):
-            if not bool(vector.isfinite().all()):
+            if not np.isfinite(vector).all():
                 log.error("a row failed", rid=row.rid, choice=row.choice, error="not finite", action="pool")
                 outcome.ids[index] = NO_TOKEN
                 outcome.failures[index] = "the model's numbers for this input are not finite"
                 continue
             if row.sampling.dimensions is not None:
-                vector = torch.nn.functional.normalize(vector[: row.sampling.dimensions], dim=-1)
-            outcome.vectors[index] = vector.to(torch.float32).numpy().astype("<f4").tobytes()
+                vector = vector[: row.sampling.dimensions]
+                vector = vector / max(np.linalg.norm(vector), SHORTEST)
+            outcome.vectors[index] = vector.astype("<f4").tobytes()
         return outcome

@@ -49,6 +49,10 @@ class NativeForward:
         self._head_alone.depth = 0
 
     @property
+    def threads(self) -> library.Threads:
+        return self._plan.threads
+
+    @property
     def progress(self) -> int:
         """A number that changes many times in each layer of a forward; for any thread."""
         return self._plan.threads.progress
@@ -87,10 +91,6 @@ class NativeForward:
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
-
-    def best_tokens(self, logits: Tensor) -> list[int]:
-        """The index of the largest of each row of whole logits, or `library.NOT_FINITE`."""
-        return best_tokens(self._plan.threads, logits)
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Of the last step's guesses so many were right, by sequence."""
@@ -173,12 +173,6 @@ class Guesses:
         if needed > self._room.numel():
             self._room = torch.empty(needed, dtype=torch.uint8)
         compiled.furrow_replay(pool, *what, self._room.data_ptr())
-
-
-def best_tokens(threads: library.Threads, logits: Tensor) -> list[int]:
-    """The index of the largest of each row of `logits` (rows, vocabulary) float32, or `library.NOT_FINITE`."""
-    assert logits.dtype == torch.float32 and (logits.shape[1] <= 1 or logits.stride(1) == 1)
-    return threads.best_tokens(logits.data_ptr(), logits.shape[0], logits.stride(0), logits.shape[1])
 
 
 def native_forward(

@@ -10,8 +10,13 @@ namespace furrow {
 
 constexpr int64_t NOT_FINITE = -1;  // in place of a token
 
-// The index of the largest of `count` logits, the lowest of equals; NOT_FINITE where one is NaN or infinity.
-inline int64_t best_token(const float* logits, int64_t count) {
+struct Best {
+  int64_t token;  // the lowest of equals
+  bool finite;    // none of the row is NaN or infinity
+};
+
+// The largest of `count` logits.
+inline Best best_of(const float* logits, int64_t count) {
   constexpr int64_t STRIP = 64 * LANES;  // in the first cache
   constexpr float NONE = -std::numeric_limits<float>::infinity();
   float best = NONE, rest = 0;
@@ -36,9 +41,9 @@ inline int64_t best_token(const float* logits, int64_t count) {
       strip = from;
     }
   }
-  if (!(sum(zeros) + rest == 0)) return NOT_FINITE;
-  while (logits[strip] != best) ++strip;
-  return strip;
+  const bool finite = sum(zeros) + rest == 0;
+  while (strip + 1 < count && logits[strip] != best) ++strip;
+  return {strip, finite};
 }
 
 }  // namespace furrow

@@ -2,11 +2,11 @@
 
 #include "packing.h"
 #ifndef FURROW_PRODUCTS_ONLY  // for tests that compile the products several times
-#include "best.h"
 #include "check/blocks.h"
 #include "check/forward.h"
 #include "quantize/quantize.h"
 #include "recurrent/replay.h"
+#include "sample.h"
 #include "step.h"
 #endif
 
@@ -83,7 +83,20 @@ int furrow_step(Pool* pool, const Model* model, const Batch* batch, char* room) 
 void furrow_best(Pool* pool, const float* logits, int64_t rows, int64_t stride, int64_t vocabulary, int64_t* tokens) {
   pool->run([=](Hand& hand) {
     hand.each(rows, 1, [&](int64_t from, int64_t to) {
-      for (int64_t row = from; row < to; ++row) tokens[row] = best_token(logits + row * stride, vocabulary);
+      for (int64_t row = from; row < to; ++row) {
+        const Best best = best_of(logits + row * stride, vocabulary);
+        tokens[row] = best.finite ? best.token : NOT_FINITE;
+      }
+    });
+  });
+}
+
+// A token for each of `count` rows.
+void furrow_sample(Pool* pool, Sampled* rows, int64_t count) {
+  pool->run([=](Hand& hand) {
+    hand.each(count, 1, [&](int64_t from, int64_t to) {
+      thread_local Sampler sampler;
+      for (int64_t row = from; row < to; ++row) sampler.sample(rows[row]);
     });
   });
 }

@@ -12,7 +12,7 @@ from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader.request import RunningRequest
-from worker.sampling import step_sampler as sampling_module
+from worker.sampling.tensor_sampler import TensorLogits
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher
 
@@ -21,17 +21,17 @@ def test_a_row_that_fails_ends_its_request_and_no_other(scene: LeaderScene, monk
     """Sick logits of one sequence: an error with the figures in its log, tokens for its neighbour, no poison."""
     scene.ask("whole", max_tokens=150)
     expected = scene.answer("whole")
-    real, healthy = sampling_module.inspect, [True]
+    real, healthy = TensorLogits.inspect, [True]
 
-    def inspect(logits: Any) -> Any:
-        if healthy and len(logits) == 2:
+    def inspect(rows: Any) -> Any:
+        if healthy and len(rows._logits) == 2:
             healthy.clear()
-            logits = logits.clone()
-            logits[0, 3] = float("nan")
-        return real(logits)
+            rows._logits = rows._logits.clone()
+            rows._logits[0, 3] = float("nan")
+        return real(rows)
 
     before = scene.epoch()
-    monkeypatch.setattr(sampling_module, "inspect", inspect)
+    monkeypatch.setattr(TensorLogits, "inspect", inspect)
     for rid in ("first", "second"):
         scene.ask(rid, max_tokens=150)
     assert expected in [scene.answer("first"), scene.answer("second")]

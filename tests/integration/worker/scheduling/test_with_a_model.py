@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,8 @@ from worker.leader.group import generate_step
 from worker.models.loading import load
 from worker.models.served import ServedModel
 from worker.native.library import load_library
-from worker.sampling.sampler import Sampler, SamplingRow
+from worker.sampling.sampler import SamplingRow
+from worker.sampling.tensor_sampler import TensorSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 
@@ -88,7 +90,7 @@ def generate(
         whole_images=engine.images is not None and engine.images.whole,
     )
     coming = list(sequences)
-    sampler, seq = Sampler(), 0
+    sampler, seq = TensorSampler(), 0
     while (scheduler.has_work or coming) and seq < steps:
         while coming and seq >= every * (len(sequences) - len(coming)):
             scheduler.add(coming.pop(0))
@@ -101,7 +103,8 @@ def generate(
         with engine.step(command) as step:
             forward = step.forward()
             assert forward.sids == plan.sampled
-            tokens = [one.token for one in sampler.sample(forward.logits, [row(sequence) for sequence in planned])]
+            logits = torch.as_tensor(np.asarray(forward.logits))
+            tokens = [one.token for one in sampler.sample(logits, [row(sequence) for sequence in planned])]
             step.agree(tokens)
         scheduler.update(plan, dict(zip(plan.sampled, tokens, strict=True)))
         for sequence in planned:

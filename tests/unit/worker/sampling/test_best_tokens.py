@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
 from tests.unit.worker.sampling.test_step_sampler import rows
 from worker.engine.step import NO_TOKEN, Forward
 from worker.models.layers.linear import threads_here
-from worker.models.native.forward import best_tokens
 from worker.native.library import NOT_FINITE, Threads
+from worker.sampling.sampler import host_rows
 from worker.sampling.step_sampler import StepSampler
 
 
@@ -21,6 +19,10 @@ def threads() -> Threads:
     if threads is None:
         pytest.skip("no compiler")
     return threads
+
+
+def best_tokens(threads: Threads, logits: torch.Tensor) -> list[int]:
+    return threads.best_tokens(*host_rows(logits.numpy()))
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 16, 1024, 1025, 4111])
@@ -48,13 +50,14 @@ def test_a_row_that_is_not_finite(threads: Threads, value: float, place: int) ->
 
 
 def test_a_step_reports_the_sick_row_alone(threads: Threads) -> None:
-    """Rows that have more than an argmax, and log probabilities, get what they get without the library."""
+    """Rows that have more than an argmax, and log probabilities, get what they get from torch."""
     batch = [rows(1)[0], *rows(2)[1:], *rows(3, temperature=1.0, logprobs=2)[2:]]
     logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(1))
     sids = [row.sid for row in batch]
     alone = StepSampler().begin(batch, Forward(sids, logits)).wait()
     logits[1, 7] = float("nan")
-    tokens = StepSampler().begin(batch, Forward(sids, logits, best_tokens=partial(best_tokens, threads))).wait()
+    tokens = StepSampler().begin(batch, Forward(sids, logits, threads=threads)).wait()
     assert tokens.ids == [alone.ids[0], NO_TOKEN, alone.ids[2]]
-    assert tokens.logprobs == alone.logprobs
+    assert tokens.logprobs[2].chosen == pytest.approx(alone.logprobs[2].chosen, abs=1e-6)
+    assert [token for token, _ in tokens.logprobs[2].top] == [token for token, _ in alone.logprobs[2].top]
     assert set(tokens.failures) == {1} and "nan=1" in tokens.failures[1]

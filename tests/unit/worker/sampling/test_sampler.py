@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,11 +15,28 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from control.messages import Sampling
-from worker.sampling.noise import gumbel, noise_bits, row_key
-from worker.sampling.sampler import NoTokenLeft, Sampler, SamplingRow
+from worker.models.layers.linear import threads_here
+from worker.sampling.noise import row_key
+from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
+from worker.sampling.tensor_noise import gumbel, key_column, noise_bits
+from worker.sampling.tensor_sampler import TensorSampler
 
 VOCABULARY = 200
 PROMISED = [126, 179, 199, 135, 173, 104]
+
+
+Sample = Callable[[torch.Tensor, list[SamplingRow]], list[Sampled]]
+
+
+@pytest.fixture(scope="module", params=["torch", "C++"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Tokens for rows of logits, by either sampler."""
+    if request.param == "torch":
+        return TensorSampler().sample
+    threads = threads_here()
+    if threads is None:
+        pytest.skip("no compiler, or a processor without AVX2")
+    return lambda logits, rows: Sampler(threads).sample(logits.float().contiguous().numpy(), rows)
 
 
 def row(
@@ -42,8 +60,8 @@ def row(
     )
 
 
-def tokens(logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    return [sampled.token for sampled in Sampler().sample(logits, rows)]
+def tokens(sample: Sample, logits: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
+    return [sampled.token for sampled in sample(logits, rows)]
 
 
 rows_of_all_kinds = st.lists(
@@ -75,15 +93,17 @@ rows_of_all_kinds = st.lists(
 
 @given(rows=rows_of_all_kinds, seed=st.integers(0, 1000), dtype=st.sampled_from([torch.float32, torch.float64]))
 @settings(max_examples=50)
-def test_a_row_does_not_feel_its_neighbours(rows: list[SamplingRow], seed: int, dtype: torch.dtype) -> None:
+def test_a_row_does_not_feel_its_neighbours(
+    sample: Sample, rows: list[SamplingRow], seed: int, dtype: torch.dtype
+) -> None:
     """Alone, in a batch and in the reversed batch a row gets the same token; the logits are not changed."""
     logits = torch.randn(len(rows), VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 2
     before = logits.clone()
-    together = Sampler().sample(logits, rows)
+    together = sample(logits, rows)
     assert torch.equal(logits, before)
-    assert Sampler().sample(logits.flip(0), rows[::-1]) == together[::-1]
+    assert sample(logits.flip(0), rows[::-1]) == together[::-1]
     for index, each in enumerate(rows):
-        assert Sampler().sample(logits[index : index + 1], [each]) == [together[index]]
+        assert sample(logits[index : index + 1], [each]) == [together[index]]
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -93,7 +113,7 @@ def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("varied", ["seed", "choice", "position"])
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.5}])
-def test_tokens_have_the_distribution_of_the_softmax(varied: str, sampling: dict[str, Any]) -> None:
+def test_tokens_have_the_distribution_of_the_softmax(sample: Sample, varied: str, sampling: dict[str, Any]) -> None:
     """Over seeds, choices or positions tokens come as often as the filtered softmax says."""
     draws = 5_000
     raw = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 1.2], dtype=torch.float64)
@@ -105,52 +125,18 @@ def test_tokens_have_the_distribution_of_the_softmax(varied: str, sampling: dict
         fewest = int((order.values.cumsum(-1) < 0.8).sum()) + 1
         kept[order.indices[fewest:]] = -math.inf
     rows = [row(**{varied: index}, **sampling) for index in range(draws)]
-    counts = torch.bincount(torch.tensor(tokens(raw.expand(draws, -1), rows)), minlength=len(raw)).double()
+    counts = torch.bincount(torch.tensor(tokens(sample, raw.expand(draws, -1), rows)), minlength=len(raw)).double()
     possible = kept > -math.inf
     assert counts[~possible].sum() == 0
     # The 99.9 % point of chi square with 7 degrees of freedom; fewer tokens only make it stricter to miss.
     assert chi_square(counts[possible], kept.softmax(-1)[possible]) < 24.3
 
 
-def test_neighbouring_places_are_independent() -> None:
-    """Noise of consecutive seeds, choices, positions and tokens is uniform and not correlated."""
-    keys = [row_key(seed, choice, position) for seed in range(8) for choice in range(4) for position in range(8)]
-    noise = noise_bits(torch.tensor(keys)[:, None], torch.arange(512)).double() * 2.0**-52
-    assert len(set(keys)) == len(keys)
-    assert abs(float(noise.mean()) - 0.5) < 0.003 and float(noise.min()) >= 0 and float(noise.max()) < 1
-    correlation = torch.corrcoef(noise) - torch.eye(len(keys), dtype=torch.float64)
-    assert float(correlation.abs().max()) < 0.25
-    across = torch.corrcoef(noise.T) - torch.eye(512, dtype=torch.float64)
-    assert float(across.abs().max()) < 0.4
-
-
-def test_noise_is_splitmix64() -> None:
-    """The tensor arithmetic equals the published generator in unbounded integers, whatever the sign bit."""
-    mask = (1 << 64) - 1
-    for key in (0, 1, -1, 2**63 - 1, -(2**63), row_key(2**64 - 1, 0, 0)):
-        for token in (0, 1, 151_935):
-            value = (key + (token + 1) * 0x9E3779B97F4A7C15) & mask
-            value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-            value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-            value ^= value >> 31
-            assert noise_bits(torch.tensor([[key]]), torch.tensor([token])).item() == value >> 12
-
-
-def test_noise_does_not_drift() -> None:
+def test_noise_does_not_drift(sample: Sample) -> None:
     """Seeds keep their meaning over releases: these tokens are part of the promise to continue a stream exactly."""
     logits = torch.linspace(0, 3, VOCABULARY).expand(6, -1)
     rows = [row(seed=2**64 - 1, position=position) for position in range(6)]
-    assert tokens(logits, rows) == PROMISED
-
-
-def test_gumbel_is_finite_and_rough_agrees() -> None:
-    """The extreme bits give finite noise, and float32 noise is close wherever it is large enough to win."""
-    bits = torch.tensor([0, 1, 12345, 2**40, 2**51, 2**52 - 1])
-    exact = gumbel(bits)
-    assert exact.isfinite().all()
-    likely = exact > -2
-    assert int(likely.sum()) == 5
-    torch.testing.assert_close(gumbel(bits, torch.float32)[likely].double(), exact[likely], rtol=1e-5, atol=1e-5)
+    assert tokens(sample, logits, rows) == PROMISED
 
 
 FILTERED = [
@@ -161,7 +147,7 @@ FILTERED = [
 
 @given(seed=st.integers(0, 10_000), sampling=st.sampled_from(FILTERED))
 @settings(max_examples=60)
-def test_shortcuts_change_nothing(seed: int, sampling: dict[str, Any]) -> None:
+def test_shortcuts_change_nothing(sample: Sample, seed: int, sampling: dict[str, Any]) -> None:
     """Over a large vocabulary the token is the argmax of all filtered logits plus exact noise."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(1, 5_000, generator=generator, dtype=torch.float64) * (1 + seed % 4)
@@ -169,34 +155,17 @@ def test_shortcuts_change_nothing(seed: int, sampling: dict[str, Any]) -> None:
     warpers = {"top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper}
     for name, warper in warpers.items():
         kept = warper(sampling[name])(None, kept) if name in sampling else kept
-    noise = gumbel(noise_bits(torch.tensor([[row_key(seed, 0, 3)]]), torch.arange(5_000)))
-    assert tokens(logits, [row(seed=seed, position=3, **sampling)]) == [int((kept + noise).argmax())]
+    noise = gumbel(noise_bits(key_column([row_key(seed, 0, 3)], torch.device("cpu")), torch.arange(5_000)))
+    assert tokens(sample, logits, [row(seed=seed, position=3, **sampling)]) == [int((kept + noise).argmax())]
 
 
-def test_choices_of_one_request_differ() -> None:
+def test_choices_of_one_request_differ(sample: Sample) -> None:
     """n choices with one seed are different draws."""
     logits = torch.zeros(4, VOCABULARY)
-    assert len(set(tokens(logits, [row(choice=choice) for choice in range(4)]))) > 1
+    assert len(set(tokens(sample, logits, [row(choice=choice) for choice in range(4)]))) > 1
 
 
-def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of plain greedy rows is one argmax."""
-    monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr(torch.Tensor, "topk", None)
-    monkeypatch.setattr("worker.sampling.sampler.gumbel", None)
-    logits = torch.randn(3, VOCABULARY)
-    assert tokens(logits, [row(temperature=0.0)] * 3) == logits.argmax(-1).tolist()
-
-
-def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows without top_p and top_k are drawn without sorting the vocabulary."""
-    monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr("worker.sampling.filters.keep_top_p", None)
-    monkeypatch.setattr("worker.sampling.filters.keep_top_k", None)
-    assert len(tokens(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
-
-
-def test_greedy_obeys_bias_penalties_and_min_tokens() -> None:
+def test_greedy_obeys_bias_penalties_and_min_tokens(sample: Sample) -> None:
     """Temperature 0 takes the best token after bias, penalties and masks."""
     logits = torch.tensor([[3.0, 2.5, 2.0, 0.0]]).expand(6, -1)
     greedy = [
@@ -207,49 +176,49 @@ def test_greedy_obeys_bias_penalties_and_min_tokens() -> None:
         row(temperature=0.0, frequency_penalty=0.6, output=[0, 0, 1]),
         row(temperature=0.0, min_tokens=1, stop_ids=[0]),
     ]
-    assert tokens(logits, greedy) == [0, 3, 2, 1, 2, 1]
+    assert tokens(sample, logits, greedy) == [0, 3, 2, 1, 2, 1]
 
 
-def test_typical_p_does_not_change_greedy_rows() -> None:
+def test_typical_p_does_not_change_greedy_rows(sample: Sample) -> None:
     """As in transformers, whose warpers are for drawn tokens: the best token is far from typical here."""
     logits = torch.tensor([[2.0] + [0.0] * 100])
-    assert tokens(logits, [row(temperature=0.0, typical_p=0.1)]) == [0]
-    assert 0 not in tokens(logits.expand(50, -1), [row(seed=seed, typical_p=0.1) for seed in range(50)])
+    assert tokens(sample, logits, [row(temperature=0.0, typical_p=0.1)]) == [0]
+    assert 0 not in tokens(sample, logits.expand(50, -1), [row(seed=seed, typical_p=0.1) for seed in range(50)])
 
 
-def test_forbidden_tokens_are_never_chosen() -> None:
+def test_forbidden_tokens_are_never_chosen(sample: Sample) -> None:
     """Greedy or drawn, beside a grammar too; log probabilities are those without it. No token left is an error."""
     logits = torch.tensor([[9.0, 1.0, 8.0, 0.0]])
     rows = [row(temperature=0.0, forbidden=[0], logprobs=1), *(row(seed=seed, forbidden=[0, 2]) for seed in range(40))]
-    sampled = Sampler().sample(logits.expand(41, -1), rows)
+    sampled = sample(logits.expand(41, -1), rows)
     assert sampled[0].token == 2
     assert sampled[0].logprobs is not None and sampled[0].logprobs.top[0][0] == 0
     assert {one.token for one in sampled[1:]} == {1, 3}
-    even = torch.tensor([0b0101], dtype=torch.uint8)
+    even = np.array([0b0101], dtype=np.uint8)
     constrained = dataclasses.replace(row(temperature=0.0, forbidden=[0]), allowed=even)
-    assert tokens(logits, [constrained]) == [2]
+    assert tokens(sample, logits, [constrained]) == [2]
     with pytest.raises(NoTokenLeft):
-        tokens(logits, [dataclasses.replace(constrained, forbidden=[0, 2])])
+        tokens(sample, logits, [dataclasses.replace(constrained, forbidden=[0, 2])])
 
 
-def test_stop_ids_return_after_min_tokens() -> None:
+def test_stop_ids_return_after_min_tokens(sample: Sample) -> None:
     """From position min_tokens on a stop id can be drawn again."""
     logits = torch.tensor([[5.0, 1.0]]).expand(3, -1)
     rows = [row(temperature=0.0, min_tokens=2, stop_ids=[0], position=position) for position in range(3)]
-    assert tokens(logits, rows) == [1, 1, 0]
+    assert tokens(sample, logits, rows) == [1, 1, 0]
 
 
-def test_tiny_temperature_is_greedy() -> None:
+def test_tiny_temperature_is_greedy(sample: Sample) -> None:
     """A temperature by which float32 would overflow is greedy instead of not a number."""
     logits = torch.tensor([[1e3, 2e3, -1e38]])
-    assert tokens(logits, [row(temperature=1e-9)]) == [1]
+    assert tokens(sample, logits, [row(temperature=1e-9)]) == [1]
 
 
-def test_logprobs_are_those_of_the_raw_logits() -> None:
+def test_logprobs_are_those_of_the_raw_logits(sample: Sample) -> None:
     """Bias and temperature move the token, never the log probabilities; the best ones come in order."""
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(3, -1)
     biased = row(temperature=0.5, logit_bias={0: 100.0}, logprobs=2)
-    sampled = Sampler().sample(logits, [biased, row(logprobs=0), row()])
+    sampled = sample(logits, [biased, row(logprobs=0), row()])
     raw = logits[0].log_softmax(-1).tolist()
     assert sampled[0].token == 0
     assert sampled[0].logprobs is not None
@@ -259,42 +228,13 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert sampled[2].logprobs is None
 
 
-def test_more_logprobs_than_tokens() -> None:
+def test_more_logprobs_than_tokens(sample: Sample) -> None:
     """More log probabilities than there are tokens are as many as there are."""
-    (sampled,) = Sampler().sample(torch.tensor([[0.0, 1.0]]), [row(logprobs=20)])
+    (sampled,) = sample(torch.tensor([[0.0, 1.0]]), [row(logprobs=20)])
     assert sampled.logprobs is not None and len(sampled.logprobs.top) == 2
 
 
-def test_rows_and_logits_must_agree() -> None:
+def test_rows_and_logits_must_agree(sample: Sample) -> None:
     """Another number of rows than of logits is refused with both."""
     with pytest.raises(ValueError, match=r"\(2, 5\) for 1 rows"):
-        Sampler().sample(torch.zeros(2, 5), [row()])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tokens_that_are_launched_are_those_that_are_sampled(dtype: torch.dtype) -> None:
-    """Greedy rows, hot ones, seeds and positions of all kinds: without waiting on the way the tokens are the same."""
-    torch.manual_seed(3)
-    rows = [
-        row(seed=seed, position=7 * seed, temperature=temperature, min_p=min_p)
-        for seed in range(20)
-        for temperature, min_p in ((0.0, 0.0), (1.0, 0.0), (0.4, 0.1), (1e6, 0.0))
-    ]
-    logits = torch.randn(len(rows), VOCABULARY, dtype=dtype) * 3
-    expected = [sampled.token for sampled in Sampler().sample(logits, rows)]
-    for some in (rows, rows[1::4], rows[::4]):
-        chosen = [rows.index(one) for one in some]
-        launched = Sampler().launch(logits[chosen], some)
-        assert launched is not None and launched.tolist() == [expected[index] for index in chosen]
-    assert len(set(expected)) > 30
-
-
-@pytest.mark.parametrize(
-    "wish", [{"top_k": 3}, {"top_p": 0.9}, {"logprobs": 0}, {"typical_p": 0.5}, {"forbidden": [1]}]
-)
-def test_what_reads_on_the_way_is_not_launched(wish: dict[str, Any]) -> None:
-    """One such row sends the whole step the other way."""
-    assert Sampler().launch(torch.zeros(2, VOCABULARY), [row(), row(temperature=1.0, **wish)]) is None
-    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(repetition_penalty=1.1)]) is None
-    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(logit_bias={1: 1.0})]) is None
-    assert Sampler().launch(torch.zeros(1, VOCABULARY), [row(min_tokens=2, stop_ids=[1])]) is None
+        sample(torch.zeros(2, 5), [row()])

@@ -12,8 +12,9 @@ import torch
 from control.messages import ReasoningBudget, Sampling
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import constraints
-from worker.sampling.sampler import Sampler
-from worker.sampling.step_sampler import LogitsHealth, StepSampler, StepTokens, inspect
+from worker.sampling.sampler import LogitsHealth
+from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.tensor_sampler import TensorLogits, TensorSampler
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 5
@@ -62,14 +63,14 @@ def test_a_row_that_can_not_be_sampled_spares_the_others(monkeypatch: pytest.Mon
     """A fault in one row's parameters is found by sampling each alone; the others get what they get without it."""
     sampler, batch = StepSampler(), rows(3)
     broken = batch[1]
-    real = Sampler.sample
+    real = TensorSampler.sample
 
-    def sample(self: Sampler, scores: torch.Tensor, given: list[object], best: object) -> object:
+    def sample(self: TensorSampler, scores: torch.Tensor, given: list[object]) -> object:
         if any(row.prompt is broken.prompt for row in given):  # type: ignore[attr-defined]
             raise RuntimeError("this row's penalties overflow")
-        return real(self, scores, given, best)  # type: ignore[arg-type]
+        return real(self, scores, given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Sampler, "sample", sample)
+    monkeypatch.setattr(TensorSampler, "sample", sample)
     with structlog.testing.capture_logs():
         tokens = sampled(sampler, batch, logits(3))
     assert tokens.ids == [0, NO_TOKEN, 2]
@@ -116,12 +117,14 @@ def test_rows_of_another_plan_are_refused() -> None:
         StepSampler().begin(rows(2), Forward([2, 1], logits(2)))
 
 
-def test_a_gpu_is_waited_for_once() -> None:
+def test_a_gpu_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all rows allow it no other way is taken, and where one row wants more all rows take the other."""
     sampler, batch = StepSampler(on_device=True), rows(3)
     asked: list[int] = []
-    real = sampler._sampler.sample
-    sampler._sampler.sample = lambda scores, given, best: asked.append(len(given)) or real(scores, given, best)  # type: ignore[method-assign]
+    real = TensorSampler.sample
+    monkeypatch.setattr(
+        TensorSampler, "sample", lambda self, scores, given: asked.append(len(given)) or real(self, scores, given)
+    )
     pending = sampler.begin(batch, Forward([1, 2, 3], logits(3)))
     assert pending.on_device is not None and pending.on_device.tolist() == pending.wait().ids == [0, 1, 2]
     assert asked == []
@@ -180,6 +183,10 @@ def test_a_row_after_a_guess_is_that_of_the_longer_output(wish: dict[str, object
 NAN, INF = math.nan, math.inf
 
 
+def inspect(logits: torch.Tensor) -> dict[int, LogitsHealth]:
+    return TensorLogits(logits).inspect()
+
+
 def test_healthy_rows_are_not_reported() -> None:
     """Finite logits give no report."""
     assert inspect(torch.randn(4, 100)) == {}
@@ -219,6 +226,6 @@ def test_large_finite_values_are_healthy() -> None:
 
 def test_healthy_batch_costs_one_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of a healthy batch is looked at by itself."""
-    monkeypatch.setattr("worker.sampling.step_sampler.describe", None)
+    monkeypatch.setattr("worker.sampling.tensor_sampler.describe", None)
     monkeypatch.setattr(torch.Tensor, "all", None)
     assert inspect(torch.zeros(4, 10)) == {}
