@@ -171,12 +171,13 @@ def qualified(namespace: str | None, name: str) -> str:
 def _unique(name: str, taken: set[str]) -> str:
     if len(name) > _NAME_CHARACTERS:
         name = f"{name[: _NAME_CHARACTERS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    found, count = name, 1
-    while found in taken:
+    unique = name
+    count = 1
+    while unique in taken:
         count += 1
-        found = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
-    taken.add(found)
-    return found
+        unique = f"{name[: _NAME_CHARACTERS - 4]}_{count}"
+    taken.add(unique)
+    return unique
 
 
 def _named(tool: Definition, place: str) -> str:
@@ -212,8 +213,10 @@ def choice_of(choice: str | dict[str, Any] | None, tools: ResponseTools) -> Any:
 
 
 def _allowed(choice: dict[str, Any], tools: ResponseTools) -> Any:
-    given = choice.get("tools")
-    entries = [one for one in cast("list[Any]", given if isinstance(given, list) else []) if isinstance(one, dict)]
+    tools_named = choice.get("tools")
+    entries = [
+        one for one in cast("list[Any]", tools_named if isinstance(tools_named, list) else []) if isinstance(one, dict)
+    ]
     served = [one for one in entries if not is_hosted(str(one.get("type")))]
     if entries and not served:
         if choice.get("mode") == "required":
@@ -239,10 +242,10 @@ def _one(choice: dict[str, Any], tools: ResponseTools, place: str) -> dict[str, 
             code="unsupported_parameter",
         )
     own = kind if kind in BUILT_IN else str(choice.get("name"))
-    found = tools.find(kind, own, choice.get("namespace"))
-    if found is None:
+    tool = tools.find(kind, own, choice.get("namespace"))
+    if tool is None:
         raise _unknown(choice, place)
-    return _by_name(found)
+    return _by_name(tool)
 
 
 def _by_name(tool: OfferedTool) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Checks:
     def __init__(self, subject: Subject, where: str = "") -> None:
         self._subject: Subject = subject
         self._where = where
-        self.found: list[Finding] = []
+        self.findings: list[Finding] = []
 
     def ok(self, check: str, message: str) -> None:
         self._add(check, "ok", message, "")
@@ -53,7 +53,7 @@ class Checks:
         self._add(check, level, message, "" if level == "ok" else remedy)
 
     def _add(self, check: str, level: Level, message: str, remedy: str) -> None:
-        self.found.append(
+        self.findings.append(
             Finding(subject=self._subject, check=check, level=level, where=self._where, message=message, remedy=remedy)
         )
 

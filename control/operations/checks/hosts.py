@@ -53,9 +53,9 @@ def check_hosts(
         farm.warning("api", "no API process is there: clients can't connect", "Run `furrow api` on any host.")
     check_silent_apis(silent, farm)
     check_versions(cards, facts, apis, farm)
-    clocks = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
+    clocks = {name: own.clock_ms for name, own in facts.items() if own is not None}
     check_clocks(clocks | {HERE: skew_ms}, farm)
-    return [*farm.found, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
+    return [*farm.findings, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
 
 
 def check_versions(
@@ -169,14 +169,14 @@ def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
     checks = Checks("hosts", card.id)
     if not card.alive:
         _check_away(card, checks)
-        return checks.found
+        return checks.findings
     checks.ok("devices", ",".join(card.devices) or "cpu")
     if card.drained:
         checks.ok("drained", f"takes no replicas (`furrow drain {card.id} --undo` ends it)")
     if facts is None:
         remedy = "Wait 15 s after its start; else upgrade `furrow worker` there, or read its log (`host_facts`)."
         checks.warning("facts", "its agent publishes no facts: disk, clock, compiler and ports are not known", remedy)
-        return checks.found
+        return checks.findings
     room = f"Free space on {card.id}"
     check_space("models", facts.models, (LITTLE, TOO_LITTLE), room, "HF_HOME", checks)
     room = f"Run `furrow cache clear weights` on {card.id}"
@@ -185,7 +185,7 @@ def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:
     check_compiler(card, facts, checks)
     check_ports(card.id, facts, checks)
     check_ranks(card, facts, checks)
-    return checks.found
+    return checks.findings
 
 
 def _check_away(card: HostCard, checks: Checks) -> None:

@@ -33,10 +33,10 @@ def check_key_types(client: SyncRedis, checks: Checks) -> bool:
         wrong |= _wrong(client, {name: kind for model in models for name, kind in _of_parts(client, model, wrong)})
         hosts = run(client, read("SMEMBERS", keys.HOSTS, parse=set[str]))
         wrong |= _wrong(client, {name: kind for host in hosts for name, kind in _of_host(host).items()})
-    for name, (kind, found) in sorted(wrong.items()):
+    for name, (kind, present) in sorted(wrong.items()):
         checks.error(
             "key",
-            f"{name} is a {found} and not a {kind}: another program wrote it, and Furrow waits",
+            f"{name} is a {present} and not a {kind}: another program wrote it, and Furrow waits",
             remedy_for_key(client, name),
         )
     return not wrong
@@ -54,9 +54,9 @@ def remedy_for_key(client: SyncRedis, name: str) -> str:
 
 def _wrong(client: SyncRedis, types: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Key → the type that it should have, and the one that it has."""
-    found = run_every(client, [read("TYPE", name, parse=str) for name in types])
+    present = run_every(client, [read("TYPE", name, parse=str) for name in types])
     return {
-        name: (kind, has) for (name, kind), has in zip(types.items(), found, strict=True) if has not in (kind, "none")
+        name: (kind, has) for (name, kind), has in zip(types.items(), present, strict=True) if has not in (kind, "none")
     }
 
 

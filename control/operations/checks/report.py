@@ -76,17 +76,17 @@ def farm_findings(
     """Warnings and errors about the hosts and about the files that they have, but for what `models` tell; and about
     the files of models that broke their bounds."""
     clocks = Checks("hosts")
-    times = {name: found.clock_ms for name in facts if (found := facts[name]) is not None}
+    times = {name: own.clock_ms for name, own in facts.items() if own is not None}
     if times:
         check_clocks(times, clocks)
-    found = [*clocks.found, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
+    findings = [*clocks.findings, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
     told = {model.model: {one.detail for one in model.replicas} for model in models}
     for spec in specs:
         files = Checks("models", spec.name)
         check_files(spec, cards, facts, files, told.get(spec.name, set()))
         check_breaches(breaches.get(spec.name, ()), files)
-        found += files.found
-    return wrong(found)
+        findings += files.findings
+    return wrong(findings)
 
 
 def read_farm_findings(client: SyncRedis, cards: Sequence[HostCard], models: Sequence[Overview]) -> list[Finding]:
@@ -100,7 +100,7 @@ def read_farm_findings(client: SyncRedis, cards: Sequence[HostCard], models: Seq
 def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
     """Each primary, and the warnings and errors about it; none where INFO is not allowed. Raises RedisUnavailable."""
     cards: list[RedisCard] = []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for server in client.primaries() if isinstance(client, Cluster) else [client]:
             info = server.info()
@@ -108,12 +108,12 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
             checks = Checks("redis", address(server))
             for check in (check_role, check_replicas, check_eviction, check_persistence, check_memory, check_clients):
                 check(info, checks)
-            found += checks.found
+            findings += checks.findings
     except ABSENT as error:
         raise unavailable(client, error) from error
     except redis_errors.ResponseError:
         return [], []
-    return cards, wrong(found)
+    return cards, wrong(findings)
 
 
 def wrong(findings: Sequence[Finding]) -> list[Finding]:

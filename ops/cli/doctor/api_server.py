@@ -43,8 +43,8 @@ def check_api(url: str) -> list[Finding]:
     trusted = ssl.create_default_context()
     if parts.scheme == "https":
         check_certificate((parts.hostname or "", parts.port or 443), trusted, checks)
-        if worst(checks.found) == "error":
-            return checks.found
+        if worst(checks.findings) == "error":
+            return checks.findings
     server = ApiServer(parts, trusted)
     for check in (check_answer, check_ready, check_stream):
         try:
@@ -57,7 +57,7 @@ def check_api(url: str) -> list[Finding]:
             remedy = "Give the URL of `furrow api`, or let the proxy pass /version, /ready and /health to it."
             checks.error("answer", str(error), remedy)
             break
-    return checks.found
+    return checks.findings
 
 
 class ApiServer:

@@ -49,56 +49,56 @@ def doctor(url: str | None, as_json: bool, redis_url: str | None) -> None:
 
 def examine(redis_url: str | None, url: str | None) -> list[Finding]:
     """All findings. Where Redis can't be used, hosts and models are left out."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         named = redis_url or redis_url_from_environment()
         if named is not None:
-            found += _check_farm(named)
+            findings += _check_farm(named)
         elif url is None:
             checks = Checks("redis")
             checks.error("connection", "no Redis is named", f"Give {NAMING}, or set REDIS_URL.")
-            found += checks.found
+            findings += checks.findings
     except FurrowError as error:
-        found += _failed("redis", error, "Correct it, or wait, and run the command again.")
+        findings += _failed("redis", error, "Correct it, or wait, and run the command again.")
     if url is not None:
         try:
-            found += check_api(url)
+            findings += check_api(url)
         except FurrowError as error:
-            found += _failed("api", error, "Give the address that clients use.")
-    return found
+            findings += _failed("api", error, "Give the address that clients use.")
+    return findings
 
 
 def _check_farm(redis_url: str) -> list[Finding]:
     outcome = check_redis(redis_url)
     with outcome.client as client:
-        found = outcome.findings
+        findings = outcome.findings
         if outcome.trip is not None:
             try:
                 types = Checks("redis", address(client))
                 if not check_key_types(client, types):
-                    return [*found, *types.found]  # hosts and models can't be read
-                found = [*found, *_check_hosts_and_models(client, outcome.trip)]
+                    return [*findings, *types.findings]  # hosts and models can't be read
+                findings = [*findings, *_check_hosts_and_models(client, outcome.trip)]
             except KeyDamaged as error:
                 damaged = Checks("redis", address(client))
                 damaged.error("key", str(error), remedy_for_key(client, error.key))
-                found = [*found, *damaged.found]
+                findings = [*findings, *damaged.findings]
             except (FurrowError, ResponseError) as error:
-                found = [*found, *_failed("redis", error, "Mend what is found above, and run the command again.")]
-        return found
+                findings = [*findings, *_failed("redis", error, "Mend what is found above, and run the command again.")]
+        return findings
 
 
 def _check_hosts_and_models(client: SyncRedis, trip: RoundTrip) -> list[Finding]:
     cards = farm.host_cards(client)
     facts = facts_of_all(client, [card.id for card in cards])
     apis = farm.api_versions(client)
-    found = check_hosts(cards, facts, apis, trip.skew_ms, farm.silent_apis(client, apis))
-    return [*found, *check_models(client, cards, facts)]
+    findings = check_hosts(cards, facts, apis, trip.skew_ms, farm.silent_apis(client, apis))
+    return [*findings, *check_models(client, cards, facts)]
 
 
 def _failed(subject: Subject, error: Exception, remedy: str) -> list[Finding]:
     checks = Checks(subject)
     checks.error("connection", str(error), remedy)
-    return checks.found
+    return checks.findings
 
 
 def _print(report: Report) -> None:

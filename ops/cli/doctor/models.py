@@ -28,14 +28,14 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
     if not overviews:
         checks = Checks("models")
         checks.warning("loaded", "no model is loaded", "Run `furrow models load MODEL`.")
-        return checks.found
+        return checks.findings
     specs = {spec.name: spec for spec in catalog.list_specs(client)}
     letters = run_every(client, [count_letters(one.model) for one in overviews])
     breaches = breaches_of(client, [one.model for one in overviews])
     places = [(one.model, replica.replica) for one in overviews for replica in one.replicas]
     faults = dict(zip(places, run_every(client, [health.poison_history(*place) for place in places]), strict=True))
     statuses = dict(zip(places, run_every(client, [health.status_of(*place) for place in places]), strict=True))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for overview, count in zip(overviews, letters, strict=True):
         checks = Checks("models", overview.model)
         check_replicas(overview, statuses, checks)
@@ -46,8 +46,8 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         check_backends(overview, checks)
         check_faults(overview, faults, checks)
         check_letters(overview.model, count, checks)
-        found += checks.found
-    return found
+        findings += checks.findings
+    return findings
 
 
 def check_replicas(
@@ -122,13 +122,15 @@ def check_backends(overview: health.Overview, checks: Checks) -> None:
         name: f"{dtype}, {', '.join(kernels)}" + (f", ranks over {collective}" if collective else "")
         for (kernels, collective, dtype), name in kinds.items()
     }
-    told = "; ".join(f"{name}: {text}" for name, text in words.items())
+    differing = "; ".join(f"{name}: {text}" for name, text in words.items())
     if len(kinds) > 1:
         remedy = (
             "Use hosts of one kind, or load the model with --deterministic; `furrow selftest` on the slower host shows "
             "why it does without a kernel."
         )
-        message = f"replicas compute with different kernels, so equal requests may differ in their last bits ({told})"
+        message = (
+            f"replicas compute with different kernels, so equal requests may differ in their last bits ({differing})"
+        )
         checks.warning("kernels", message, remedy)
     elif kinds:
         checks.ok("kernels", *words.values())

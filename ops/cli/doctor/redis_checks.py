@@ -45,10 +45,10 @@ def check_redis(named: str) -> RedisOutcome:
         _check_connection(client, checks)
         clustered = isinstance(client, Cluster)
         for server in client.primaries() if isinstance(client, Cluster) else [client]:
-            found = Checks("redis", address(server))
-            _check_server(server, found, clustered)
-            checks.found += found.found
-        if replicas := [one for one in checks.found if one.check == "role" and one.level == "error"]:
+            own = Checks("redis", address(server))
+            _check_server(server, own, clustered)
+            checks.findings += own.findings
+        if replicas := [one for one in checks.findings if one.check == "role" and one.level == "error"]:
             outcome.findings = replicas  # all else that goes wrong follows from it
             return outcome
         trip = measure(client)
@@ -61,7 +61,7 @@ def check_redis(named: str) -> RedisOutcome:
         checks.error("rights", f"the user '{user}' may not use Redis: {error}", remedy)
     except (FurrowError, redis_errors.ResponseError, *ABSENT) as error:
         checks.error("connection", *_described(error, _greeting(client)))
-    outcome.findings = checks.found
+    outcome.findings = checks.findings
     return outcome
 
 

@@ -102,18 +102,18 @@ def check_rights(client: SyncRedis, checks: Checks) -> bool:
         return True
     commands = sorted(name.lower() for name, what in denied.items() if what == "command")
     words = [f"+{name}" for name in commands]
-    told = [f"the command{'s' if len(commands) > 1 else ''} {', '.join(commands)}"] if commands else []
+    subjects = [f"the command{'s' if len(commands) > 1 else ''} {', '.join(commands)}"] if commands else []
     if "key" in denied.values():
         words.append(f"'~{PREFIX}*'")
-        told.append(f"the keys {PREFIX}*")
+        subjects.append(f"the keys {PREFIX}*")
     if "channel" in denied.values():
         words.append(f"'&{PREFIX}*'")
-        told.append(f"the channels {PREFIX}*")
+        subjects.append(f"the channels {PREFIX}*")
     user = _user(client)
     remedy = f"Run `redis-cli ACL SETUSER {user} {' '.join(words)}` and `redis-cli ACL SAVE`, or edit the ACL file."
     # Without INFO the checks of the server are missing, and a lock that ran out is not taken again.
-    level = "warning" if commands == ["info"] and len(told) == 1 else "error"
-    checks.judge(level, "rights", f"the user '{user}' may not use {' and '.join(told)}", remedy)
+    level = "warning" if commands == ["info"] and len(subjects) == 1 else "error"
+    checks.judge(level, "rights", f"the user '{user}' may not use {' and '.join(subjects)}", remedy)
     return level == "warning"
 
 
@@ -135,10 +135,10 @@ def _denied(client: SyncRedis, key: str) -> dict[str, str]:
     answer = _attempt(client, "EVAL", _TRY, len(keys), *keys, msgspec.json.encode(probes).decode())
     if isinstance(answer, Exception):
         return _refusal("EVAL", answer)
-    found: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for name, said in zip(PROBES, answer, strict=True):
-        found |= _refusal(name, redis_errors.ResponseError(said))
-    return found
+        refusals |= _refusal(name, redis_errors.ResponseError(said))
+    return refusals
 
 
 def _attempt(client: SyncRedis, *words: Any) -> Any:

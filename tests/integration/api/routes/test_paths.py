@@ -69,7 +69,7 @@ def test_a_stream_that_no_model_makes(api: ApiProcess) -> None:
     """`furrow doctor --url` times it: its events come one by one, with the headers of an answer's stream."""
     checks = Checks("api")
     check_stream(ApiServer(urlsplit(api.url), ssl.create_default_context()), checks)
-    assert [one.level for one in checks.found] == ["ok"]
+    assert [one.level for one in checks.findings] == ["ok"]
     with httpx.stream("GET", f"{api.url}/v1/health/stream") as answer:
         assert answer.headers["x-accel-buffering"] == "no"
         assert answer.headers["content-type"].startswith("text/event-stream")

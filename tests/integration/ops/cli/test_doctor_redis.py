@@ -307,7 +307,7 @@ class Plain(socketserver.BaseRequestHandler):
 def level_of(check: object, told: object) -> str:
     checks = Checks("redis")
     check(told, checks)  # type: ignore[operator]
-    return checks.found[-1].level if checks.found else "ok"
+    return checks.findings[-1].level if checks.findings else "ok"
 
 
 def in_a_farm_of_one(info: dict[str, object], checks: Checks) -> None:

@@ -30,10 +30,10 @@ def checked(*replicas: ReplicaOverview) -> Checks:
 
 def test_replicas_with_other_weights_are_found() -> None:
     """Files that were replaced under a model: a replica that was restarted loads the new ones."""
-    (finding,) = checked(replica("r0", "aa"), replica("r1", "bb")).found
+    (finding,) = checked(replica("r0", "aa"), replica("r1", "bb")).findings
     assert (finding.level, finding.check) == ("error", "weights")
     assert "r0: aa, r1: bb" in finding.message and "furrow models reload m" in finding.remedy
 
 
 def test_a_rollout_is_no_such_finding() -> None:
-    assert not checked(replica("r0", "aa"), replica("r1", "aa"), replica("r2", "bb", revision=2)).found
+    assert not checked(replica("r0", "aa"), replica("r1", "aa"), replica("r2", "bb", revision=2)).findings
