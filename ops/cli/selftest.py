@@ -53,7 +53,7 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
     if model is not None:
         config = validation.inspect(model).config
         validation.check(config, tp)
-        kind = str(resolve_dtype(dtype, where, config)).removeprefix("torch.")
+        kind = resolve_dtype(dtype, where.type, config).name
         shapes = (of_config(config, kind, tp),)
     elif dtype != "auto" or tp != 1:
         raise SettingsError("--dtype and --tp belong to a model: give --model FOLDER")

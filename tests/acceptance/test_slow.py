@@ -25,10 +25,10 @@ import os, time
 if "FURROW_RANK" in os.environ:
     from pathlib import Path
     from worker.rank import heartbeat
-    from worker.models.served import ServedModel
+    from worker.models.torch_served import TorchModel
     heartbeat.UNKNOWN_STEP_S /= {speed_up}
     heartbeat.PER_TOKEN_S /= {speed_up}
-    real = ServedModel.__init__
+    real = TorchModel.__init__
 
     def slowed(model, module, *rest, **more):
         real(model, module, *rest, **more)
@@ -48,7 +48,7 @@ if "FURROW_RANK" in os.environ:
         for layer in layers:
             layer.register_forward_hook(wait)
 
-    ServedModel.__init__ = slowed
+    TorchModel.__init__ = slowed
 """
 LONG = "Count from 1 to 10. " * 60
 """Some 600 tokens."""

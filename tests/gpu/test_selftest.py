@@ -41,11 +41,11 @@ def test_a_first_load_tries_and_a_second_one_reads() -> None:
     """The record says that nothing is off, and the second choice runs no child process."""
     config = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "llama"}
     told: list[int] = []
-    choice.choose(config, torch.bfloat16, DEVICE, 1, lambda: told.append(1))
+    choice.choose(config, "bfloat16", DEVICE, 1, lambda: told.append(1))
     assert len(told) >= len(choice.KERNELS["cuda"])
     assert switches.reason_off(*choice.KERNELS["cuda"]) is None
     before = len(told)
-    choice.choose(config, torch.bfloat16, DEVICE, 1, lambda: told.append(1))
+    choice.choose(config, "bfloat16", DEVICE, 1, lambda: told.append(1))
     assert len(told) == before
 
 

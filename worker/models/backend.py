@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 
-import torch
-from torch.cuda import nccl
+import numpy as np
 
 from control.replies import RankBackend
-from worker.models.layers.linear import NativeLinear
 from worker.models.served import ServedModel
 from worker.selftest import switches
 
@@ -17,23 +15,29 @@ def describe(model: ServedModel) -> RankBackend:
     """This rank's part of `control.records.backend.Backend`."""
     return RankBackend(
         dtype=str(model.dtype).removeprefix("torch."),
-        kernels="; ".join(_cpu(model) if model.device.type == "cpu" else _gpu(model)),
+        kernels="; ".join(_cpu(model) if str(model.device) == "cpu" else _gpu(model)),
         collective=model.collective.name,
         batch_invariant=model.batch_invariant,
     )
 
 
 def _cpu(model: ServedModel) -> list[str]:
-    """torch has a part in every model: an embedding, an image tower, the whole forward with its sampling."""
-    threads = next((part.threads for part in model.parts() if isinstance(part, NativeLinear)), None)
-    found = [] if threads is None else [threads.kernels]
-    found.append(f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}")
-    return found if model.is_native else [*found, _transformers()]
+    """numpy samples. torch has the whole forward, or a part: an image tower, a pooler."""
+    parts = [] if model.kernels is None else [model.kernels]
+    parts.append(f"numpy {np.__version__}")
+    if model.uses_torch:
+        import torch  # only here: it was imported for the model
+
+        parts.append(f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}")
+    return parts if model.is_native else [*parts, _transformers()]
 
 
 def _gpu(model: ServedModel) -> list[str]:
+    import torch  # only here: it was imported for the model
+    from torch.cuda import nccl
+
     properties = torch.cuda.get_device_properties(model.device)
-    found = [
+    parts = [
         f"{properties.name} sm_{properties.major}{properties.minor}",
         f"torch {torch.__version__}",
         f"CUDA {torch.version.cuda}",
@@ -41,9 +45,9 @@ def _gpu(model: ServedModel) -> list[str]:
         _transformers(),
     ]
     if model.collective.name == "nccl":
-        found.append(f"NCCL {'.'.join(map(str, nccl.version()))}")
+        parts.append(f"NCCL {'.'.join(map(str, nccl.version()))}")
     off = [name for name in switches.PLAIN if switches.reason_off(name)]
-    return [*found, f"without {', '.join(off)}"] if off else found
+    return [*parts, f"without {', '.join(off)}"] if off else parts
 
 
 def _transformers() -> str:

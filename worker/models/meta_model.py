@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from worker.models import registered
-from worker.models.experts import are_in_model
+from worker.models.served import are_in_model
 from worker.repository.multimodal.image_part import FIELD
 
 CPU = torch.device("cpu")

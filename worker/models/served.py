@@ -2,76 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
 from control.errors import RankError
 from worker.collective import Collective
 from worker.collective.link import Link
 from worker.kv.base import CacheLayout
-from worker.kv.slabs import SlabStep
-from worker.kv.whole import WholeLayout
-from worker.models.batch import Batch, ImageRows
-from worker.models.experts import are_in_model
-from worker.models.native.forward import native_forward
-from worker.models.pooled.pooler import Pooler
-from worker.models.vision.rotary import SectionedRotary
+from worker.models.batch import Batch
+from worker.models.native.forward import Array, NativeForward
+from worker.models.native.modules import CausalModel
 from worker.native.library import Threads
 
-if TYPE_CHECKING:
-    from worker.models.vision.tower import VisionTower  # it imports transformers
+if TYPE_CHECKING:  # they import torch
+    from worker.kv.whole import WholeLayout
+    from worker.models.pooled.pooler import Pooler
+    from worker.models.vision.tower import VisionTower
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
 
-Hear = Callable[[Tensor, int], None]
+Hear = Callable[[Any, int], None]
 """(logits (count, vocabulary), index of the first among the batch's scored positions). It must not raise: the other
 ranks go on to the next ones."""
 
 
 class ServedModel:
-    """One rank's shard. Public: `vocab_size`, `cache_layout`, `dtype`, `device`, `weight_bytes`."""
+    """One rank's shard. Public: `vocab_size`, `cache_layout`, `dtype`, `device`, `weight_bytes`, `tower`."""
+
+    weight_bytes: int
 
     def __init__(
         self,
-        module: Any,
+        config: Any,
         link: Link,
         cache_layout: CacheLayout | WholeLayout,
         vocab_size: int,
         pooler: Pooler | None = None,
         tower: VisionTower | None = None,
     ) -> None:
-        """`pooler` makes a vector of what the module gives for a sequence, its hidden states; `tower` is that of a
-        model that takes images."""
-        self._module, self._link, self._pooler = module, link, pooler
-        self.tower, axes = tower, None if tower is None else tower.axes
-        outputs = vocab_size if pooler is None else module.config.hidden_size
-        self._native = None
-        if isinstance(cache_layout, CacheLayout):
-            self._native = native_forward(module, link, cache_layout, outputs, axes)
+        """`config`: transformers', or one with its names. `pooler` makes a vector of what the forward gives for a
+        sequence, its hidden states; `tower` is that of a model that takes images."""
+        self._config, self._link, self._pooler, self.tower = config, link, pooler, tower
         self.cache_layout, self.vocab_size = cache_layout, vocab_size
         self.dtype, self.device = cache_layout.dtype, cache_layout.device
-        self._layers_done = 0
-        if self._native is None:
-            for layer in getattr(module.base_model, "layers", ()):
-                layer.register_forward_hook(self._layer_done)
-            if tower is not None and tower.axes is not None:
-                module.base_model.rotary_emb = SectionedRotary(module.base_model.rotary_emb, tower.axes)
-        # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
-        self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
-            getattr(part, "packed_bytes", 0) for part in self.parts()
-        )
-        self.weight_bytes += 0 if tower is None else tower.bytes
 
     @property
     def is_native(self) -> bool:
         """True if the forward is C++."""
-        return self._native is not None
+        return False
+
+    @property
+    def kernels(self) -> str | None:
+        """What the bits of the C++ products depend on; None for a model without any."""
+        raise NotImplementedError
+
+    @property
+    def uses_torch(self) -> bool:
+        """True if torch computes the forward or a part beside it: an image tower, a pooler."""
+        return not self.is_native or self._pooler is not None or self.tower is not None
 
     @property
     def batch_invariant(self) -> bool:
@@ -81,26 +72,21 @@ class ServedModel:
     @property
     def threads(self) -> Threads | None:
         """Those of the forward in C++; None where torch runs it: the logits may be on a device."""
-        return None if self._native is None else self._native.threads
+        return None
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Of the last forward's guesses the first ones were right, so many by sequence: recurrent states advance over
         them."""
-        if self._native is not None:
-            self._native.accept(accepted)
 
-    def parts(self) -> Iterator[nn.Module]:
-        return self._module.modules()
+    def parts(self) -> Iterator[Any]:
+        """All modules, of torch or native/module.py."""
+        raise NotImplementedError
 
     @property
     def progress(self) -> int:
         """A number that changes with each layer of a forward; for any thread. A layer that is launched on a device
         counts as done."""
-        encoded = 0 if self.tower is None else self.tower.progress
-        return self._layers_done + encoded + (self._native.progress if self._native is not None else 0)
-
-    def _layer_done(self, *_: Any) -> None:
-        self._layers_done += 1
+        return 0 if self.tower is None else self.tower.progress
 
     @property
     def collective(self) -> Collective:
@@ -110,7 +96,7 @@ class ServedModel:
     def waits_for_device(self) -> bool:
         """True if the forward reads values from the device, as the loop over experts asks which of them were hit; or if
         its result is read at once, as vectors are."""
-        return self._pooler is not None or are_in_model(self._module.config)
+        return self._pooler is not None or are_in_model(self._config)
 
     def join(self, collective: Collective) -> None:
         """Talk through another group from now on, with the weights as they are. Rank and size must be the same."""
@@ -124,11 +110,11 @@ class ServedModel:
             )
         self._link.collective = collective
 
-    @torch.inference_mode()
-    def forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
-        """Logits (sampled rows, vocabulary), whole on every rank; float32, or float64 for a float64 model. Stores the
-        batch's keys and values, which the caller commits. `hear` gets the logits of the scored positions a few at a
-        time. A model with a pooler returns vectors (sampled rows, dimensions)."""
+    def forward(self, batch: Batch, hear: Hear | None = None) -> Any:
+        """Logits (sampled rows, vocabulary), whole on every rank: a float32 array where the forward is C++, else a
+        tensor, of float64 for a float64 model. Stores the batch's keys and values, which the caller commits. `hear`
+        gets the logits of the scored positions a few at a time. A model with a pooler returns vectors (sampled rows,
+        dimensions) in a tensor."""
         waits = self.collective.waits
         waits.begin()
         try:
@@ -138,81 +124,64 @@ class ServedModel:
         finally:
             waits.end()
 
-    def _forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
-        scored = batch.scored
-        if self._native is not None and isinstance(batch.cache, SlabStep):
-            logits = self._native(batch)
-            _tell(hear, scored, self._native.logits_at)
-            return logits
-        if scored is None:
-            return self._logits(batch, batch.sampled)
-        body, outputs = self._module.base_model, list[Any]()
+    def _forward(self, batch: Batch, hear: Hear | None = None) -> Any:
+        raise NotImplementedError
 
-        def hear_body(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            outputs.append(output)
 
-        hook = body.register_forward_hook(hear_body)
-        try:
-            logits = self._logits(batch, batch.sampled)
-        finally:
-            hook.remove()
-        with _answering(body, outputs[0]):
-            _tell(hear, scored, partial(self._logits, batch))
+class NativeModel(ServedModel):
+    """A model whose forward is C++."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        forward: NativeForward,
+        link: Link,
+        cache_layout: CacheLayout,
+        vocab_size: int,
+        pooler: Pooler | None = None,
+        tower: VisionTower | None = None,
+    ) -> None:
+        super().__init__(model.config, link, cache_layout, vocab_size, pooler, tower)
+        self.module, self._native = model, forward
+        # A tied head and embedding are one table and counted once.
+        self.weight_bytes = model.bytes + (0 if tower is None else tower.bytes)
+
+    @property
+    def is_native(self) -> bool:
+        return True
+
+    @property
+    def kernels(self) -> str | None:
+        return self._native.kernels
+
+    @property
+    def threads(self) -> Threads | None:
+        return self._native.threads
+
+    def accept(self, accepted: Mapping[int, int]) -> None:
+        self._native.accept(accepted)
+
+    def parts(self) -> Iterator[Any]:
+        return (part for _, part in self.module.modules())
+
+    @property
+    def progress(self) -> int:
+        return super().progress + self._native.progress
+
+    def _forward(self, batch: Batch, hear: Hear | None = None) -> Array:
+        from worker.tensors import as_tensor
+
+        logits: Any = as_tensor(self._native(batch))
+        tell(hear, batch.scored, lambda places: as_tensor(self._native.logits_at(np.asarray(places))))
         return logits
 
-    def _logits(self, batch: Batch, places: Tensor) -> Tensor:
-        more = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
-        if batch.ends is not None:
-            more["ends"] = batch.ends
-        body, given = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
-        if batch.images is not None:
-            embedded = self._module.get_input_embeddings()(batch.tokens)
-            embedded[batch.images.places] = batch.images.rows.to(embedded.dtype)
-            given = {"inputs_embeds": embedded.unsqueeze(0)}
-        with _positions(body, batch.axes), _added(body, batch.images):
-            logits = self._module(
-                **given,
-                position_ids=batch.positions.unsqueeze(0),
-                logits_to_keep=places,
-                use_cache=False,
-                cache_step=batch.cache,
-                **more,
-            ).logits[0]
-        return logits if logits.dtype == torch.float64 else logits.float()
+
+def are_in_model(config: Any) -> bool:
+    """True if a model of transformers' configuration has experts."""
+    return hasattr(config, "num_experts_per_tok") or bool(getattr(config, "enable_moe_block", False))
 
 
-@contextmanager
-def _positions(body: Any, axes: Tensor | None) -> Generator[None]:
-    """Let the rotary embedding of `body` turn by `axes`."""
-    if axes is None:
-        yield
-        return
-    body.rotary_emb.positions = axes
-    try:
-        yield
-    finally:
-        body.rotary_emb.positions = None
-
-
-@contextmanager
-def _added(body: Any, images: ImageRows | None) -> Generator[None]:
-    """Add the rows of images to the outputs of the first layers."""
-    hooks: list[Any] = []
-    for index, rows in enumerate(images.layers if images is not None else ()):
-
-        def add(_module: nn.Module, _inputs: Any, output: Tensor, rows: Tensor = rows) -> Tensor:
-            assert images is not None
-            return output.index_add(1, images.places, rows.to(output.dtype).unsqueeze(0))
-
-        hooks.append(body.layers[index].register_forward_hook(add))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor], Tensor]) -> None:
+def tell(hear: Hear | None, scored: Any, logits_at: Callable[[Any], Any]) -> None:
     """Give `hear` the logits of the scored positions, piece by piece; on ranks that don't hear them they are computed
     all the same, as others wait for their part."""
     if scored is None:
@@ -221,14 +190,3 @@ def _tell(hear: Hear | None, scored: Tensor | None, logits_at: Callable[[Tensor]
         piece = logits_at(scored[start : start + SCORED_AT_ONCE])
         if hear is not None:
             hear(piece, start)
-
-
-@contextmanager
-def _answering(body: nn.Module, output: Any) -> Generator[None]:
-    """Let the model's body return its last output, so that a call of the model runs its head alone. Heads differ by
-    family: some cap or scale their logits."""
-    body.forward = lambda *args, **kwargs: output  # type: ignore[method-assign]  # in front of the class's own
-    try:
-        yield
-    finally:
-        del body.forward

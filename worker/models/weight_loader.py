@@ -1,24 +1,29 @@
-"""Weights of a rank, loaded into a meta model: of each tensor only the kept part is read, then packed and released."""
+"""Weights of a rank in modules of transformers: of each tensor only the kept part is read, then packed and released."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from worker.families.family import Family
-from worker.models import experts
-from worker.models.layers import fusing, parallel
+from worker.models.layers import experts, fusing, parallel
 from worker.models.layers.dense import DenseLinear, stacked
-from worker.models.layers.embedding import LAYERS_TABLE, HalfEmbedding
+from worker.models.layers.embedding import HalfEmbedding
+from worker.models.layers.experts import tensor_of
 from worker.models.layers.linear import NativeLinear, PackedEmbedding
 from worker.models.layers.packing import Packing
-from worker.weights.checkpoint import StoredTensors, checked
+from worker.models.native.modules import LAYERS_TABLE
+from worker.models.rank_weights import RankWeights, are_experts, rounded
+from worker.tensors import torch_type
+from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer
-from worker.weights.sharding import OUTPUTS, ShardPlan, padded_share
+from worker.weights.sharding import ShardPlan
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 
@@ -37,10 +42,14 @@ class WeightLoader:
     tell: Callable[[float], None]
     quantizer: Quantizer | None = None
     """Makes blocks of the weights of linear layers and of the vocabulary."""
-    storage: torch.dtype | None = None
+    storage: np.dtype[Any] | None = None
     """The type of 16 bits to which those of them that are plain numbers are rounded; None: kept as they are stored."""
     grouped: bool = False
     """True if the checkpoint's matrices are read as `StoredMatrix`."""
+
+    @cached_property
+    def _weights(self) -> RankWeights:
+        return RankWeights(self.checkpoint, self.plan, self.family)
 
     def fill(self) -> None:
         """Replace every linear layer, and every other meta parameter by what this rank keeps of it."""
@@ -72,7 +81,7 @@ class WeightLoader:
         names = group.full_names()
         linears = [self.model.get_submodule(name) for name in names]
         weights = [
-            self._converted(f"{name}.weight", self._read(name, "weight", linear.weight))
+            self._converted(f"{name}.weight", self._weights.read(name, "weight", tuple(linear.weight.shape)))
             for name, linear in zip(names, linears, strict=True)
         ]
         bias = None
@@ -93,10 +102,8 @@ class WeightLoader:
         if mixture is None or not (self.packing.packed or self.grouped):
             return
         for name, module in list(self.model.named_modules()):
-            if experts.are_in(name):
-                packed = experts.packed(
-                    self.checkpoint, self.plan, name, module, mixture.tensors, self._converted, self.packing.pack
-                )
+            if are_experts(name):
+                packed = experts.packed(self._weights, name, module, self._converted, self.packing.pack)
                 self.model.set_submodule(name, packed)
                 self._done()
 
@@ -108,7 +115,8 @@ class WeightLoader:
         apart = self.packing.keeps_stored_rows(table)
         bias = None
         if head.bias is not None:
-            bias = stacked([self._vocabulary(f"{name_of[head]}.bias", head)], self.dtype, self.device)
+            rows = self._weights.vocabulary(f"{name_of[head]}.bias", tuple(head.weight.shape))
+            bias = stacked([tensor_of(rows)], self.dtype, self.device)
         if (
             tied
             and self.packing.shares_tables
@@ -143,7 +151,7 @@ class WeightLoader:
         if table is None:
             return
         rows = self._vocabulary(f"model.{LAYERS_TABLE}.weight", table)
-        start, _, _ = padded_share(table.weight.shape[0], self.plan.rank, self.plan.world_size)
+        start = self._weights.first_row(table.weight.shape[0])
         if isinstance(rows, StoredMatrix):
             packed = cast(NativeLinear, self.packing.pack([rows], None))  # the only layer of blocks
             table = PackedEmbedding(packed, table, own=True)
@@ -156,47 +164,32 @@ class WeightLoader:
         setattr(body, LAYERS_TABLE, table)
         self._done()
 
-    def _converted(self, name: str, weights: Weights) -> Weights:
-        """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
-        return self._rounded(weights) if self.quantizer is None else self.quantizer.blocks(name, weights)
-
-    def _rounded(self, weights: Any) -> Any:
-        if self.storage is None or not isinstance(weights, Tensor):
-            return weights
-        numbers = torch.finfo(self.storage)
-        return weights.clamp(numbers.min, numbers.max).to(self.storage)  # saturates rather than overflows
+    def _converted(self, name: str, weights: Weights) -> Any:
+        """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for: a
+        tensor, or a `StoredMatrix`."""
+        if self.quantizer is not None:
+            found: Any = self.quantizer.blocks(name, tensor_of(weights))
+            return found
+        return tensor_of(rounded(weights, self.storage))
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `StoredMatrix`."""
-        if experts.are_in(module):
-            assert self.family.experts is not None
-            owner = self.model.get_submodule(module)
-            stored = experts.read(self.checkpoint, self.plan, module, leaf, owner, self.family.experts.tensors)
+        if are_experts(module):
+            stored = experts.read(self._weights, module, leaf, self.model.get_submodule(module))
             return stored if leaf.endswith("bias") else self._rounded(stored)
-        name = stored = f"{module}.{leaf}"
-        for ours, theirs in self.family.stored_names:
-            stored = stored.replace(ours, theirs)
-        # A parameter that is no module's has a role by its own name.
-        sharded = module if self.plan.role(module) is not None else name
-        role, shape = self.plan.role(sharded), list(parameter.shape)
-        dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
-        if dim is None:
-            return checked(stored, self.checkpoint.read(stored), shape)
-        kept = self.plan.intervals(sharded, shape[dim])
-        shape[dim] = sum(stop - start for start, stop in kept)
-        return checked(stored, self.checkpoint.read(stored, dim, kept), shape)
+        return tensor_of(self._weights.read(module, leaf, tuple(parameter.shape)))
+
+    def _rounded(self, weights: Tensor) -> Tensor:
+        if self.storage is None:
+            return weights
+        storage = torch_type(self.storage)
+        numbers = torch.finfo(storage)
+        return weights.clamp(numbers.min, numbers.max).to(storage)  # saturates rather than overflows
 
     def _vocabulary(self, name: str, module: Any) -> Any:
         """The rank's rows as stored, padded with zeros to the width that all ranks share."""
-        start, stop, width = padded_share(module.weight.shape[0], self.plan.rank, self.plan.world_size)
-        whole = self.plan.world_size == 1
-        rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
-        checked(name, rows, [stop - start, *module.weight.shape[1 : len(rows.shape)]])
-        if isinstance(rows, StoredMatrix):
-            return rows.padded(width)
-        if missing := width - rows.shape[0]:
-            rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
-        return self._converted(name, rows) if rows.dim() == 2 else rows
+        rows = self._weights.vocabulary(name, tuple(module.weight.shape))
+        return rows if isinstance(rows, StoredMatrix) else self._converted(name, rows)
 
     def _parameter(self, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(stacked([stored], self.dtype, self.device), requires_grad=False)

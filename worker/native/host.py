@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from pathlib import Path
 
 from control.errors import SettingsError
@@ -53,3 +54,23 @@ def processor_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
+def thread_count() -> int:
+    """The threads that a model computes with here: those that torch has where it is imported, else OMP_NUM_THREADS,
+    else one for each core that this process may use."""
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "get_num_threads"):
+        return torch.get_num_threads()  # type: ignore[union-attr]  # a module
+    try:
+        return max(1, int(os.environ.get("OMP_NUM_THREADS", "")))
+    except ValueError:
+        return max(1, len({_core(cpu) for cpu in os.sched_getaffinity(0)}))
+
+
+def _core(cpu: int) -> str:
+    """A name that the threads of one core share."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 from worker.native import compiled
-from worker.native.host import SOURCE, SWITCH
+from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes
 
@@ -135,6 +135,13 @@ class Threads:
 
     def __del__(self) -> None:
         self.library.furrow_pool_end(self.address)
+
+
+def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
+    """The threads of one model, for products of its `shapes` with weights of `kinds`, or of all; None where they can't
+    be compiled or aren't wanted."""
+    loaded = load_library(kinds, shapes)
+    return None if loaded is None else Threads(loaded, thread_count())
 
 
 SILU, GELU_TANH, CLAMPED_SWIGLU, RELU_SQUARED, XIELU = range(5)

@@ -51,7 +51,8 @@ from worker.engine.step import Engine, Step
 from worker.kv.base import KVStore
 from worker.kv.stores import store_for
 from worker.models.backend import describe
-from worker.models.loading import ServedModel, load, resolve_dtype
+from worker.models.loading import load, resolve_dtype
+from worker.models.served import ServedModel
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
@@ -243,8 +244,8 @@ class RankWorker:
             try:
                 files = ModelFiles.of_command(command.config_json, command.safetensors_paths)
                 self._weight_bytes = files.weight_bytes
-                dtype = resolve_dtype(command.dtype, torch.device(self.device), files.config)
-                choose(files.config, dtype, self.device, self.world_size, lambda: self._was_read(0.0))
+                dtype = resolve_dtype(command.dtype, str(self.device), files.config)
+                choose(files.config, dtype.name, self.device, self.world_size, lambda: self._was_read(0.0))
                 model = load(
                     files,
                     collective=collective,

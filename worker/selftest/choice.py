@@ -49,16 +49,14 @@ _SOURCES = (
 )
 
 
-def choose(
-    config: dict[str, Any], dtype: torch.dtype, device: str, tp: int, tell: Callable[[], None] = lambda: None
-) -> None:
+def choose(config: dict[str, Any], dtype: str, device: str, tp: int, tell: Callable[[], None] = lambda: None) -> None:
     """Switch off the kernels that fail on this device with a rank's shapes of this model. A GPU tries them where no
     record says how they did; that may take a minute, and `tell` is called with each result. On a CPU the C++ library is
     checked with the model's shapes when it is loaded, so only a record of `furrow selftest` is asked."""
     for name in switches.unknown_names():
         log.warning("unknown kernel", name=name, known=", ".join(switches.PLAIN), action="choose_kernels")
     where = torch.device(device)
-    _choose(where, of_config(config, str(dtype).removeprefix("torch."), tp), KERNELS[where.type], tell)
+    _choose(where, of_config(config, dtype, tp), KERNELS[where.type], tell)
 
 
 def choose_collective(device: str) -> None:

@@ -15,11 +15,13 @@ from types import MethodType, SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from worker.collective.link import Link
 from worker.native.library import Threads
+from worker.tensors import as_array, as_tensor
 
 CLASSES = (
     "worker.families.",
@@ -92,6 +94,9 @@ class _Writer:
             return ["met", self._met[id(value)][0]]
         number = len(self._met)
         self._met[id(value)] = number, value
+        if isinstance(value, np.ndarray):
+            self.tensors.append(as_tensor(value))
+            return ["array", number, len(self.tensors) - 1]
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return ["tensor", number, len(self.tensors) - 1]
@@ -123,6 +128,7 @@ class _Reader:
             "method": self._method,
             "met": self._met.__getitem__,
             "tensor": self._tensor,
+            "array": self._array,
             "list": self._list,
             "object": self._object,
             "partial": self._partial,
@@ -142,6 +148,9 @@ class _Reader:
 
     def _tensor(self, number: int, index: int) -> Tensor:
         return self._keep(number, self._tensors[index])
+
+    def _array(self, number: int, index: int) -> Any:
+        return self._keep(number, as_array(self._tensors[index]))
 
     def _list(self, number: int, nodes: list[Any]) -> list[Any]:
         found = self._keep(number, list[Any]())

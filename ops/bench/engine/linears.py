@@ -20,8 +20,8 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
-from worker.models.layers.linear import NativeLinear, threads_here
-from worker.native.library import Threads
+from worker.models.layers.linear import NativeLinear
+from worker.native.library import Threads, threads_here
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.packed_matrix import Kept
 from worker.weights.quantizer import quantize

@@ -231,7 +231,7 @@ def _packed(format: BlockFormat) -> Callable[[Floats], NDArray[Any]]:
     def convert(values: Floats) -> NDArray[Any]:
         import torch
 
-        from worker.models.layers.linear import threads_here
+        from worker.native.library import threads_here
         from worker.weights.quantizer import quantize
 
         threads = threads_here()

@@ -6,9 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-LAYERS_TABLE = "embed_tokens_per_layer"
-"""The name of the embedding that gives each layer an input of its own, in the body of models that have it."""
-
 
 class HalfEmbedding(nn.Module):
     """ids (…) → rows (…, hidden) in float32, from a table in the checkpoint's own 16-bit type, or float16. Replaces

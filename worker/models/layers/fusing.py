@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-SIBLINGS = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("q_proj", "k_proj"),  # where the values are the keys
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
-
-UNPACKED = {"mlp.shared_expert_gate", "router.proj"}
-"""Layers that stay as they are: with one output, or whose scores choose experts."""
-
-
-@dataclass(frozen=True)
-class LinearGroup:
-    """Linear layers `names` of the module `parent` (dotted): one, or several that always get the same input."""
-
-    parent: str
-    names: tuple[str, ...]
-
-    def full_names(self) -> list[str]:
-        return [f"{self.parent}.{name}" for name in self.names]
+from worker.models.siblings import LinearGroup, groups_of
 
 
 def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
     """Every linear layer but the head and those of UNPACKED, once. Siblings are joined where both all or none have a
     bias."""
     for path, parent in model.named_modules():
-        alone = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
-        for names in SIBLINGS:
-            found = [alone[name] for name in names if name in alone]
-            if len(found) == len(names) and len({(one.in_features, _has_bias(one)) for one in found}) == 1:
-                yield LinearGroup(path, names)
-                for name in names:
-                    del alone[name]
-        for name, child in alone.items():
-            if child is not head and f"{path.rpartition('.')[2]}.{name}" not in UNPACKED:
-                yield LinearGroup(path, (name,))
-
-
-def _has_bias(linear: Any) -> bool:
-    return linear.bias is not None  # nn.Linear declares a parameter, and holds None
+        linears: dict[str, Any] = {
+            name: child for name, child in parent.named_children() if type(child) is nn.Linear and child is not head
+        }
+        # nn.Linear declares its bias as a parameter, and holds None.
+        yield from groups_of(path, {name: (one.in_features, one.bias is not None) for name, one in linears.items()})
 
 
 class FusedLinear(nn.Module):

@@ -1,96 +1,43 @@
-"""Linear layers whose weights lie as the compiled products read them, and embeddings that are read from there."""
+"""Packed weights (native/linear.py) as modules of torch, for encoders and models whose forward is not C++."""
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads, load_library
-from worker.selftest.shapes import Shapes
-from worker.weights.packed_matrix import Kept, PackedMatrix
-from worker.weights.stored_matrix import StoredMatrix, Weights
+from worker.models.native.linear import PackedLinear
+from worker.native.library import Threads
+from worker.tensors import as_array, as_tensor
+from worker.weights.stored_matrix import StoredMatrix
 
 
 class NativeLinear(nn.Module):
-    """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); the bits of a row don't depend on the others.
+    """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); see PackedLinear."""
 
-    Weights of 32 or 16 bits are widened as they are read. With int8 a weight has one scale per output and an activation
-    one per row; with blocks a weight has its file's scales and an activation one for each 32 inputs. Sums over a scale
-    are exact integers. Codes with a scale by group are widened too, and scaled once a group. NaN or infinity in a row
-    gives NaN in that row alone.
-    """
-
-    def __init__(self, parts: Sequence[Weights], bias: Tensor | None, kinds: Sequence[Kept], threads: Threads) -> None:
-        """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
-        `parts[i]` is kept: float32, bfloat16, float16 or int8, or the kind of a stored matrix. Raises
-        ValueError where the kinds change more than twice from part to part."""
+    def __init__(
+        self, parts: Sequence[Any], bias: Tensor | None, kinds: Sequence[torch.dtype | str], threads: Threads
+    ) -> None:
+        """`parts` (outputs, inputs): tensors, or stored matrices. Raises ValueError as PackedLinear."""
         super().__init__()
-        self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        self.threads = threads
-        self._matrices: list[PackedMatrix] = []
-        first = 0
-        for (kind, _), run in itertools.groupby(zip(parts, kinds, strict=True), _kind_and_group):
-            self._matrices.append(PackedMatrix([part for part, _ in run], self.inputs, kind, first, threads))
-            first += self._matrices[-1].outputs
-        if len(self._matrices) > MOST_MATRICES:
-            raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
-        self.bias = None
-        if bias is not None:
-            self.bias = nn.Parameter(self.padded(bias), requires_grad=False)
-        self._describe()
+        stored = [part if isinstance(part, StoredMatrix) else as_array(part) for part in parts]
+        names = [str(kind).removeprefix("torch.") for kind in kinds]
+        self.packed = PackedLinear(stored, None if bias is None else as_array(bias), names, threads)
+        self.outputs, self.inputs, self.threads = self.packed.outputs, self.packed.inputs, threads
 
-    def _describe(self) -> None:
-        """Set `struct`, which has the addresses of the memory, and `packed_bytes`."""
-        self.struct = Linear(
-            matrices=(Matrix * MOST_MATRICES)(*(matrix.struct for matrix in self._matrices)),
-            bias=None if self.bias is None else self.bias.data_ptr(),
-            inputs=self.inputs,
-            outputs=self.outputs,
-            count=len(self._matrices),
-        )
-        self._address = ctypes.addressof(self.struct)
-        self.packed_bytes = sum(matrix.bytes for matrix in self._matrices)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("struct", "_address")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._describe()
-
-    def padded(self, bias: Tensor) -> Tensor:
-        """A bias with the room behind it that the products read."""
-        room = torch.zeros(self.outputs + self.threads.library.furrow_panel())
-        room[: self.outputs] = bias
-        return room
+    @property
+    def packed_bytes(self) -> int:
+        """Of weights and bias."""
+        return self.packed.bytes
 
     def forward(self, inputs: Tensor) -> Tensor:
-        rows = inputs.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], self.outputs)
-        threads, count = self.threads, rows.numel() // self.inputs
-        room = torch.empty(threads.library.furrow_product_room(self._address, count), dtype=torch.uint8)
-        threads.library.furrow_product(
-            threads.address, self._address, rows.data_ptr(), count, out.data_ptr(), room.data_ptr()
-        )
-        return out
+        return as_tensor(self.packed.product(as_array(inputs)))
 
     def look_up(self, ids: Tensor) -> Tensor:
         """The weights of the outputs `ids` (…) as rows (…, inputs)."""
-        wanted = ids.contiguous()
-        out = torch.empty(*ids.shape, self.inputs)
-        self.threads.library.furrow_look_up(self._address, wanted.data_ptr(), wanted.numel(), out.data_ptr())
-        return out
-
-
-def _kind_and_group(kept: tuple[Weights, Kept]) -> tuple[Kept, int]:
-    """Neighbours that are equal in it are one matrix."""
-    part, kind = kept
-    return kind, part.group if isinstance(part, StoredMatrix) else 0
+        return as_tensor(self.packed.look_up(as_array(ids)))
 
 
 class PackedEmbedding(nn.Module):
@@ -106,10 +53,3 @@ class PackedEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)
         return rows if self._scale is None else rows * self._scale
-
-
-def threads_here(kinds: Iterable[str] | None = None, shapes: Shapes | None = None) -> Threads | None:
-    """As many threads as torch has here, for products of a model's `shapes` with weights of `kinds`
-    (native/library.py), or of all; None where they can't be compiled or aren't wanted."""
-    loaded = load_library(kinds, shapes)
-    return None if loaded is None else Threads(loaded, torch.get_num_threads())

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from control.errors import CompilerMissing, SettingsError
 from worker.models.layers.dense import DenseLinear, stacked
-from worker.models.layers.linear import NativeLinear, threads_here
+from worker.models.layers.linear import NativeLinear
+from worker.models.native.linear import kept_as
 from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD
-from worker.native.library import Threads, reason_missing
+from worker.native.library import Threads, reason_missing, threads_here
 from worker.selftest.shapes import Shapes
-from worker.weights.packed_matrix import Kept
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
@@ -66,7 +66,7 @@ def packing(
         return Packing(partial(_dense, dtype, device), packed=False, quantized=False)
 
     def pack(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
-        return NativeLinear(parts, bias, [_kept_as(part, quant) for part in parts], threads)
+        return NativeLinear(parts, bias, [kept_as(part, quant) for part in parts], threads)
 
     return Packing(
         pack,
@@ -96,15 +96,3 @@ def _not_in_cpp(what: str, remedy: str) -> SettingsError:
     return (CompilerMissing if missing else SettingsError)(
         f"{what} computed in C++ only, but {reason}. {install}{remedy}"
     )
-
-
-def _kept_as(part: Weights, quant: str | None) -> Kept:
-    """Quantized weights and 16 bits of the checkpoint stay what they are: they lose nothing, and float32 would only be
-    more to read."""
-    if isinstance(part, StoredMatrix):
-        return part.kind
-    if quant == "int8":
-        return torch.int8
-    if part.dtype in (torch.float16, torch.bfloat16):
-        return part.dtype
-    return torch.float32 if quant is None else torch.float16

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from worker.models.layers.linear import NativeLinear
+from worker.native.host import thread_count
 from worker.native.library import Threads, load_library
 from worker.selftest.case import Case
 from worker.selftest.request import NotAvailable, Request
@@ -29,7 +30,7 @@ def cpp(request: Request) -> Iterator[Case]:
     wrong: bytes | None = loaded.furrow_check(numbers, len(numbers))
     if wrong is not None:
         raise RuntimeError(wrong.decode())
-    threads = Threads(loaded, torch.get_num_threads())
+    threads = Threads(loaded, thread_count())
     widths = [(shapes.hidden, (shapes.heads + 2 * shapes.kv_heads) * shapes.head_dim), (shapes.inner, shapes.hidden)]
     for inputs, outputs in widths:
         for kind in KINDS:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from worker.kv.base import StateLayout
-from worker.models.layers.linear import NativeLinear
+from worker.models.native.linear import PackedLinear
+from worker.models.native.recurrent import GatedConvolution, GatedDelta, MambaLayer
 from worker.models.native.unsupported import NotNative
-from worker.models.recurrent.gated_convolution import GatedConvolution
-from worker.models.recurrent.gated_delta import GatedDelta
-from worker.models.recurrent.mamba import MambaLayer
 from worker.native.library import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Delta, Layer, Linear, Norm, Place
 
 
@@ -31,11 +29,11 @@ class Deltas:
         self.structs = (Delta * (to.delta + 1))(*self.structs, struct(module, self._layout))
 
 
-def _convolution(module: Any, layout: StateLayout) -> Delta:
+def _convolution(module: GatedConvolution, layout: StateLayout) -> Delta:
     return Delta(
-        projections=_linear(module.projections.in_proj),
-        filter_bias=None if module.bias is None else module.bias.data_ptr(),
-        filter=module.filter.data_ptr(),
+        projections=_linear(module.in_proj),
+        filter_bias=None if module.bias is None else module.bias.ctypes.data,
+        filter=module.filter.ctypes.data,
         value_heads=1,
         value_dim=layout.channels,
         taps=layout.window + 1,
@@ -49,18 +47,18 @@ def _mamba(module: MambaLayer, layout: StateLayout) -> Delta:
     share = module.heads // module.groups
     bias = module.filter_bias
     return Delta(
-        projections=_linear(module.projections.in_proj),
+        projections=_linear(module.in_proj),
         gate=Place(0, share * module.head_dim),
         value=Place(inner, share * module.head_dim),
         key=Place(2 * inner, module.state),
         query=Place(2 * inner + of_groups, module.state),
         learning=Place(2 * (inner + of_groups), share),
-        filter_bias=None if bias is None else bias.data_ptr(),
-        filter=module.filter.data_ptr(),
-        decay=module.decay.data_ptr(),
-        decay_bias=module.step_bias.data_ptr(),
-        skip=module.skip.data_ptr(),
-        norm=Norm(module.norm_weight.data_ptr(), module.eps),
+        filter_bias=None if bias is None else bias.ctypes.data,
+        filter=module.filter.ctypes.data,
+        decay=module.decay.ctypes.data,
+        decay_bias=module.step_bias.ctypes.data,
+        skip=module.skip.ctypes.data,
+        norm=Norm(module.norm_weight.ctypes.data, module.eps),
         key_heads=module.groups,
         value_heads=module.heads,
         key_dim=module.state,
@@ -74,18 +72,15 @@ def _mamba(module: MambaLayer, layout: StateLayout) -> Delta:
     )
 
 
-def _delta(module: Any, layout: StateLayout) -> Delta:
-    of = module.projections
-    projections = of.in_proj_qkvz if module.by_head else getattr(of, "in_proj_qkv_in_proj_z", None)
-    rates = of.in_proj_ba if module.by_head else getattr(of, "in_proj_b_in_proj_a", None)
+def _delta(module: GatedDelta, layout: StateLayout) -> Delta:
     return Delta(
-        projections=_linear(projections),
-        rates=_linear(rates),
+        projections=_linear(module.projections),
+        rates=_linear(module.rates),
         **_places(module),
-        filter=module.filter.data_ptr(),
-        decay=module.decay.data_ptr(),
-        decay_bias=module.decay_bias.data_ptr(),
-        norm=Norm(module.norm_weight.data_ptr(), module.eps),
+        filter=module.filter.ctypes.data,
+        decay=module.decay.ctypes.data,
+        decay_bias=module.decay_bias.ctypes.data,
+        norm=Norm(module.norm_weight.ctypes.data, module.eps),
         key_heads=module.key_heads,
         value_heads=module.value_heads,
         key_dim=module.key_dim,
@@ -119,8 +114,8 @@ def _places(module: GatedDelta) -> dict[str, Place]:
     }
 
 
-def _linear(module: Any) -> Linear:
-    linear = getattr(module, "linear", module)  # of layers that share their input
-    if not isinstance(linear, NativeLinear):
-        raise NotNative(f"its {type(linear).__name__} is torch's")
+def _linear(linear: PackedLinear | None) -> Linear:
+    """Raises NotNative for projections of one input that could not be joined."""
+    if linear is None:
+        raise NotNative("its projections of one input are no single product")
     return linear.struct

@@ -1,6 +1,6 @@
 """Meta models of the families whose forward is C++: modules with transformers' names and no forward of their own.
 
-They hold what the weight loader fills and `Plan` reads.
+They hold what the loader fills and `Plan` reads.
 """
 
 from __future__ import annotations
@@ -8,87 +8,67 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from worker.families.family import Family
 from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
-from worker.models.layers.norms import FusedRMSNorm
-from worker.models.native.mixtures import CORRECTION
+from worker.models.native.linear import Embedding
+from worker.models.native.module import Module, Numbers, Unfilled
 from worker.models.native.rotary import Rotary, rotaries
 from worker.native.library import XIELU
 
-META = torch.device("meta")
+CORRECTION = "e_score_correction_bias"
+"""The numbers, of a mixture or of its router, that are added to scores for the choice of experts."""
+LAYERS_TABLE = "embed_tokens_per_layer"
+"""The name of the embedding that gives each layer an input of its own, in the body of models that have it."""
 
 
 def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> CausalModel:
-    """The model of `config`, every parameter on the meta device. Raises NotNative for a rotary embedding that is left
-    to transformers."""
+    """The model of `config`, its parameters unfilled. Raises NotNative for a rotary embedding that is left to
+    transformers."""
     family = FAMILIES[config.model_type]
     widths = {kind: own.head_dim for kind, own in zip(config.layer_types, config.per_layer_config, strict=True)}
-    return CausalModel(config, rotaries(config_json, family, config.head_dim, widths)).eval()
+    return CausalModel(config, rotaries(config_json, family, config.head_dim, widths))
 
 
-class CausalModel(nn.Module):
+class CausalModel(Module):
     """Embedding, layers, last norm and head."""
 
     def __init__(self, config: SimpleNamespace, rotary_embeddings: dict[str, Rotary]) -> None:
-        super().__init__()
         self.config = config
         self.model = _Body(config, rotary_embeddings)
-        self.lm_head: nn.Module = _linear(config.hidden_size, config.vocab_size, config.head_bias)
+        self.lm_head: Module = Linear(config.hidden_size, config.vocab_size, config.head_bias)
 
     @property
     def family(self) -> Family:
         """The type's record, with the names of these modules."""
         return FAMILIES[self.config.model_type].natively_named()
 
-    @property
-    def base_model(self) -> nn.Module:
-        return self.model
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, embedding: nn.Module) -> None:
-        self.model.embed_tokens = embedding
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, head: nn.Module) -> None:
-        self.lm_head = head
-
     def offset_norms(self) -> None:
         """Add one to the weights of all norms, which were loaded, of a family that has them so."""
         if FAMILIES[self.config.model_type].norm_offset:
-            for norm in self.modules():
-                if isinstance(norm, FusedRMSNorm) and norm.weight is not None:
-                    norm.weight = nn.Parameter(1.0 + norm.weight, requires_grad=False)
+            for _, norm in self.modules():
+                if isinstance(norm, Norm) and not norm.centered:
+                    assert not isinstance(norm.weight, Unfilled)
+                    norm.weight = 1.0 + norm.weight
 
 
-class _Body(nn.Module):
+class _Body(Module):
     def __init__(self, config: SimpleNamespace, rotary_embeddings: dict[str, Rotary]) -> None:
-        super().__init__()
         self.rotaries = rotary_embeddings
-        self.embed_tokens: nn.Module = _embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
-        self.layers = nn.ModuleList(_Layer(config, layer) for layer in range(config.num_hidden_layers))
+        self.embed_tokens: Module = _embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
+        self.layers = [_Layer(config, layer) for layer in range(config.num_hidden_layers)]
         self.norm = _norm(config, config.hidden_size)
         if width := config.hidden_size_per_layer_input:
             all_layers = config.num_hidden_layers * width
-            self.embed_tokens_per_layer: nn.Module = _embedding(
-                config.vocab_size_per_layer_input, all_layers, width**0.5
-            )
-            self.per_layer_model_projection = _linear(config.hidden_size, all_layers, False)
+            self.embed_tokens_per_layer: Module = _embedding(config.vocab_size_per_layer_input, all_layers, width**0.5)
+            self.per_layer_model_projection = Linear(config.hidden_size, all_layers, False)
             self.per_layer_projection_norm = _norm(config, width)
 
 
-class _Layer(nn.Module):
+class _Layer(Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
-        super().__init__()
         family = FAMILIES[config.model_type]
         roles, norms = family.natively_named().roles, family.norms
         if config.layer_types[layer] == LINEAR:
@@ -110,29 +90,28 @@ class _Layer(nn.Module):
             if name is not None:
                 setattr(self, name, _norm(config, config.hidden_size))
         if width := config.hidden_size_per_layer_input:
-            self.per_layer_input_gate = _linear(config.hidden_size, width, False)
-            self.per_layer_projection = _linear(width, config.hidden_size, False)
+            self.per_layer_input_gate = Linear(config.hidden_size, width, False)
+            self.per_layer_projection = Linear(width, config.hidden_size, False)
             self.post_per_layer_input_norm = _norm(config, config.hidden_size)
         if family.layer_scales:
-            self.register_buffer("layer_scalar", torch.ones(1))
+            self.layer_scalar = _unfilled(1)
 
 
-class _Attention(nn.Module):
+class _Attention(Module):
     def __init__(self, config: SimpleNamespace, roles: Roles, layer: int) -> None:
-        super().__init__()
         family, hidden, own = FAMILIES[config.model_type], config.hidden_size, config.per_layer_config[layer]
         width, shared_heads = own.head_dim, own.num_key_value_heads
         queries, shared = config.num_attention_heads * width, shared_heads * width
         has_keys = config.kv_sharing_modes[layer] != "reuse"
         if "self_attn.qkv_proj" in roles:
-            self.qkv_proj = _linear(hidden, queries + 2 * shared, config.query_key_value_bias)
+            self.qkv_proj = Linear(hidden, queries + 2 * shared, config.query_key_value_bias)
         else:
-            self.q_proj = _linear(hidden, (1 + family.output_gate) * queries, config.query_key_value_bias)
+            self.q_proj = Linear(hidden, (1 + family.output_gate) * queries, config.query_key_value_bias)
             if has_keys:
-                self.k_proj = _linear(hidden, shared, config.query_key_value_bias)
+                self.k_proj = Linear(hidden, shared, config.query_key_value_bias)
             if has_keys and not config.keys_are_values[layer]:
-                self.v_proj = _linear(hidden, shared, config.query_key_value_bias)
-        self.o_proj = _linear(queries, hidden, config.output_bias)
+                self.v_proj = Linear(hidden, shared, config.query_key_value_bias)
+        self.o_proj = Linear(queries, hidden, config.output_bias)
         if config.head_norms is not None:
             shapes = {
                 "all_heads": ((queries,), (shared,)),
@@ -144,91 +123,84 @@ class _Attention(nn.Module):
                 if has_keys or name == family.head_norm_names[0]:
                     setattr(self, name, _norm(config, *shape))
         if "self_attn.sinks" in roles:
-            self.sinks = _parameter(config.num_attention_heads)
+            self.sinks = _unfilled(config.num_attention_heads)
 
 
-class _FeedForward(nn.Module):
+class _FeedForward(Module):
     """A feed-forward network, or an expert that every token goes through: `name` is its own in the roles."""
 
     def __init__(self, config: SimpleNamespace, roles: Roles, inner: int, name: str = "mlp") -> None:
-        super().__init__()
         hidden, bias = config.hidden_size, config.feed_forward_bias
         if f"{name}.gate_up_proj" in roles:
-            self.gate_up_proj = _linear(hidden, 2 * inner, bias)
+            self.gate_up_proj = Linear(hidden, 2 * inner, bias)
         else:
             if f"{name}.gate_proj" in roles:
-                self.gate_proj = _linear(hidden, inner, bias)
-            self.up_proj = _linear(hidden, inner, bias)
-        self.down_proj = _linear(inner, hidden, bias)
+                self.gate_proj = Linear(hidden, inner, bias)
+            self.up_proj = Linear(hidden, inner, bias)
+        self.down_proj = Linear(inner, hidden, bias)
         if config.activation == XIELU:
             self.act_fn = _Xielu()
 
 
-class _Xielu(nn.Module):
+class _Xielu(Module):
     """The learned numbers of an activation, and those that files have as constants."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.alpha_p, self.alpha_n = _parameter(1), _parameter(1)
-        self.register_buffer("beta", torch.tensor(0.0))
-        self.register_buffer("eps", torch.tensor(0.0))
+        self.alpha_p, self.alpha_n = _unfilled(1), _unfilled(1)
+        self.beta, self.eps = _unfilled(), _unfilled()
 
 
-def _add_experts(to: nn.Module, config: SimpleNamespace) -> None:
+def _add_experts(to: Any, config: SimpleNamespace) -> None:
     """Give the module `to` experts and their router."""
     experts = FAMILIES[config.model_type].experts
     assert experts is not None
     if experts.router_scales:
-        router: nn.Module = _ScaledRouter(config)
+        router: Module = _ScaledRouter(config)
     else:
         router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
     setattr(to, experts.router, router)
     if experts.correction is not None:
         owner = router if experts.correction == "router" else to
-        owner.register_buffer(CORRECTION, torch.zeros(config.num_experts))
+        setattr(owner, CORRECTION, _unfilled(config.num_experts))
     to.experts = _Experts(config)
 
 
-class _ScaledRouter(nn.Module):
+class _ScaledRouter(Module):
     """A router whose input is normed and scaled, with a scale of each expert's weight."""
 
     def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
         self.proj = _Weights(config.num_experts, config.hidden_size)
-        self.scale, self.per_expert_scale = _parameter(config.hidden_size), _parameter(config.num_experts)
+        self.scale, self.per_expert_scale = _unfilled(config.hidden_size), _unfilled(config.num_experts)
 
 
-class _Mixture(nn.Module):
-    experts: nn.Module
+class _Mixture(Module):
+    experts: Module
 
     def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
-        super().__init__()
         _add_experts(self, config)
         if "mlp.shared_expert.up_proj" in roles:
             inner = config.shared_expert_intermediate_size
             self.shared_expert = _FeedForward(config, roles, inner, "mlp.shared_expert")
-            self.shared_expert_gate = _linear(config.hidden_size, 1, False)
+            self.shared_expert_gate = Linear(config.hidden_size, 1, False)
         if "mlp.shared_experts.down_proj" in roles:
             inner = config.shared_expert_intermediate_size
             self.shared_experts = _FeedForward(config, roles, inner, "mlp.shared_experts")
 
 
-class _Experts(nn.Module):
+class _Experts(Module):
     """The shapes of a layer's experts, which the loader replaces by packed ones."""
 
     def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
         count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
         if config.clamp is None:
-            self.gate_up_proj, self.down_proj = _parameter(count, 2 * inner, hidden), _parameter(count, hidden, inner)
+            self.gate_up_proj, self.down_proj = _unfilled(count, 2 * inner, hidden), _unfilled(count, hidden, inner)
         else:
-            self.gate_up_proj, self.down_proj = _parameter(count, hidden, 2 * inner), _parameter(count, inner, hidden)
-            self.gate_up_proj_bias, self.down_proj_bias = _parameter(count, 2 * inner), _parameter(count, hidden)
+            self.gate_up_proj, self.down_proj = _unfilled(count, hidden, 2 * inner), _unfilled(count, inner, hidden)
+            self.gate_up_proj_bias, self.down_proj_bias = _unfilled(count, 2 * inner), _unfilled(count, hidden)
 
 
-class _Recurrent(nn.Module):
+class _Recurrent(Module):
     def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
-        super().__init__()
         hidden, heads = config.hidden_size, config.linear_num_value_heads
         keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * config.linear_value_head_dim
         if "linear_attn.in_proj_qkvz" in roles:
@@ -241,90 +213,68 @@ class _Recurrent(nn.Module):
                 "in_proj_a": heads,
             }
         for name, outputs in projections.items():
-            setattr(self, name, _linear(hidden, outputs, False))
+            setattr(self, name, Linear(hidden, outputs, False))
         self.conv1d = _Weights(2 * keys + values, 1, config.linear_conv_kernel_dim)
-        self.dt_bias, self.A_log = _parameter(heads), _parameter(heads)
+        self.dt_bias, self.A_log = _unfilled(heads), _unfilled(heads)
         self.norm = _Weights(config.linear_value_head_dim)
-        self.out_proj = _linear(values, hidden, False)
+        self.out_proj = Linear(values, hidden, False)
 
 
-class _Convolution(nn.Module):
+class _Convolution(Module):
     def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
         hidden, bias = config.hidden_size, config.conv_bias
-        self.in_proj = _linear(hidden, 3 * hidden, bias)
+        self.in_proj = Linear(hidden, 3 * hidden, bias)
         self.conv = _Weights(hidden, 1, config.conv_L_cache, bias=bias)
-        self.out_proj = _linear(hidden, hidden, bias)
+        self.out_proj = Linear(hidden, hidden, bias)
 
 
-class _Mamba(nn.Module):
+class _Mamba(Module):
     def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
         shape: Mamba = config.mamba
         inner, hidden, bias = shape.heads * shape.head_dim, config.hidden_size, config.proj_bias
-        self.in_proj = _linear(hidden, sum(shape.regions), bias)
+        self.in_proj = Linear(hidden, sum(shape.regions), bias)
         self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=config.conv_bias)
-        self.dt_bias, self.A_log, self.D = (_parameter(shape.heads) for _ in range(3))
+        self.dt_bias, self.A_log, self.D = (_unfilled(shape.heads) for _ in range(3))
         self.norm = _Weights(inner)
-        self.out_proj = _linear(inner, hidden, bias)
+        self.out_proj = Linear(inner, hidden, bias)
 
 
-class _Weights(nn.Module):
+class _Weights(Module):
     """A module that only holds a weight of some shape, and a bias of as many outputs."""
 
     def __init__(self, *shape: int, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = _parameter(*shape)
+        self.weight = _unfilled(*shape)
         if bias:
-            self.bias = _parameter(shape[0])
+            self.bias = _unfilled(shape[0])
 
 
-class LayerNorm(nn.Module):
-    """(x - mean(x)) / sqrt(variance(x) + ε) · weight + bias over the last dimension. The bias may be None."""
+class Norm(Module):
+    """x / sqrt(mean(x²) + ε) · weight over the last dimension in float32; where it is `centered`,
+    (x - mean(x)) / sqrt(variance(x) + ε) · weight + bias. The bias may be None."""
 
-    bias: Tensor | None
-
-    def __init__(self, shape: tuple[int, ...], eps: float, bias: bool) -> None:
-        super().__init__()
-        self.weight = _parameter(*shape)
-        self.register_parameter("bias", _parameter(*shape) if bias else None)
-        self.eps = eps
+    def __init__(self, weight: Numbers, eps: float, centered: bool = False, bias: Numbers | None = None) -> None:
+        self.weight, self.eps, self.centered, self.bias = weight, eps, centered, bias
 
 
-class ScaledEmbedding(nn.Embedding):
-    """ids (…) → rows (…, hidden), multiplied by `embed_scale`, which is transformers' name."""
+class Linear(Module):
+    """The shapes of a linear layer, which the loader replaces by a packed one."""
 
-    embed_scale: Tensor
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        self.weight: Numbers = _unfilled(outputs, inputs)
+        self.bias: Numbers | None = _unfilled(outputs) if bias else None
 
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.embed_scale
 
-
-def _norm(config: SimpleNamespace, *shape: int) -> nn.Module:
+def _norm(config: SimpleNamespace, *shape: int) -> Norm:
     kind = FAMILIES[config.model_type].norm_kind
     if kind == "rms":
-        return FusedRMSNorm(torch.empty(shape, device=META), config.rms_norm_eps)
-    return LayerNorm(shape, config.rms_norm_eps, bias=kind == "layer_with_bias")
+        return Norm(_unfilled(*shape), config.rms_norm_eps)
+    bias = _unfilled(*shape) if kind == "layer_with_bias" else None
+    return Norm(_unfilled(*shape), config.rms_norm_eps, centered=True, bias=bias)
 
 
-def _parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, device=META), requires_grad=False)
+def _unfilled(*shape: int) -> Any:
+    return Unfilled(shape)
 
 
-def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """A linear layer without its initialisation, for which torch would import its compiler."""
-    linear = nn.Linear.__new__(nn.Linear)
-    nn.Module.__init__(linear)
-    linear.in_features, linear.out_features = inputs, outputs
-    linear.weight = _parameter(outputs, inputs)
-    linear.register_parameter("bias", _parameter(outputs) if bias else None)
-    return linear
-
-
-def _embedding(rows: int, width: int, scale: float | None) -> nn.Embedding:
-    """An embedding without its initialisation, as above."""
-    kind = nn.Embedding if scale is None else ScaledEmbedding
-    embedding = kind(rows, width, _weight=torch.empty(rows, width, device=META), _freeze=True)
-    if isinstance(embedding, ScaledEmbedding):
-        embedding.embed_scale = torch.tensor(scale)
-    return embedding
+def _embedding(rows: int, width: int, scale: float | None) -> Embedding:
+    return Embedding(_unfilled(rows, width), scale)

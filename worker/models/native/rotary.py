@@ -1,19 +1,34 @@
-"""Frequencies of rotary embeddings, to the bit as transformers computes them (`modeling_rope_utils.py`)."""
+"""Frequencies of rotary embeddings, to the bit as transformers computes them (`modeling_rope_utils.py`); no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.families.family import Family
 from worker.families.recurrence import FULL
 from worker.models.native.unsupported import require
+
+AT_ONCE = 16
+"""Numbers that torch raises to a power by vectors, with AVX2; the rest, of fewer, go to the C library, whose results
+are the nearest float32."""
+_LOGARITHM = (0.240320354700088500976562, 0.285112679004669189453125, 0.400007992982864379882812)
+_TWO_THIRDS = float(np.float32(0.66666662693023681640625)) + float(np.float32(3.69183861259614332084311e-09))
+_LN2 = float(np.float32(0.69314718246459960938)) + float(np.float32(-1.904654323148236017e-09))
+_LN2_HIGH, _LN2_LOW = float(np.float32(0.693145751953125)), float(np.float32(1.428606765330187045e-06))
+_EXPONENTIAL = (
+    0.00136324646882712841033936,
+    0.00836596917361021041870117,
+    0.0416710823774337768554688,
+    0.166665524244308471679688,
+    0.499999850988388061523438,
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +36,7 @@ class Rotary:
     """A position's angles are its product with `inv_freq` (head dim / 2,) float32; their cosine and sine are multiplied
     by `attention_scaling`. The names are transformers'."""
 
-    inv_freq: Tensor
+    inv_freq: NDArray[np.float32]
     attention_scaling: float
     growth: tuple[float, float] = (0.0, 1.0)
     """(β, period): a query is multiplied by 1 + β · log(1 + ⌊position / period⌋)."""
@@ -99,8 +114,47 @@ class _Parameters:
         return value
 
 
-def _plain(theta: float, head_dim: int) -> Tensor:
-    return 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim))
+def _plain(theta: float, head_dim: int) -> NDArray[np.float32]:
+    return np.float32(1.0) / _periods(theta, head_dim, head_dim)
+
+
+def _periods(theta: float, rotated: int, head_dim: int) -> NDArray[np.float32]:
+    """The powers of θ by which the numbers of the first `rotated` of a head turn, less a factor of 2 π."""
+    exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(head_dim)
+    whole = len(exponents) // AT_ONCE * AT_ONCE
+    rest = np.power(theta, exponents[whole:].astype(np.float64)).astype(np.float32)
+    return np.concatenate([_powers(theta, exponents[:whole]), rest])
+
+
+def _powers(base: float, exponents: NDArray[np.float32]) -> NDArray[np.float32]:
+    """base^exponent as torch has it for AT_ONCE numbers: SLEEF's `powf` (sleefsimdsp.c, xpowf), whose result is not
+    always the nearest float32. What is a pair of float32 there is a float64 here."""
+    if not len(exponents):
+        return exponents
+    number = float(np.float32(base))
+    power = math.floor(math.log2(number / 0.75))
+    mantissa = number * 2.0**-power
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square = ratio * ratio
+    series = float(_polynomial(np.array([square], np.float32), _LOGARITHM)[0])
+    logarithm = _LN2 * power + 2 * ratio + square * ratio * (square * series + _TWO_THIRDS)
+    product = logarithm * exponents.astype(np.float64)
+    halvings = np.rint(product.astype(np.float32) * np.float32(1 / math.log(2)))
+    rest = product - halvings * _LN2_HIGH - halvings * _LN2_LOW
+    series = _polynomial(rest.astype(np.float32), _EXPONENTIAL).astype(np.float64)
+    return np.ldexp((1 + (rest + rest * rest * series)).astype(np.float32), halvings.astype(np.int32))
+
+
+def _polynomial(at: NDArray[np.float32], coefficients: Sequence[float]) -> NDArray[np.float32]:
+    """Its value, each step rounded once to float32; the highest coefficient first."""
+    value = np.full(at.shape, coefficients[0], np.float32)
+    for one in coefficients[1:]:
+        value = (value.astype(np.float64) * at + float(np.float32(one))).astype(np.float32)
+    return value
+
+
+def _inverse(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.float32(1.0) / numbers
 
 
 def _default(parameters: _Parameters, head_dim: int) -> Rotary:
@@ -115,9 +169,8 @@ def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
     """The first part of the whole head's frequencies; the others are 0."""
     angles = int(parameters.number("partial_rotary_factor", 1.0) * head_dim // 2)
     theta = parameters.number("rope_theta")
-    exponents = torch.arange(0, 2 * angles, 2, dtype=torch.float) / head_dim
-    frequencies = torch.zeros(head_dim // 2)
-    frequencies[:angles] = 1.0 / (theta**exponents)
+    frequencies = np.zeros(head_dim // 2, np.float32)
+    frequencies[:angles] = np.float32(1.0) / _periods(theta, 2 * angles, head_dim)
     return Rotary(frequencies / parameters.number("factor", 1.0), 1.0)
 
 
@@ -126,11 +179,11 @@ def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
     frequencies = _plain(parameters.number("rope_theta"), head_dim)
     factor, length = parameters.number("factor"), parameters.number("original_max_position_embeddings")
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
-    wavelengths = 2 * math.pi / frequencies
-    scaled = torch.where(wavelengths > length / low, frequencies / factor, frequencies)
-    smooth = (length / wavelengths - low) / (high - low)
-    between = ~(wavelengths < length / high) * ~(wavelengths > length / low)
-    return Rotary(torch.where(between, (1 - smooth) * scaled / factor + smooth * scaled, scaled), 1.0)
+    wavelengths = _inverse(frequencies) * np.float32(2 * math.pi)  # in torch a division of a number is this product
+    scaled = np.where(wavelengths > length / low, frequencies / factor, frequencies)
+    smooth = (_inverse(wavelengths) * np.float32(length) - low) / (high - low)
+    between = ~(wavelengths < length / high) & ~(wavelengths > length / low)
+    return Rotary(np.where(between, (1 - smooth) * scaled / factor + smooth * scaled, scaled), 1.0)
 
 
 def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
@@ -152,10 +205,11 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    ramp = torch.clamp((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
-    kept = 1 - ramp
-    periods = theta ** (torch.arange(0, head_dim, 2).to(dtype=torch.float) / head_dim)
-    return Rotary(1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, float(scale))
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    kept = (1 - ramp).astype(np.float32)
+    periods = _periods(theta, head_dim, head_dim)
+    frequencies = _inverse(np.float32(factor) * periods) * (1 - kept) + _inverse(periods) * kept
+    return Rotary(frequencies.astype(np.float32), float(scale))
 
 
 def _mscale(factor: float, mscale: float = 1) -> float:

@@ -18,7 +18,7 @@ from worker.models.pooled.encoder import BertEncoder
 from worker.models.pooled.modern import ModernEncoder
 from worker.models.pooled.pooler import Pooler, Projection
 from worker.models.pooled.row_threads import RowThreads
-from worker.models.served import ServedModel
+from worker.models.torch_served import TorchModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
 from worker.repository.pooling.encoders import ENCODERS, renamed
@@ -53,7 +53,7 @@ def load_encoder(
     dtype: torch.dtype,
     device: torch.device,
     tell: Callable[[float], None],
-) -> ServedModel:
+) -> TorchModel:
     """An encoder, ready to serve. `tell` is called with the share of the checkpoint that was read. Raises
     ModelFilesError."""
     config = files.config
@@ -72,7 +72,7 @@ def load_encoder(
             tell(checkpoint.read_share)
         head = _classifier(config, pooling, read) if pooling.kind == "score" else []
     pooler = load_pooler(pooling, dtype, device, head)
-    return ServedModel(encoder, Link(collective), WholeLayout(False, dtype, device), config["vocab_size"], pooler)
+    return TorchModel(encoder, Link(collective), WholeLayout(False, dtype, device), config["vocab_size"], pooler)
 
 
 def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head: Sequence[Projection] = ()) -> Pooler:

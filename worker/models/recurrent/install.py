@@ -1,4 +1,4 @@
-"""Models that mix recurrent layers with attention: their modules and the shape of their states."""
+"""Models that mix recurrent layers with attention: their modules in torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from worker.collective.link import Link
 from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR, DeltaRule, Recurrence
 from worker.families.short_convolution import ShortConvolution
-from worker.kv.base import StateLayout
 from worker.models.recurrent.gated_convolution import GatedConvolution
 from worker.models.recurrent.gated_delta import GatedDelta
 from worker.models.recurrent.mamba import MambaLayer
@@ -33,16 +32,3 @@ def install(model: Any, recurrent: Recurrence, link: Link) -> None:
         else:
             layer.self_attn.layer_idx = attention
             attention += 1
-
-
-def state_layout(recurrent: Recurrence, ranks: int) -> StateLayout:
-    """The state of a sequence on one of `ranks` ranks."""
-    heads, key_dim, value_dim = recurrent.matrices
-    return StateLayout(
-        layers=recurrent.layers,
-        window=recurrent.taps - 1,
-        channels=recurrent.channels(ranks),
-        heads=heads // ranks,
-        key_dim=key_dim,
-        value_dim=value_dim,
-    )

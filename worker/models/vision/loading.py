@@ -35,7 +35,7 @@ def load_tower(
 def _axes(sections: list[int], body: Any) -> Tensor:
     """Raises ModelFilesError for sections that are not those of the text part's rotary embedding."""
     rotary = body.rotaries[""] if hasattr(body, "rotaries") else body.rotary_emb
-    frequencies = rotary.inv_freq.numel()
+    frequencies = len(rotary.inv_freq)
     if sum(sections) != frequencies:
         raise ModelFilesError(
             f"config.json has mrope_section = {sections}, but a head turns by {frequencies} frequencies. Use the "

@@ -12,9 +12,9 @@ import torch
 from control.cache import files as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
+from worker.models import loading
 from worker.models.layers import packing
-from worker.models.layers.linear import threads_here
-from worker.native.library import Threads
+from worker.native.library import Threads, threads_here
 from worker.selftest.shapes import Shapes
 
 
@@ -47,7 +47,8 @@ def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None, Shapes],
 def kinds_are_foreseen() -> Iterator[None]:
     """Every load of these tests names all kinds of weights before it meets them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "threads_here", narrow(AssertionError))
+        for module in (loading, packing):
+            patch.setattr(module, "threads_here", narrow(AssertionError))
         yield
 
 

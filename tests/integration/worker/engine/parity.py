@@ -14,8 +14,8 @@ from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.experts import are_in_model
 from worker.models.loading import load
+from worker.models.served import are_in_model
 
 NEW = 20
 LENGTHS = (5, 21, 37)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -30,11 +31,16 @@ def test_the_code_that_computes_is_named(folder: Path, monkeypatch: pytest.Monke
     native = describe(load(folder, collective=Solo(), dtype="float32"))
     assert native.batch_invariant and native.dtype == "float32" and native.collective == ""
     assert native.kernels.startswith(f"C++ {compiled.source_digest(SOURCE)}, AVX")
-    assert f"torch {torch.__version__}" in native.kernels and "transformers" not in native.kernels
+    assert f"numpy {np.__version__}" in native.kernels and "torch" not in native.kernels
     assert describe(load(folder, collective=Solo(), dtype="auto", quant="int8")) == native
     monkeypatch.setenv(SWITCH, "0")
     plain = describe(load(folder, collective=Solo(), dtype="float32"))
-    assert "transformers" in plain.kernels and "C++" not in plain.kernels and not plain.batch_invariant
+    assert (
+        f"torch {torch.__version__}" in plain.kernels
+        and "transformers" in plain.kernels
+        and "C++" not in plain.kernels
+        and not plain.batch_invariant
+    )
     assert describe(load(folder, collective=Solo(), dtype="float64")) == msgspec.structs.replace(plain, dtype="float64")
 
 

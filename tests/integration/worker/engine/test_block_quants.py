@@ -21,9 +21,9 @@ from tests.integration.worker.engine.test_quant import MODEL_DIR, held_out_texts
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.native.host import SWITCH
+from worker.native.library import threads_here
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, format_for
 from worker.weights.quantizer import quantize

@@ -19,11 +19,10 @@ from tests.integration.worker.engine.test_native import PROMPT, Running, convers
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.models.batch import Row
-from worker.models.layers.linear import threads_here
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.native.library import load_library
+from worker.native.library import load_library, threads_here
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import format_for
 from worker.weights.quantizer import quantize

@@ -18,7 +18,7 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models import loading
+from worker.models import torch_loading
 from worker.models.kernels import modules as kernels
 from worker.models.loading import load
 from worker.native.host import SWITCH
@@ -48,7 +48,7 @@ def test_fused_models_have_the_same_logits(
 ) -> None:
     """Float32 logits are the same within 1e-4, and what should be replaced is."""
     folder = checkpoint(family)
-    monkeypatch.setattr(loading, "fuse_norms", lambda model: None)  # on a GPU the norms are transformers' own
+    monkeypatch.setattr(torch_loading, "fuse_norms", lambda model: None)  # on a GPU the norms are transformers' own
     monkeypatch.setenv(SWITCH, "0")  # nor is its forward C++
     model = load(folder, collective=Solo(), dtype="float32")
     modelling = sys.modules[type(model._module).__module__]

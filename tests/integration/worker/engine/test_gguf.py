@@ -18,8 +18,8 @@ from tests.integration.worker.engine.script import write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
-from worker.models.layers.linear import NativeLinear
 from worker.models.loading import load
+from worker.models.native.linear import PackedLinear
 from worker.native.library import load_library
 from worker.repository.gguf.configuration import configuration
 from worker.repository.gguf.gate import check_tensors
@@ -137,7 +137,7 @@ def test_packed_weights_are_near_the_dequantised_ones(family: str, folder: Path,
     outcome = play(Engine(model, SlabStore(model.cache_layout, 4096), Solo()), write(mixed()))
     assert cosine(plain, outcome) >= 0.999
     plain_bytes = load(file, collective=Solo(), dequantize=True).weight_bytes
-    assert model.weight_bytes < 0.95 * plain_bytes and any(isinstance(part, NativeLinear) for part in model.parts())
+    assert model.weight_bytes < 0.95 * plain_bytes and any(isinstance(part, PackedLinear) for part in model.parts())
 
 
 @pytest.mark.timeout(60)

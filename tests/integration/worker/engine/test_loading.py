@@ -21,13 +21,11 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models import loading
-from worker.models.layers import packing
-from worker.models.layers.linear import threads_here
 from worker.models.loading import load, resolve_dtype
 from worker.models.native import forward
 from worker.models.native.unsupported import NotNative
 from worker.native.host import SWITCH
-from worker.native.library import KindMissing, load_library
+from worker.native.library import KindMissing, load_library, threads_here
 from worker.repository.files import ModelFiles, inspect
 
 Checkpoint = Callable[[str], Path]
@@ -78,10 +76,10 @@ def test_a_model_that_its_plan_refuses_is_loaded_again(checkpoint: Checkpoint, m
 
 def test_auto_is_float32_on_a_cpu() -> None:
     """Elsewhere auto is the checkpoint's own type; an unknown name is refused with what is known."""
-    assert resolve_dtype("auto", torch.device("cpu")) == torch.float32
-    assert resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert resolve_dtype("auto", "cpu").name == "float32"
+    assert resolve_dtype("auto", "cuda").name == "bfloat16"
     with pytest.raises(SettingsError, match=r"Unknown dtype 'int3'\. Use auto, float64, float32, bfloat16, float16"):
-        resolve_dtype("int3", torch.device("cpu"))
+        resolve_dtype("int3", "cpu")
 
 
 def test_sharded_checkpoints_are_read_as_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -167,7 +165,7 @@ def test_a_kind_of_weights_that_was_not_foreseen(checkpoint: Checkpoint, monkeyp
     def no_kinds(*_: object) -> frozenset[str]:
         return frozenset()
 
-    monkeypatch.setattr(packing, "threads_here", narrow(KindMissing))
+    monkeypatch.setattr(loading, "threads_here", narrow(KindMissing))
     monkeypatch.setattr(loading, "kinds_of", no_kinds)
     with capture_logs() as logs:
         model = load(checkpoint("qwen3"), collective=Solo(), quant="int8")

@@ -21,7 +21,7 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models import loading
+from worker.models import torch_loading
 from worker.models.batch import Row, flatten
 from worker.models.layers import packing
 from worker.models.layers.dense import DenseLinear
@@ -69,7 +69,7 @@ def loaded(folder: Path, quant: str | None, monkeypatch: pytest.MonkeyPatch, nat
         plain = packing.packing
         monkeypatch.setattr(packing, "DenseLinear", ORACLES[quant])
         monkeypatch.setattr(
-            loading, "packing", lambda _, *rest: replace(plain(None, *rest), packed=True, quantized=True)
+            torch_loading, "packing", lambda _, *rest: replace(plain(None, *rest), packed=True, quantized=True)
         )
         quant = None
     with capture_logs() as logs:

@@ -24,7 +24,7 @@ from tests.integration.worker.engine.parity import (
 )
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
-from worker.models.loading import open_checkpoint
+from worker.models.shard import open_checkpoint
 from worker.native.host import SWITCH
 from worker.native.library import load_library
 from worker.repository.files import inspect

@@ -18,7 +18,7 @@ from control.replicas import health
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.models.served import ServedModel
+from worker.models.torch_served import TorchModel
 from worker.rank import heartbeat as heartbeat_module
 
 PROMPT = [10 + at % 80 for at in range(200)]
@@ -44,9 +44,9 @@ def scene(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(heartbeat_module, "UNKNOWN_STEP_S", heartbeat_module.UNKNOWN_STEP_S / 20)
     monkeypatch.setattr(heartbeat_module, "PER_TOKEN_S", heartbeat_module.PER_TOKEN_S / 20)
     monkeypatch.setattr(heartbeat_module, "STEP_FLOOR_S", 0.5)
-    slow, real = threading.Event(), ServedModel.__init__
+    slow, real = threading.Event(), TorchModel.__init__
 
-    def slowed(model: ServedModel, module: Any, *rest: Any, **more: Any) -> None:
+    def slowed(model: TorchModel, module: Any, *rest: Any, **more: Any) -> None:
         real(model, module, *rest, **more)
         layers = module.base_model.layers
 
@@ -57,7 +57,7 @@ def scene(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         for layer in layers:
             layer.register_forward_hook(wait)
 
-    monkeypatch.setattr(ServedModel, "__init__", slowed)
+    monkeypatch.setattr(TorchModel, "__init__", slowed)
     SlowScene.slow = slow
     scene = SlowScene(redis, folder, kv_tokens=4000)
     yield scene

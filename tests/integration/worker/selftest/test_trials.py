@@ -124,13 +124,13 @@ def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.Monkey
     shapes = of_config(config, "float32")
     recorded("cpu", shapes, choice.KERNELS["cpu"], [Result("cpp", "", "float32", "differs", "by 3")])
     with capture_logs() as logs:
-        choice.choose(config, torch.float32, "cpu", 1)
+        choice.choose(config, "float32", "cpu", 1)
     assert switches.reason_off("cpp") == "cpp: differs by 3"
     [line] = logs
     assert (line["kernel"], line["reason"], line["log_level"]) == ("cpp", "differs by 3", "warning")
     assert line["instead"] == switches.PLAIN["cpp"] and "furrow selftest" in line["remedy"]
     with capture_logs() as logs:
-        choice.choose(config | {"hidden_size": 32}, torch.float32, "cpu", 1)
+        choice.choose(config | {"hidden_size": 32}, "float32", "cpu", 1)
     assert logs == [] and switches.reason_off("cpp") is None
 
 
@@ -249,7 +249,7 @@ def test_a_gpu_tries_once_and_reads_then(monkeypatch: pytest.MonkeyPatch) -> Non
     told: list[int] = []
     for _ in range(2):
         switches.switch_off({})
-        choice.choose(config, torch.bfloat16, "cuda:0", 1, lambda: told.append(1))
+        choice.choose(config, "bfloat16", "cuda:0", 1, lambda: told.append(1))
         assert switches.reason_off("triton.norm") == "triton.norm: faulted (SIGABRT)"
         assert switches.reason_off("triton.gate") is None
     choice.choose_collective("cuda:0")

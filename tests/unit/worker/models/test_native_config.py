@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -11,12 +12,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
-from worker.models.loading import _cache_layout, _sources
 from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.rotary import rotaries
 from worker.models.native.unsupported import NotNative
+from worker.models.shard import cache_layout, cache_sources
 from worker.repository import validation
 from worker.weights.sharding import ShardPlan
 
@@ -211,11 +212,11 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert ours.config.logit_scale == getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
     scale = getattr(theirs.model, "embedding_multiplier", None)  # of granite, whose body multiplies
-    scales: list[Any] = [getattr(model.get_input_embeddings(), "embed_scale", scale) for model in (ours, theirs)]
+    scales: list[Any] = [ours.model.embed_tokens.scale, getattr(theirs.get_input_embeddings(), "embed_scale", scale)]
     assert scales[0] is scales[1] is None or float(scales[0]) == float(scales[1])
     plan = ShardPlan({}, config.num_attention_heads, ours.config.num_key_value_heads, 0, 1)
-    layout = _cache_layout(ours.config, plan, torch.float32, torch.device("cpu"))
-    assert _sources(ours.config) == _sources(config)
+    layout = cache_layout(ours.config, plan, np.dtype(np.float32), "cpu")
+    assert cache_sources(ours.config) == cache_sources(config)
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
     kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
     assert kept == [rotates(attention) for attention in attentions]
@@ -236,8 +237,10 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
 
 def shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """The parameters' shapes, by transformers' names."""
-    found = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
-    for ours, theirs in FAMILIES[model.config.model_type].native_names if isinstance(model, CausalModel) else ():
+    if not isinstance(model, CausalModel):
+        return {name: tuple(one.shape) for name, one in model.state_dict().items()}
+    found = {f"{path}.{name}": one.shape for path, part in model.modules() for name, one in part.numbers()}
+    for ours, theirs in FAMILIES[model.config.model_type].native_names:
         found = {name.replace(ours, theirs): shape for name, shape in found.items()}
     return found
 
@@ -248,7 +251,7 @@ def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
     if emb is None:
         return not any(ours.config.rotated)
-    assert torch.equal(found.inv_freq, getattr(emb, f"{prefix}inv_freq"))
+    assert torch.equal(torch.from_numpy(found.inv_freq), getattr(emb, f"{prefix}inv_freq"))
     assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
     return True
 

@@ -7,8 +7,7 @@ import torch
 
 from tests.unit.worker.sampling.test_step_sampler import rows
 from worker.engine.step import NO_TOKEN, Forward
-from worker.models.layers.linear import threads_here
-from worker.native.library import NOT_FINITE, Threads
+from worker.native.library import NOT_FINITE, Threads, threads_here
 from worker.sampling.sampler import host_rows
 from worker.sampling.step_sampler import StepSampler
 

@@ -11,7 +11,7 @@ import torch
 
 from control.messages import TokenLogprobs
 from tests.unit.worker.sampling.test_sampler import row
-from worker.models.layers.linear import threads_here
+from worker.native.library import threads_here
 from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
 from worker.sampling.tensor_sampler import TensorSampler
 

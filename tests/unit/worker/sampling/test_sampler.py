@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from control.messages import Sampling
-from worker.models.layers.linear import threads_here
+from worker.native.library import threads_here
 from worker.sampling.noise import row_key
 from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
 from worker.sampling.tensor_noise import gumbel, key_column, noise_bits

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from control.errors import FurrowError, ModelFilesError
 from tests.quantized import FP8_TOKENS, GPTQ, GROUP, TOKENS, compressed, write, write_mxfp4
-from worker.models.loading import open_checkpoint
+from worker.models.shard import open_checkpoint
 from worker.repository.files import inspect
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
 from worker.weights.safetensors_header import read_headers

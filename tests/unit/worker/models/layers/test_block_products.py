@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tests.unit.worker.models.layers.test_grouped_products import grouped
-from worker.models.layers.linear import NativeLinear, threads_here
+from worker.models.layers.linear import NativeLinear
 from worker.native.host import SOURCE
-from worker.native.library import Threads, declare_products
+from worker.native.library import Threads, declare_products, threads_here
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, MXFP4, BlockFormat
 from worker.weights.stored_matrix import StoredMatrix

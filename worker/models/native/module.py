@@ -1,0 +1,67 @@
+"""The parts of a model whose forward is C++: plain objects, whose numbers a loader fills and a plan reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """The place of a tensor that is not read yet."""
+
+    shape: tuple[int, ...]
+
+
+Numbers = NDArray[Any] | Unfilled
+
+
+class Module:
+    """Its attributes are its parts, lists of parts, its numbers, and plain values."""
+
+    def parts(self) -> Iterator[tuple[str, Module]]:
+        """The parts of this one with their names; those of a list have numbers."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+            elif isinstance(value, list):
+                several: list[Any] = value
+                yield from ((f"{name}.{index}", one) for index, one in enumerate(several) if isinstance(one, Module))
+
+    def modules(self, path: str = "") -> Iterator[tuple[str, Module]]:
+        """This one and all below, with their dotted names; a part of two owners comes twice."""
+        yield path, self
+        for name, part in self.parts():
+            yield from part.modules(f"{path}.{name}" if path else name)
+
+    def numbers(self) -> Iterator[tuple[str, Numbers]]:
+        """This one's own numbers by name."""
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray | Unfilled):
+                yield name, value
+
+    def at(self, path: str) -> Any:
+        """The part, or the numbers, with a dotted name. Raises AttributeError or IndexError."""
+        found: Any = self
+        for name in path.split(".") if path else ():
+            found = found[int(name)] if isinstance(found, list) else getattr(found, name)
+        return found
+
+    def replace(self, path: str, part: Module) -> None:
+        """Put `part` where the one with the dotted name `path` is."""
+        owner, _, name = path.rpartition(".")
+        setattr(self.at(owner), name, part)
+
+    @property
+    def bytes(self) -> int:
+        """Of all numbers; those that two parts share count once."""
+        own = {id(one): one for _, part in self.modules() for one in part.own_numbers()}
+        return sum(one.nbytes for one in own.values())
+
+    def own_numbers(self) -> Iterator[Any]:
+        """What `bytes` counts of this one: objects with `nbytes`."""
+        yield from (one for _, one in self.numbers() if not isinstance(one, Unfilled))
