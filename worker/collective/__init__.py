@@ -1,6 +1,6 @@
-"""Collectives between ranks: torch.distributed, or shared memory between CPU ranks of one host."""
+"""Collectives between ranks: shared memory between CPU ranks of one host, else torch.distributed; imports no torch
+itself."""
 
 from worker.collective.base import Collective, Solo
-from worker.collective.process_group import ProcessGroupCollective, met
 
-__all__ = ["Collective", "ProcessGroupCollective", "Solo", "met"]
+__all__ = ["Collective", "Solo"]

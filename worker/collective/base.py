@@ -1,4 +1,5 @@
-"""The interface of a group for models and engines, with either transport.
+"""The interface of a group for models and engines, with either transport, for arrays in the host's memory and for
+tensors.
 
 Every rank must call the same collectives in the same order; their `count` shows it.
 """
@@ -7,9 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from torch import Tensor
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numbers = TypeVar("Numbers", NDArray[Any], "Tensor")
 
 
 class Waits:
@@ -63,15 +69,15 @@ class Collective(Protocol):
     """Collectives called so far by this rank; equal on every rank between steps."""
     waits: Waits
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Numbers) -> Numbers:
         """Sum over all ranks, in place; returns `tensor`."""
         ...
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Numbers) -> Numbers:
         """Concatenate every rank's `tensor` (equal shapes) along the last dimension, in rank order."""
         ...
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+    def broadcast(self, tensor: Numbers, source: int = 0) -> Numbers:
         """Overwrite `tensor` with that of rank `source`, in place; returns `tensor`."""
         ...
 
@@ -87,13 +93,13 @@ class Solo:
         self.rank, self.world_size, self.name, self.count = 0, 1, "", 0
         self.batch_invariant, self.waits = True, Waits()
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Numbers) -> Numbers:
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Numbers) -> Numbers:
         return tensor
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+    def broadcast(self, tensor: Numbers, source: int = 0) -> Numbers:
         return tensor
 
     def close(self) -> None:

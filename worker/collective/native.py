@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import CollectiveFailed, CollectiveLeft
 from worker.collective.abort import Abort
@@ -56,7 +57,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class NativeExchange:
-    """Of contiguous tensors on the CPU, through memory that the ranks share. Exchanges raise CollectiveFailed."""
+    """Of contiguous arrays, through memory that the ranks share. Exchanges raise CollectiveFailed."""
 
     def __init__(self, segment: Segment, peers: Peers, abort: Abort, deadline_s: float = COLLECTIVE_S) -> None:
         """Raises OSError where the exchanges can't be compiled."""
@@ -75,30 +76,30 @@ class NativeExchange:
             world=segment.world_size,
         )
         self._address = ctypes.addressof(self._group)
-        self._reduce: dict[torch.dtype, Callable[[int, int], int]] = {
-            torch.float32: partial(loaded.furrow_reduce_float, self._address),
-            torch.float64: partial(loaded.furrow_reduce_double, self._address),
-            torch.int64: partial(loaded.furrow_reduce_int64, self._address),
+        self._reduce: dict[np.dtype[Any], Callable[[int, int], int]] = {
+            np.dtype(np.float32): partial(loaded.furrow_reduce_float, self._address),
+            np.dtype(np.float64): partial(loaded.furrow_reduce_double, self._address),
+            np.dtype(np.int64): partial(loaded.furrow_reduce_int64, self._address),
         }
         self._gather, self._broadcast, self._leave = loaded.furrow_gather, loaded.furrow_broadcast, loaded.furrow_leave
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, array: NDArray[Any]) -> None:
         """Sum in place, in the order of the ranks; float32, float64 or int64."""
-        outcome = self._reduce[tensor.dtype](tensor.data_ptr(), tensor.numel())
+        outcome = self._reduce[array.dtype](array.ctypes.data, array.size)
         if outcome:
             raise self._failure(outcome)
 
-    def all_gather(self, tensor: Tensor, out: Tensor) -> None:
-        """`tensor` (…, width) of every rank into `out` (…, world size × width); any type."""
-        row_bytes = tensor.shape[-1] * tensor.element_size()
-        rows = tensor.nbytes // row_bytes if row_bytes else 0
-        outcome = self._gather(self._address, tensor.data_ptr(), out.data_ptr(), rows, row_bytes)
+    def all_gather(self, array: NDArray[Any], out: NDArray[Any]) -> None:
+        """`array` (…, width) of every rank into `out` (…, world size × width); any type."""
+        row_bytes = array.shape[-1] * array.itemsize
+        rows = array.nbytes // row_bytes if row_bytes else 0
+        outcome = self._gather(self._address, array.ctypes.data, out.ctypes.data, rows, row_bytes)
         if outcome:
             raise self._failure(outcome)
 
-    def broadcast(self, tensor: Tensor, source: int) -> None:
+    def broadcast(self, array: NDArray[Any], source: int) -> None:
         """In place; any type."""
-        outcome = self._broadcast(self._address, tensor.data_ptr(), tensor.nbytes, source)
+        outcome = self._broadcast(self._address, array.ctypes.data, array.nbytes, source)
         if outcome:
             raise self._failure(outcome)
 

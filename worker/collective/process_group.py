@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from control.errors import CollectiveFailed
-from worker.collective.base import Waits
+from worker.collective.base import Numbers, Waits
+from worker.tensors import as_array, as_tensor
 
 
 @contextmanager
@@ -59,23 +62,24 @@ class ProcessGroupCollective:
         self._clock = _Clock()
         self.waits = Waits(self._clock.read) if name == "gloo" else Waits()
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Numbers) -> Numbers:
         with self._counted():
-            self._group.allreduce([tensor]).wait()
+            self._group.allreduce([_tensor(tensor)]).wait()
         return tensor
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+    def all_gather(self, tensor: Numbers) -> Numbers:
+        own = _tensor(tensor).contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.world_size)]
         with self._counted():
-            self._group.allgather([parts], [tensor]).wait()
-        return torch.cat(parts, dim=-1)
+            self._group.allgather([parts], [own]).wait()
+        whole = torch.cat(parts, dim=-1)
+        return cast("Numbers", as_array(whole) if isinstance(tensor, np.ndarray) else whole)
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+    def broadcast(self, tensor: Numbers, source: int = 0) -> Numbers:
         options = dist.BroadcastOptions()
         options.rootRank = source
         with self._counted():
-            self._group.broadcast([tensor], options).wait()
+            self._group.broadcast([_tensor(tensor)], options).wait()
         return tensor
 
     @contextmanager
@@ -93,14 +97,19 @@ class ProcessGroupCollective:
             dist.destroy_process_group()
 
 
+def _tensor(numbers: Any) -> Tensor:
+    """The numbers themselves, or a tensor over the memory of an array."""
+    return as_tensor(cast("Any", numbers)) if isinstance(numbers, np.ndarray) else numbers
+
+
 class HostCollective(ProcessGroupCollective):
     """Between GPUs without NCCL: tensors go through the host's memory, over gloo. Slow, and never inside a graph."""
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Any) -> Any:
         return tensor.copy_(super().all_reduce(tensor.cpu()))
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Any) -> Any:
         return super().all_gather(tensor.cpu()).to(tensor.device)
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+    def broadcast(self, tensor: Any, source: int = 0) -> Any:
         return tensor.copy_(super().broadcast(tensor.cpu(), source))

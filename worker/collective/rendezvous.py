@@ -16,12 +16,10 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import structlog
-import torch.distributed as dist
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.errors import CollectiveFailed
 from worker.collective import native, segment
@@ -29,11 +27,13 @@ from worker.collective.abort import Abort
 from worker.collective.base import Collective
 from worker.collective.native import NativeExchange
 from worker.collective.peers import Peers
-from worker.collective.process_group import HostCollective, ProcessGroupCollective
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
 from worker.detectors import COLLECTIVE_S
 from worker.selftest import switches
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 log = structlog.get_logger()
 
@@ -75,6 +75,10 @@ def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, sh
     exchange, through_host = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
     if exchange is not None:
         return SharedMemoryCollective(exchange, rank, world_size)
+    import torch.distributed as dist  # only here: ranks that share memory do without
+
+    from worker.collective.process_group import HostCollective, ProcessGroupCollective
+
     backend = "nccl" if device.startswith("cuda") and not through_host else "gloo"
     limit = timedelta(seconds=COLLECTIVE_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)

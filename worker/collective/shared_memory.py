@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import torch
-from torch import Tensor
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import CollectiveFailed
-from worker.collective.base import Waits
+from worker.collective.base import Numbers, Waits
 from worker.collective.native import NativeExchange
 
 SUMMED_AS = {
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.int64: torch.int64,
-    torch.int32: torch.int64,
+    np.dtype(np.float32): np.float32,
+    np.dtype(np.float64): np.float64,
+    np.dtype(np.float16): np.float32,
+    np.dtype(ml_dtypes.bfloat16): np.float32,
+    np.dtype(np.int64): np.int64,
+    np.dtype(np.int32): np.int64,
 }
 """Half precision is summed in float32 and rounded once, whatever the number of ranks."""
 
@@ -32,24 +33,31 @@ class SharedMemoryCollective:
         self._exchange: NativeExchange | None = exchange
         self._why_closed = CollectiveFailed("this rank has left its group")
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        summed_as = SUMMED_AS.get(tensor.dtype)
+    def all_reduce(self, tensor: Numbers) -> Numbers:
+        array = _array(tensor)
+        summed_as = SUMMED_AS.get(array.dtype)
         if summed_as is None:
             accepted = ", ".join(map(str, SUMMED_AS))
-            raise TypeError(f"tensors of {tensor.dtype} can't be summed over ranks; use one of {accepted}")
-        work = tensor.to(summed_as).contiguous()
+            raise TypeError(f"numbers of {array.dtype} can't be summed over ranks; use one of {accepted}")
+        work = np.ascontiguousarray(array, summed_as)
         self._carry("all_reduce", work)
-        return tensor if work is tensor else tensor.copy_(work)
+        if work is not array:
+            array[...] = work
+        return tensor
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        out = tensor.new_empty((*tensor.shape[:-1], tensor.shape[-1] * self.world_size))
-        self._carry("all_gather", tensor.contiguous(), out)
-        return out
+    def all_gather(self, tensor: Numbers) -> Numbers:
+        array = _array(tensor)
+        out = np.empty((*array.shape[:-1], array.shape[-1] * self.world_size), array.dtype)
+        self._carry("all_gather", np.ascontiguousarray(array), out)
+        return cast("Numbers", out if array is tensor else _tensor(out))
 
-    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
-        work = tensor.contiguous()
+    def broadcast(self, tensor: Numbers, source: int = 0) -> Numbers:
+        array = _array(tensor)
+        work = np.ascontiguousarray(array)
         self._carry("broadcast", work, source)
-        return tensor if work is tensor else tensor.copy_(work)
+        if work is not array:
+            array[...] = work
+        return tensor
 
     def close(self) -> None:
         """Tell the others, and give the memory back."""
@@ -69,3 +77,18 @@ class SharedMemoryCollective:
             raise
         if self.waits.fresh:
             self.waits.meet()
+
+
+def _array(numbers: Any) -> NDArray[Any]:
+    """The numbers themselves, or those of a tensor over the same memory."""
+    if isinstance(numbers, np.ndarray):
+        return cast("NDArray[Any]", numbers)
+    from worker.tensors import as_array  # it imports torch, which whoever has a tensor has done
+
+    return as_array(numbers)
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    from worker.tensors import as_tensor  # as above
+
+    return as_tensor(array)

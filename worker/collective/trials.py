@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from worker.collective import Collective, ProcessGroupCollective, segment
+from worker.collective import Collective, segment
 from worker.collective.abort import Abort
 from worker.collective.native import NativeExchange, library
 from worker.collective.peers import Peers
+from worker.collective.process_group import ProcessGroupCollective
 from worker.collective.segment import Segment
 from worker.collective.shared_memory import SharedMemoryCollective
 from worker.selftest.case import Case

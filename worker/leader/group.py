@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.clock import now_ms
 from control.commands import (
@@ -165,6 +164,10 @@ class Group:
 
     def _rendezvous(self) -> None:
         """One store, made by the leader and bound to the address that the other ranks are told."""
+        from torch.distributed import (  # only here: a leader alone does without
+            TCPStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
+        )
+
         listener = socket.create_server((self._address, 0), backlog=128)
         port = listener.getsockname()[1]
         store = TCPStore(

@@ -9,10 +9,10 @@ import os
 import resource
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 from control.commands import (
     AnyCommand,
@@ -58,6 +58,9 @@ from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
 from worker.selftest.choice import choose
 from worker.weights.cache import WeightCache
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
 
 log = structlog.get_logger()
 
@@ -210,6 +213,10 @@ class RankWorker:
     def _init(self, command: Init) -> InitOk:
         if command.world_size != self.world_size:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
+        from torch.distributed import (  # only here: a rank alone does without
+            TCPStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
+        )
+
         host, _, port = command.comm_id.rpartition(":")
         try:
             store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=COLLECTIVE_S))
@@ -222,6 +229,10 @@ class RankWorker:
 
     def join(self, store: Store, epoch: int) -> None:
         """Join the group of `epoch`, and hand it to a model that is already loaded."""
+        from torch.distributed import (  # as above
+            PrefixStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
+        )
+
         self._store = PrefixStore(str(epoch), store)
         self._collective = rendezvous.join(
             self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from structlog.testing import capture_logs
 
 from control.errors import CollectiveLeft
-from worker.collective import native, rendezvous, segment
+from worker.collective import native, process_group, rendezvous, segment
 from worker.collective.abort import Abort
 from worker.collective.rendezvous import Card, refusal_of
 from worker.collective.shared_memory import SharedMemoryCollective
@@ -52,7 +52,7 @@ def test_more_ranks_than_seats_share_nothing() -> None:
 def groupless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for gloo, of which a process can have one rank only."""
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: None)
-    monkeypatch.setattr(rendezvous, "ProcessGroupCollective", lambda group, backend: "sockets")
+    monkeypatch.setattr(process_group, "ProcessGroupCollective", lambda group, backend: "sockets")
 
 
 def meet(world_size: int, *, refuses: int | None = None) -> list[Any]:
