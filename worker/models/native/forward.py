@@ -21,7 +21,6 @@ from worker.models.native.modules import LAYERS_TABLE
 from worker.models.native.plan import Plan
 from worker.models.native.unsupported import NotNative
 from worker.native import aligned, library
-from worker.tensors import as_tensor
 
 log = structlog.get_logger()
 
@@ -126,7 +125,7 @@ class NativeForward:
     def _whole(self, logits: Array) -> Array:
         collective = self._link.collective
         if collective.world_size > 1 and logits.size:
-            logits = np.asarray(collective.all_gather(as_tensor(logits)))
+            logits = collective.all_gather(logits)
         return logits[:, : self._vocab_size]
 
     def floats(self, address: int, count: int) -> Array:
@@ -225,7 +224,7 @@ class _Reduction:
 
     def _reduce(self, group: Any, address: int, count: int) -> int:
         try:
-            self._collective.all_reduce(as_tensor(self._forward.floats(address, count)))
+            self._collective.all_reduce(self._forward.floats(address, count))
         except Exception as error:
             self.failure = error
         return int(self.failure is not None)

@@ -177,6 +177,4 @@ class SplitEmbedding(Module):
         mine = (local >= 0) & (local < self.count)
         found = self.rows(np.where(mine, local, 0))
         found[~mine] = 0
-        from worker.tensors import as_tensor
-
-        return np.asarray(self._link.collective.all_reduce(as_tensor(found)))
+        return self._link.collective.all_reduce(found)
