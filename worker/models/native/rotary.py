@@ -1,9 +1,10 @@
-"""Frequencies of rotary embeddings, to the bit as transformers computes them (`modeling_rope_utils.py`); no torch."""
+"""Frequencies of rotary embeddings, as transformers computes them (`modeling_rope_utils.py`) but for the last bit; no
+torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,21 +15,6 @@ from control.errors import ModelFilesError
 from worker.families.family import Family
 from worker.families.recurrence import FULL
 from worker.models.native.unsupported import require
-
-AT_ONCE = 16
-"""Numbers that torch raises to a power by vectors, with AVX2; the rest, of fewer, go to the C library, whose results
-are the nearest float32."""
-_LOGARITHM = (0.240320354700088500976562, 0.285112679004669189453125, 0.400007992982864379882812)
-_TWO_THIRDS = float(np.float32(0.66666662693023681640625)) + float(np.float32(3.69183861259614332084311e-09))
-_LN2 = float(np.float32(0.69314718246459960938)) + float(np.float32(-1.904654323148236017e-09))
-_LN2_HIGH, _LN2_LOW = float(np.float32(0.693145751953125)), float(np.float32(1.428606765330187045e-06))
-_EXPONENTIAL = (
-    0.00136324646882712841033936,
-    0.00836596917361021041870117,
-    0.0416710823774337768554688,
-    0.166665524244308471679688,
-    0.499999850988388061523438,
-)
 
 
 @dataclass(frozen=True)
@@ -119,42 +105,10 @@ def _plain(theta: float, head_dim: int) -> NDArray[np.float32]:
 
 
 def _periods(theta: float, rotated: int, head_dim: int) -> NDArray[np.float32]:
-    """The powers of θ by which the numbers of the first `rotated` of a head turn, less a factor of 2 π."""
+    """The powers of θ by which the numbers of the first `rotated` of a head turn, less a factor of 2 π: the nearest
+    float32, where transformers' may differ in the last bit, as the vectors of the processor have it."""
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(head_dim)
-    whole = len(exponents) // AT_ONCE * AT_ONCE
-    rest = np.power(theta, exponents[whole:].astype(np.float64)).astype(np.float32)
-    return np.concatenate([_powers(theta, exponents[:whole]), rest])
-
-
-def _powers(base: float, exponents: NDArray[np.float32]) -> NDArray[np.float32]:
-    """base^exponent as torch has it for AT_ONCE numbers: SLEEF's `powf` (sleefsimdsp.c, xpowf), whose result is not
-    always the nearest float32. What is a pair of float32 there is a float64 here."""
-    if not len(exponents):
-        return exponents
-    number = float(np.float32(base))
-    power = math.floor(math.log2(number / 0.75))
-    mantissa = number * 2.0**-power
-    ratio = (mantissa - 1) / (mantissa + 1)
-    square = ratio * ratio
-    series = float(_polynomial(np.array([square], np.float32), _LOGARITHM)[0])
-    logarithm = _LN2 * power + 2 * ratio + square * ratio * (square * series + _TWO_THIRDS)
-    product = logarithm * exponents.astype(np.float64)
-    halvings = np.rint(product.astype(np.float32) * np.float32(1 / math.log(2)))
-    rest = product - halvings * _LN2_HIGH - halvings * _LN2_LOW
-    series = _polynomial(rest.astype(np.float32), _EXPONENTIAL).astype(np.float64)
-    return np.ldexp((1 + (rest + rest * rest * series)).astype(np.float32), halvings.astype(np.int32))
-
-
-def _polynomial(at: NDArray[np.float32], coefficients: Sequence[float]) -> NDArray[np.float32]:
-    """Its value, each step rounded once to float32; the highest coefficient first."""
-    value = np.full(at.shape, coefficients[0], np.float32)
-    for one in coefficients[1:]:
-        value = (value.astype(np.float64) * at + float(np.float32(one))).astype(np.float32)
-    return value
-
-
-def _inverse(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.float32(1.0) / numbers
+    return np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
 
 
 def _default(parameters: _Parameters, head_dim: int) -> Rotary:
@@ -179,9 +133,9 @@ def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
     frequencies = _plain(parameters.number("rope_theta"), head_dim)
     factor, length = parameters.number("factor"), parameters.number("original_max_position_embeddings")
     low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
-    wavelengths = _inverse(frequencies) * np.float32(2 * math.pi)  # in torch a division of a number is this product
+    wavelengths = np.float32(2 * math.pi) / frequencies
     scaled = np.where(wavelengths > length / low, frequencies / factor, frequencies)
-    smooth = (_inverse(wavelengths) * np.float32(length) - low) / (high - low)
+    smooth = (np.float32(length) / wavelengths - low) / (high - low)
     between = ~(wavelengths < length / high) & ~(wavelengths > length / low)
     return Rotary(np.where(between, (1 - smooth) * scaled / factor + smooth * scaled, scaled), 1.0)
 
@@ -208,7 +162,7 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     kept = (1 - ramp).astype(np.float32)
     periods = _periods(theta, head_dim, head_dim)
-    frequencies = _inverse(np.float32(factor) * periods) * (1 - kept) + _inverse(periods) * kept
+    frequencies = 1 / (np.float32(factor) * periods) * (1 - kept) + 1 / periods * kept
     return Rotary(frequencies.astype(np.float32), float(scale))
 
 

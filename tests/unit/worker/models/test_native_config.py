@@ -251,7 +251,7 @@ def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
     if emb is None:
         return not any(ours.config.rotated)
-    assert torch.equal(torch.from_numpy(found.inv_freq), getattr(emb, f"{prefix}inv_freq"))
+    torch.testing.assert_close(torch.from_numpy(found.inv_freq), getattr(emb, f"{prefix}inv_freq"), rtol=1e-6, atol=0)
     assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
     return True
 
