@@ -106,7 +106,7 @@ class Sampler:
         self, logits: NDArray[np.float32], rows: Sequence[SamplingRow], best: list[int] | None = None
     ) -> list[Sampled]:
         """One token for each row of `logits` [rows, vocabulary] (finite; not changed). `best` are their argmaxima where
-        the caller has them. Raises NoTokenLeft."""
+        the caller has them. Raises NoTokenLeft, and ValueError for a forced token that is none."""
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
         if best is None:
@@ -145,6 +145,8 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
         return kept[-1].ctypes.data, len(kept[-1])
 
     struct.ranked, struct.ranks, struct.rankings = ranked, kept[0].ctypes.data, kept[1].ctypes.data
+    if row.forced is not None and not 0 <= row.forced < struct.vocabulary:
+        raise ValueError(f"the forced token {row.forced} is not among the {struct.vocabulary} of the vocabulary")
     struct.forced = -1 if row.forced is None else row.forced
     struct.temperature = 0.0 if row.greedy else sampling.temperature
     struct.top_k, struct.top_p = sampling.top_k, sampling.top_p

@@ -97,7 +97,7 @@ class Sampler {
  public:
   void sample(Sampled& row) {
     row.token = row.forced >= 0 ? row.forced : choose(row);
-    if (row.ranked >= 0 && row.token >= 0) rank(row);
+    if (row.ranked >= 0 && row.token >= 0 && row.token < row.vocabulary) rank(row);
   }
 
  private:
@@ -110,6 +110,7 @@ class Sampler {
     if (logits_[best] == REMOVED) return row.forbidden_count ? NO_TOKEN_LEFT : best;
     if (row.temperature == 0) return best;
     for (float& value : logits_) value /= row.temperature;
+    if (!std::isfinite(logits_[best])) return best;  // beyond float32: nothing else has a chance
     return draw(row, logits_[best]);
   }
 

@@ -93,3 +93,31 @@ def test_equals() -> None:
     assert best.token == 1 and best.logprobs is not None and [token for token, _ in best.logprobs.top] == [1, 2]
     drawn = {sampler.sample(logits, [row(seed=seed, top_k=3)])[0].token for seed in range(200)}
     assert drawn == {1, 2, 3, 4, 5}
+
+
+def test_beyond_float32() -> None:
+    """Logits that a temperature lifts above float32's largest number are drawn without a fault: the best one comes."""
+    threads = threads_here()
+    if threads is None:
+        pytest.skip("no compiler, or a processor without AVX2")
+    logits = np.array([[1e35, 3e35, 2e35, -1e35]], np.float32)
+    for filters in (
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.9, "typical_p": 0.5},
+        {"typical_p": 0.5},
+        {"min_p": 0.1},
+        {"top_k": 2},
+    ):
+        (sampled,) = Sampler(threads).sample(logits, [row(temperature=1e-4, **filters)])
+        assert sampled.token == 1, filters
+
+
+def test_a_forced_token_that_is_none() -> None:
+    """It is an error of its row, and no read beyond the logits."""
+    threads = threads_here()
+    if threads is None:
+        pytest.skip("no compiler, or a processor without AVX2")
+    forced = dataclasses.replace(row(logprobs=1), forced=100_000)
+    with pytest.raises(ValueError, match="100000 is not among the 4 of the vocabulary"):
+        Sampler(threads).sample(np.zeros((1, 4), np.float32), [forced])
