@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -122,7 +121,7 @@ def stored(kind: str, values: Floats, seed: int = 0, size: float = 1.0) -> tuple
     raw = random_blocks(kind, values.shape[0] * values.shape[1] // form.weights, seed, size).reshape(
         values.shape[0], -1
     )
-    numbers = dequantize(StoredMatrix(form.name, torch.from_numpy(raw))).numpy()
+    numbers = dequantize(StoredMatrix(form.name, raw))
     return Stored(form.ggml_type, values.shape, raw.tobytes()), numbers
 
 

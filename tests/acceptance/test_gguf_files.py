@@ -23,6 +23,7 @@ from worker.models.loading import load
 from worker.repository.files import inspect
 from worker.repository.gguf.description import describe
 from worker.repository.packaged import packaged
+from worker.tensors import as_tensor
 from worker.weights.gguf_checkpoint import GgufCheckpoint
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n    ", "Once upon a time, in 1986,")
@@ -63,7 +64,7 @@ def transformers_model(files: Any) -> Any:
     assert files.gguf is not None
     with GgufCheckpoint(files.gguf, dequantized=True) as checkpoint, torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(checkpoint.read(name))
+            parameter.copy_(as_tensor(checkpoint.read(name)))
     return model
 
 

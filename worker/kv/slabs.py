@@ -23,6 +23,7 @@ from worker.kv import dense
 from worker.kv.base import CacheLayout, Extent, Variant
 from worker.kv.states import State, States
 from worker.native.zeros import zeros
+from worker.tensors import as_tensor, number_type
 
 FIRST_SLOTS = 4
 DOUBLED_BYTES = 16 * 2**20
@@ -96,7 +97,7 @@ class Pool:
         layout = self.layout
         if torch.device(layout.device).type == "cpu":
             # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
-            return zeros(math.prod(shape), layout.dtype, large=False).view(shape)
+            return as_tensor(zeros(math.prod(shape), number_type(layout.dtype), large=False)).view(shape)
         return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
 
     def _views(self) -> None:

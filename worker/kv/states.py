@@ -7,6 +7,7 @@ from torch import Tensor
 
 from worker.kv.base import CacheLayout, Extent, StateLayout
 from worker.native.zeros import zeros
+from worker.tensors import as_tensor, number_type
 
 
 class State:
@@ -113,5 +114,5 @@ class States:
             return self._unused.pop()
         kind, device = self._layout.state_dtype, self._layout.device
         if device.type == "cpu":
-            return State(self._shape, zeros(self._shape.numbers, kind))
+            return State(self._shape, as_tensor(zeros(self._shape.numbers, number_type(kind))))
         return State(self._shape, torch.zeros(self._shape.numbers, dtype=kind, device=device))

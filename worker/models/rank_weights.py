@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from worker.families.family import Family
-from worker.tensors import as_array
 from worker.weights.checkpoint import StoredTensors, checked
 from worker.weights.sharding import OUTPUTS, ShardPlan, padded_share
 from worker.weights.stored_matrix import StoredMatrix
@@ -83,8 +81,7 @@ class RankWeights:
         return [checked(key, self._stored(key, 0, [(start, stop)]), [stop - start]) for key in (gate, up)]
 
     def _stored(self, *arguments: Any) -> Any:
-        read = self.checkpoint.read(*arguments)
-        return as_array(read) if type(read) is Tensor else read
+        return self.checkpoint.read(*arguments)
 
     def _names(self, module: str, number: int) -> list[str]:
         layer = re.match(r".*\blayers\.\d+\.", module)

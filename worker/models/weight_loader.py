@@ -168,8 +168,7 @@ class WeightLoader:
         """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for: a
         tensor, or a `StoredMatrix`."""
         if self.quantizer is not None:
-            found: Any = self.quantizer.blocks(name, tensor_of(weights))
-            return found
+            return tensor_of(self.quantizer.blocks(name, weights))
         return tensor_of(rounded(weights, self.storage))
 
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:

@@ -5,34 +5,43 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 LARGE_PAGE = 2 * 2**20
 LEAST_SHARED = 64 * 2**10
-"""Bytes from which on tensors share large pages; smaller ones are read from few pages anyway."""
+"""Bytes from which on arrays share large pages; smaller ones are read from few pages anyway."""
 _LINE = 64
 _SHARED = 16 * LARGE_PAGE
 
-_rest = torch.empty(0, dtype=torch.uint8)
+_rest: NDArray[np.uint8] = np.empty(0, np.uint8)
 _lock = threading.Lock()
 
 
-def zeros(count: int, kind: torch.dtype, large: bool = True) -> Tensor:
-    """`count` zeros, not written yet: torch.zeros would take 110 ms for 512 MiB. `large` asks for large pages, which
-    save look-ups in sequential reads but become resident as a whole; several small tensors share one."""
+def zeros(count: int, dtype: DTypeLike, large: bool = True) -> NDArray[Any]:
+    """`count` zeros from the border of a cache line on, not written yet where there are many. `large` asks for large
+    pages, which save look-ups in sequential reads but become resident as a whole; several small arrays share one."""
+    kind = np.dtype(dtype)
     size = count * kind.itemsize
     if size < 2 * LARGE_PAGE:
-        return _part(size).view(kind) if large and size >= LEAST_SHARED else torch.zeros(count, dtype=kind)
+        return (_part(size) if large and size >= LEAST_SHARED else _small(size)).view(kind)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(memory, dtype=kind)
+    return np.frombuffer(memory, kind)
 
 
-def _part(size: int) -> Tensor:
-    """`size` bytes of memory in large pages; it is released with the last tensor in it."""
+def _small(size: int) -> NDArray[np.uint8]:
+    """`size` bytes from the border of a cache line on, where numpy promises 16 bytes."""
+    whole = np.zeros(size + _LINE, np.uint8)
+    begin = -whole.ctypes.data % _LINE
+    return whole[begin : begin + size]
+
+
+def _part(size: int) -> NDArray[np.uint8]:
+    """`size` bytes of memory in large pages; it is released with the last array in it."""
     global _rest
     with _lock:
         if len(_rest) < size:
@@ -41,12 +50,12 @@ def _part(size: int) -> Tensor:
         return part
 
 
-def large_pages(size: int) -> Tensor:
+def large_pages(size: int) -> NDArray[np.uint8]:
     """`size` bytes that are zero and not written yet, from the border of a large page on, and in large pages where the
     kernel has some. Released with the last view of them."""
     memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    begin = -whole.data_ptr() % LARGE_PAGE
+    whole = np.frombuffer(memory, np.uint8)
+    begin = -whole.ctypes.data % LARGE_PAGE
     return whole[begin : begin + size]

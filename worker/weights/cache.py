@@ -1,11 +1,11 @@
 """Packed weights kept between starts: found by what they were made of, read, written, and the oldest removed.
 
-A file is a header, the structure of a module, and the memory of its tensors:
+A file is a header, the structure of a module, and the memory of its arrays:
 
-    magic (8 bytes) | length of the header (8) | CRC-32 of the header (4) | header (JSON) | structure | tensors
+    magic (8 bytes) | length of the header (8) | CRC-32 of the header (4) | header (JSON) | structure | arrays
 
-Tensors begin at borders of PAGE bytes and each at one of ALIGNMENT bytes within. Every byte but the gaps between
-tensors is covered by a CRC-32.
+Arrays begin at borders of PAGE bytes and each at one of ALIGNMENT bytes within. Every byte but the gaps between
+arrays is covered by a CRC-32.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
+import numpy as np
 import structlog
-import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
 
 from control import quantization
 from control.cache import files as cache_files
 from worker.collective.link import Link
 from worker.native.library import Threads
 from worker.native.zeros import large_pages
-from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
+from worker.weights.structure import FORMS, Unknown, dtype_of, put_together, taken_apart
 
 log = structlog.get_logger()
 
@@ -68,7 +68,8 @@ class Stamp(msgspec.Struct, frozen=True):
 
 class Subject(msgspec.Struct, frozen=True):
     """`fingerprint` covers config.json, dtype, quant and samples of each tensor; `library` is the name of the compiled
-    library, which has the hash of its source, flags and processor."""
+    library, which has the hash of its source, flags and processor. `forms` has the versions of other libraries whose
+    objects are kept."""
 
     label: str
     fingerprint: str
@@ -78,7 +79,7 @@ class Subject(msgspec.Struct, frozen=True):
     world_size: int
     library: str
     code: str
-    torch: str
+    forms: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ def subject_of(
         world_size=world_size,
         library=Path(threads.library._name).stem,
         code=_code(),
-        torch=str(torch.__version__),
+        forms=tuple(f"{form.name} {form.version}" for form in FORMS.values()),
     )
 
 
@@ -135,7 +136,7 @@ def _code() -> str:
     return digest.hexdigest()[:24]
 
 
-MAGIC = b"FURROW\x00\x01"
+MAGIC = b"FURROW\x00\x02"
 _HEAD = struct.Struct("<8sQI")
 LONGEST_HEADER = 2**30
 PAGE, ALIGNMENT = 4096, 64
@@ -148,11 +149,10 @@ class Damaged(Exception):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A tensor: its bytes begin `offset` bytes behind the first tensor. `sums` are CRC-32s of its pieces."""
+    """An array: its bytes begin `offset` bytes behind the first one. `sums` are CRC-32s of its pieces."""
 
     dtype: str
     shape: tuple[int, ...]
-    parameter: bool
     offset: int
     sums: tuple[int, ...]
 
@@ -165,36 +165,37 @@ class Header(msgspec.Struct, frozen=True):
     subject: Subject
     structure_bytes: int
     structure_sum: int
-    tensor_bytes: int
-    tensors: tuple[Stored, ...]
+    array_bytes: int
+    arrays: tuple[Stored, ...]
 
 
-def file_bytes(structure: bytes, tensors: list[Tensor]) -> int:
+def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
     """About the size of a file."""
-    return len(structure) + sum(tensor.nbytes + ALIGNMENT for tensor in tensors) + PAGE
+    return len(structure) + sum(array.nbytes + ALIGNMENT for array in arrays) + PAGE
 
 
-def write_file(file: BinaryIO, subject: Subject, structure: bytes, tensors: list[Tensor]) -> None:
+def write_file(file: BinaryIO, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
     stored, end = list[Stored](), 0
-    for tensor in tensors:
+    for array in arrays:
         begin = -(-end // ALIGNMENT) * ALIGNMENT
-        sums = tuple(zlib.crc32(piece) for piece in _pieces(tensor))
-        name = str(tensor.dtype).removeprefix("torch.")
-        stored.append(Stored(name, tuple(tensor.shape), isinstance(tensor, nn.Parameter), begin, sums))
-        end = begin + tensor.nbytes
+        sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
+        stored.append(Stored(array.dtype.name, array.shape, begin, sums))
+        end = begin + array.nbytes
     header = msgspec.json.encode(Header(subject, len(structure), zlib.crc32(structure), end, tuple(stored)))
     file.write(_HEAD.pack(MAGIC, len(header), zlib.crc32(header)) + header + structure)
     begin = _border(len(header), len(structure))
-    for one, tensor in zip(stored, tensors, strict=True):
+    for one, array in zip(stored, arrays, strict=True):
         file.seek(begin + one.offset)
-        for piece in _pieces(tensor):
+        for piece in _pieces(array):
             file.write(piece)
     file.truncate(begin + end)
 
 
-def read_file(path: Path, subject: Subject, tell: Callable[[float], None], threads: int) -> tuple[bytes, list[Tensor]]:
-    """The structure, and the tensors, which share one piece of memory. `tell` is called with the share that was read.
+def read_file(
+    path: Path, subject: Subject, tell: Callable[[float], None], threads: int
+) -> tuple[bytes, list[NDArray[Any]]]:
+    """The structure, and the arrays, which share one piece of memory. `tell` is called with the share that was read.
     Raises OSError, and Damaged for a file that is not `subject`'s or not whole."""
     with path.open("rb") as file:
         header, length = _header(file)
@@ -202,15 +203,15 @@ def read_file(path: Path, subject: Subject, tell: Callable[[float], None], threa
             raise Damaged("it holds another model's weights")
         begin = _border(length, header.structure_bytes)
         size = os.fstat(file.fileno()).st_size
-        if size != begin + header.tensor_bytes:
-            raise Damaged(f"it has {size} bytes, and {begin + header.tensor_bytes} are announced")
+        if size != begin + header.array_bytes:
+            raise Damaged(f"it has {size} bytes, and {begin + header.array_bytes} are announced")
         _check_places(header)
         structure = file.read(header.structure_bytes)
         if len(structure) != header.structure_bytes or zlib.crc32(structure) != header.structure_sum:
             raise Damaged("the checksum of its structure is wrong")
-        memory = large_pages(header.tensor_bytes)
+        memory = large_pages(header.array_bytes)
         _read_all(file.fileno(), begin, header, memory, tell, threads)
-    return structure, [_tensor(one, memory) for one in header.tensors]
+    return structure, [_array(one, memory) for one in header.arrays]
 
 
 def _header(file: BinaryIO) -> tuple[Header, int]:
@@ -230,17 +231,17 @@ def _header(file: BinaryIO) -> tuple[Header, int]:
 
 
 def _check_places(header: Header) -> None:
-    for one in header.tensors:
-        inside = one.offset >= 0 and one.offset + one.bytes <= header.tensor_bytes and one.offset % ALIGNMENT == 0
+    for one in header.arrays:
+        inside = one.offset >= 0 and one.offset + one.bytes <= header.array_bytes and one.offset % ALIGNMENT == 0
         if not inside or len(one.sums) != -(-one.bytes // PIECE) or min(one.shape, default=0) < 0:
-            raise Damaged("the place of a tensor is wrong")
+            raise Damaged("the place of an array is wrong")
 
 
 def _read_all(
-    file: int, begin: int, header: Header, memory: Tensor, tell: Callable[[float], None], threads: int
+    file: int, begin: int, header: Header, memory: NDArray[np.uint8], tell: Callable[[float], None], threads: int
 ) -> None:
     """Read and check every piece into `memory`, by several threads: reading and checking leave the interpreter free."""
-    room = memoryview(cast("Any", memory.numpy()))
+    room = memory.data
 
     def fill(start: int, stop: int, expected: int) -> int:
         place, at = room[start:stop], 0
@@ -255,11 +256,11 @@ def _read_all(
 
     done = 0
     with ThreadPoolExecutor(max(1, threads), "read-weights") as pool:
-        parts = [pool.submit(fill, *piece) for one in header.tensors for piece in _places(one)]
+        parts = [pool.submit(fill, *piece) for one in header.arrays for piece in _places(one)]
         try:
             for part in as_completed(parts):
                 done += part.result()
-                tell(done / max(1, header.tensor_bytes))
+                tell(done / max(1, header.array_bytes))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -271,20 +272,19 @@ def _places(one: Stored) -> Iterator[tuple[int, int, int]]:
         yield start, min(start + PIECE, one.offset + one.bytes), expected
 
 
-def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    if tensor.nbytes:
-        data: Any = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
+    if array.nbytes:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for start in range(0, len(data), PIECE):
-            yield memoryview(data[start : start + PIECE])
+            yield data[start : start + PIECE].data
 
 
-def _tensor(one: Stored, memory: Tensor) -> Tensor:
-    tensor = memory[one.offset : one.offset + one.bytes].view(dtype_of(one.dtype)).view(one.shape)
-    return nn.Parameter(tensor, requires_grad=False) if one.parameter else tensor
+def _array(one: Stored, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    return memory[one.offset : one.offset + one.bytes].view(dtype_of(one.dtype)).reshape(one.shape)
 
 
 def _border(header: int, structure: int) -> int:
-    """The place of the first tensor in a file."""
+    """The place of the first array in a file."""
     return -(-(_HEAD.size + header + structure) // PAGE) * PAGE
 
 
@@ -304,8 +304,8 @@ class WeightCache:
         """The contents that `keep` was given for `subject`; None if there are none. A damaged file is removed."""
         path, begun = cache_files.folder(KIND) / subject.name, time.monotonic()
         try:
-            structure, tensors = read_file(path, subject, tell, threads.count)
-            found = put_together(structure, tensors, threads, link)
+            structure, arrays = read_file(path, subject, tell, threads.count)
+            found = put_together(structure, arrays, threads, link)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -331,11 +331,11 @@ class WeightCache:
         """Write `contents`, which no one may change from now on, in a thread of lower priority. Nothing is kept where a
         file of `weights` was changed since `subject` was taken. Raises nothing."""
         try:
-            structure, tensors = taken_apart(contents)
+            structure, arrays = taken_apart(contents)
         except (Unknown, TypeError, ValueError, AttributeError) as error:
             log.warning("packed weights not kept", reason=str(error), action="keep_weights")
             return
-        if sum(tensor.nbytes for tensor in tensors) < self._least:
+        if sum(array.nbytes for array in arrays) < self._least:
             return
 
         def work() -> None:
@@ -343,15 +343,15 @@ class WeightCache:
                 os.nice(NICENESS)  # of this thread
             try:
                 if stamps_of(weights) == subject.files:
-                    self._write(subject, structure, tensors)
+                    self._write(subject, structure, arrays)
             except OSError as error:
                 log.warning("packed weights not kept", reason=str(error), action="keep_weights")
 
         self.writing = threading.Thread(target=work, name="keep-weights", daemon=True)
         self.writing.start()
 
-    def _write(self, subject: Subject, structure: bytes, tensors: list[Tensor]) -> None:
-        place, size = cache_files.folder(KIND), file_bytes(structure, tensors)
+    def _write(self, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
+        place, size = cache_files.folder(KIND), file_bytes(structure, arrays)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(place)
         if (place / subject.name).exists():  # another process was faster
@@ -369,7 +369,7 @@ class WeightCache:
             try:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(fresh, fcntl.LOCK_EX)
-                write_file(cast("Any", fresh), subject, structure, tensors)
+                write_file(cast("Any", fresh), subject, structure, arrays)
                 fresh.flush()
                 Path(fresh.name).replace(place / subject.name)  # whole or not at all, however many write it
             except BaseException:

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import torch
-from torch import Tensor
+import numpy as np
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.weights.formats import StoredTensor
@@ -25,12 +26,12 @@ class MappedFile:
         self._resident: list[tuple[int, int]] = []
         """Intervals whose pages may be resident."""
 
-    def view(self, start: int, size: int) -> Tensor:
+    def view(self, start: int, size: int) -> NDArray[np.uint8]:
         """The bytes [start, start + size) as uint8, not copied."""
         if not size:
-            return torch.empty(0, dtype=torch.uint8)
+            return np.empty(0, np.uint8)
         self._resident.append((start, start + size))
-        return torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=start)
+        return np.frombuffer(self._memory, np.uint8, count=size, offset=start)
 
     def release(self) -> None:
         """Give back the memory of what was viewed since the last release; a view stays valid, and reads the file again.
@@ -46,19 +47,19 @@ IN_LAYER = re.compile(r"\blayers\.(\d+)\..*\.(?:weight|bias)$")
 Ranges = list[tuple[int, int]]
 """Half-open intervals along one dimension, in order."""
 
-TYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
+TYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(bfloat16),
+    "F8_E4M3": np.dtype(float8_e4m3fn),
+    "F8_E5M2": np.dtype(float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
 }
 """The types of tensors by their names in safetensors files."""
 
@@ -79,7 +80,7 @@ class StoredTensors(Protocol):
         ...
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
-        """The tensor `name`, or only its `ranges` along `dim`, joined: a Tensor or a StoredMatrix. Raises
+        """The tensor `name`, or only its `ranges` along `dim`, joined: an array or a StoredMatrix. Raises
         ModelFilesError naming a missing one."""
         ...
 
@@ -122,11 +123,11 @@ class MappedTensors:
         """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
         return 1 - sum(self._unread.values()) / max(1, self._all)
 
-    def _data(self, place: StoredTensor, width: int) -> Tensor:
+    def _data(self, place: StoredTensor, width: int) -> NDArray[np.uint8]:
         """Its bytes as a view of the mapped file; a copy where the file's alignment is less than `width`, a number's
         bytes."""
         data = self._mapped[place.path].view(place.start, place.bytes)
-        return data.clone() if place.start % width else data
+        return data.copy() if place.start % width else data
 
 
 class Checkpoint(MappedTensors):
@@ -151,7 +152,7 @@ class Checkpoint(MappedTensors):
         """None: a share of plain numbers may end anywhere."""
         return ()
 
-    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> NDArray[Any]:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one."""
         place = self._tensors.get(name)
         if place is None:
@@ -164,12 +165,12 @@ class Checkpoint(MappedTensors):
             raise ModelFilesError(
                 f"{place.path}: tensor {name} has the type {place.type.name}, which is not supported."
             )
-        stored = self._data(place, kind.itemsize).view(kind).view(place.shape)
+        stored = self._data(place, kind.itemsize).view(kind).reshape(place.shape)
         self._unread.pop(name, None)
         if dim is None or ranges is None:
             return stored
         parts = [stored[(slice(None),) * dim + (slice(start, stop),)] for start, stop in ranges]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
 
 
 def checked(name: str, read: Any, shape: list[int]) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.families.gguf import RATES, expert_of, fused_name
@@ -18,7 +20,7 @@ from worker.weights.stored_matrix import StoredMatrix, Weights
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small, and their scores decide which experts are used: always plain numbers."""
 _RECURRENT_NORM = "ssm_norm.weight"
-_PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
 
 
 class GgufCheckpoint(MappedTensors):
@@ -60,11 +62,11 @@ class GgufCheckpoint(MappedTensors):
             part = self._block_ranges(stored, whole, dim, ranges)
         else:
             parts = [whole[start:stop] if dim == 0 else whole[:, start:stop] for start, stop in ranges]
-            part = parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+            part = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
         if isinstance(part, StoredMatrix):
             return dequantize(part) if self._dequantized or stored.endswith(_ROUTERS) else part
         if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
-            return part - 1.0
+            return part - part.dtype.type(1)
         return _as_transformers(stored, part)
 
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
@@ -82,15 +84,17 @@ class GgufCheckpoint(MappedTensors):
         """The rows of beta (0) or alpha (1)."""
         keys = self._model.whole(f"{self._model.architecture}.ssm.group_count")
         rows = whole.codes if isinstance(whole, StoredMatrix) else whole
-        chosen = rows.view(keys, 2, -1, rows.shape[-1])[:, which].flatten(0, 1)
+        chosen = rows.reshape(keys, 2, -1, rows.shape[-1])[:, which].reshape(-1, rows.shape[-1])
         return StoredMatrix(whole.kind, chosen) if isinstance(whole, StoredMatrix) else chosen
 
     def _whole(self, name: str, place: StoredTensor) -> Weights:
         """A view of the file, rows in transformers' order."""
         if place.type.blocks is not None:
-            rows = self._data(place, 1).view(-1, place.type.blocks.row_bytes(place.shape[-1]))
+            rows = self._data(place, 1).reshape(-1, place.type.blocks.row_bytes(place.shape[-1]))
             return StoredMatrix(place.type.name, self._ordered(name, rows))
-        return self._ordered(name, self._data(place, place.type.bytes).view(_PLAIN[place.type.name]).view(place.shape))
+        return self._ordered(
+            name, self._data(place, place.type.bytes).view(_PLAIN[place.type.name]).reshape(place.shape)
+        )
 
     def _block_ranges(self, name: str, whole: StoredMatrix, dim: int, ranges: Ranges) -> Weights:
         try:
@@ -99,12 +103,14 @@ class GgufCheckpoint(MappedTensors):
             if not self._dequantized:
                 raise ModelFilesError(f"{self._model.files[0]}: {name}: {error}. Use --dequantize.") from error
             numbers = dequantize(whole)
-            return torch.cat([numbers[:, start:stop] for start, stop in ranges], dim=1)
+            return np.concatenate([numbers[:, start:stop] for start, stop in ranges], axis=1)
         return (
-            StoredMatrix(whole.kind, torch.cat([one.codes for one in parts], dim=dim)) if len(parts) > 1 else parts[0]
+            StoredMatrix(whole.kind, np.concatenate([one.codes for one in parts], axis=dim))
+            if len(parts) > 1
+            else parts[0]
         )
 
-    def _ordered(self, name: str, rows: Tensor) -> Tensor:
+    def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in
         the file."""
         arch, leaf = self._model.architecture, name.split(".")[-2]
@@ -113,21 +119,21 @@ class GgufCheckpoint(MappedTensors):
         heads = self._model.whole(f"{arch}.attention.head_count")
         if leaf == "attn_k":
             heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
-        order = torch.arange(rows.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        order = np.arange(rows.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
         return rows[order]
 
 
-def _as_transformers(name: str, part: Tensor) -> Tensor:
+def _as_transformers(name: str, part: NDArray[Any]) -> NDArray[Any]:
     """Plain numbers of a recurrent layer, or of the gate of a shared expert, in transformers' form."""
     if name.endswith(".ssm_a"):  # -exp(A_log)
         if not (part <= 0).all():
             raise ModelFilesError(
-                f"{name} has the value {part.max():g}; a decay is 0 or less. Convert the model again."
+                f"{name} has the value {float(part.max()):g}; a decay is 0 or less. Convert the model again."
             )
-        return (-part.double()).log()
+        return np.log(-part.astype(np.float64))
     if name.endswith(".ssm_conv1d.weight"):
-        return part.unsqueeze(1)
-    return part.view(1, -1) if name.endswith(_ROUTERS[1]) else part
+        return part[:, None]
+    return part.reshape(1, -1) if name.endswith(_ROUTERS[1]) else part
 
 
 def _half(place: StoredTensor, half: int) -> StoredTensor:

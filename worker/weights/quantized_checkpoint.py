@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.weights.checkpoint import Checkpoint, Ranges
@@ -74,11 +74,11 @@ class QuantizedCheckpoint(Checkpoint):
     def _eight_bits(
         self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int], group: int
     ) -> StoredMatrix:
-        codes = self._slice(linear.weight, rows, columns).contiguous().view(torch.uint8)
+        codes = np.ascontiguousarray(self._slice(linear.weight, rows, columns)).view(np.uint8)
         if linear.kind == E4M3 and bool(((codes & NAN_CODE) == NAN_CODE).any()):
             raise ModelFilesError(f"{linear.weight} holds NaN. Download the checkpoint again.")
         scales = self._scales(linear).reshape(-(-linear.outputs // linear.rows), -1)
-        scales = scales.repeat_interleave(linear.rows, dim=0)[rows[0] : rows[1]]
+        scales = np.repeat(scales, linear.rows, axis=0)[rows[0] : rows[1]]
         return StoredMatrix(linear.kind, codes, _groups(scales, linear, columns), None, group)
 
     def _four_bits(
@@ -87,17 +87,19 @@ class QuantizedCheckpoint(Checkpoint):
         if self._scheme.method == "compressed-tensors":
             words = self._slice(linear.weight, rows, (columns[0] // 8, columns[1] // 8))
             scales = self._scales(linear)
-            zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
+            zeros = np.full(scales.shape, 8, np.uint8)
             if linear.zeros is not None:
-                zeros = _nibbles(super().read(linear.zeros).T.contiguous()).T[: linear.outputs]
+                zeros = _nibbles(super().read(linear.zeros).T).T[: linear.outputs]
         else:
             words = self._words_by_output(linear, rows, columns)
             scales = self._scales(linear).T
             zeros = self._zeros(linear)
         scales, zeros = (_groups(one[rows[0] : rows[1]], linear, columns) for one in (scales, zeros))
-        return StoredMatrix(INT4, words.contiguous().view(torch.uint8), scales, zeros, group)
+        return StoredMatrix(INT4, np.ascontiguousarray(words).view(np.uint8), scales, zeros, group)
 
-    def _words_by_output(self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+    def _words_by_output(
+        self, linear: QuantizedLinear, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> NDArray[Any]:
         """(outputs, inputs / 8) of int32, or the same in bytes, from what is stored by input."""
         if self._scheme.method == "gptq":
             self._check_order(linear)
@@ -107,7 +109,7 @@ class QuantizedCheckpoint(Checkpoint):
         codes = _nibbles(words, AWQ_ORDER)[:, rows[0] - 8 * first : rows[1] - 8 * first].T
         return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
-    def _zeros(self, linear: QuantizedLinear) -> Tensor:
+    def _zeros(self, linear: QuantizedLinear) -> NDArray[Any]:
         """(outputs, groups) in uint8."""
         assert linear.zeros is not None
         if self._scheme.method == "awq":
@@ -117,33 +119,33 @@ class QuantizedCheckpoint(Checkpoint):
     def _check_order(self, linear: QuantizedLinear) -> None:
         name = linear.weight.removesuffix("qweight") + "g_idx"
         if super().__contains__(name):
-            order = super().read(name).long()
-            if not torch.equal(order, torch.arange(linear.inputs) // linear.group):
+            order = super().read(name)
+            if not np.array_equal(order, np.arange(linear.inputs) // linear.group):
                 raise UnsupportedArchitecture(
                     f"{name}: the groups are in the order of activations (desc_act), which is not supported. Use a "
                     "checkpoint that was made with desc_act = false."
                 )
 
-    def _scales(self, linear: QuantizedLinear) -> Tensor:
-        scales = super().read(linear.scale).float()
-        if not bool(scales.isfinite().all()):
+    def _scales(self, linear: QuantizedLinear) -> NDArray[np.float32]:
+        scales = super().read(linear.scale).astype(np.float32)
+        if not bool(np.isfinite(scales).all()):
             raise ModelFilesError(f"{linear.scale} holds NaN or infinity. Download the checkpoint again.")
         return scales
 
-    def _slice(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> Tensor:
+    def _slice(self, name: str, rows: tuple[int, int], columns: tuple[int, int]) -> NDArray[Any]:
         return super().read(name)[rows[0] : rows[1], columns[0] : columns[1]]
 
 
-def _groups(numbers: Tensor, linear: QuantizedLinear, columns: tuple[int, int]) -> Tensor:
+def _groups(numbers: NDArray[Any], linear: QuantizedLinear, columns: tuple[int, int]) -> NDArray[Any]:
     """Of numbers (outputs, groups) those of the groups that hold the columns."""
     if linear.group >= linear.inputs:
-        return numbers.contiguous()
-    return numbers[:, columns[0] // linear.group : -(-columns[1] // linear.group)].contiguous()
+        return np.ascontiguousarray(numbers)
+    return np.ascontiguousarray(numbers[:, columns[0] // linear.group : -(-columns[1] // linear.group)])
 
 
-def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+def _nibbles(words: NDArray[Any], order: tuple[int, ...] = tuple(range(8))) -> NDArray[Any]:
     """int32 (rows, words) → uint8 (rows, 8 · words); `order[k]` is the place of the k-th four bits, lowest first."""
-    codes = words.contiguous().view(torch.uint8)
-    pairs = torch.stack([codes & 15, codes >> 4], dim=-1).reshape(words.shape[0], words.shape[1], 8)
+    codes = np.ascontiguousarray(words).view(np.uint8)
+    pairs = np.stack([codes & 15, codes >> 4], axis=-1).reshape(words.shape[0], words.shape[1], 8)
     places = sorted(range(8), key=lambda bits: order[bits])
     return pairs[:, :, places].reshape(words.shape[0], -1)

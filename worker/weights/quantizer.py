@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
+import numpy as np
 import structlog
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from control.quantization import BLOCK_QUANTS
@@ -23,7 +24,7 @@ UNKNOWN_FORMAT = -2
 """Result of furrow_quantize for a format that it does not know; -1 is success."""
 
 
-def quantize(weights: Tensor, format: BlockFormat, threads: Threads, name: str = "A tensor") -> Tensor:
+def quantize(weights: NDArray[Any], format: BlockFormat, threads: Threads, name: str = "A tensor") -> NDArray[np.uint8]:
     """The blocks (outputs, row bytes) of `weights` (outputs, inputs), which are of any float type.
 
     The scales of a block are those with the least squared error that a bounded search finds. The bytes do not depend
@@ -36,12 +37,12 @@ def quantize(weights: Tensor, format: BlockFormat, threads: Threads, name: str =
             f"{inputs} inputs are no multiple of {format.weights}, the weights of a block of {format.name}"
         )
     threads.number(format.name)
-    data = torch.empty(outputs, format.row_bytes(inputs), dtype=torch.uint8)
+    data = np.empty((outputs, format.row_bytes(inputs)), np.uint8)
     for start in range(0, outputs, CHUNK):
-        rows = weights[start : start + CHUNK].float().contiguous()
+        rows = np.ascontiguousarray(weights[start : start + CHUNK], np.float32)
         place = data[start : start + CHUNK]
         bad: int = threads.library.furrow_quantize(
-            threads.address, format.ggml_type, rows.data_ptr(), rows.shape[0], inputs, place.data_ptr()
+            threads.address, format.ggml_type, rows.ctypes.data, rows.shape[0], inputs, place.ctypes.data
         )
         if bad >= 0:
             raise ModelFilesError(f"{name} has NaN or infinity in row {start + bad}. Download the checkpoint again.")
@@ -68,7 +69,7 @@ class Quantizer:
     def blocks(self, name: str, weights: Weights) -> Weights:
         """`weights` (outputs, inputs) in blocks; those that are in blocks already stay what they are. Raises
         ModelFilesError naming a tensor with NaN or infinity."""
-        if not isinstance(weights, Tensor):
+        if isinstance(weights, StoredMatrix):
             return weights
         chosen = format_for(self._format, weights.shape[1])
         if chosen is None or chosen.name != self._format:

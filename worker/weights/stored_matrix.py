@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from ml_dtypes import float8_e4m3fn
+from numpy.typing import DTypeLike, NDArray
 
 from worker.weights.formats import FORMATS, BlockFormat
 from worker.weights.schemes import E2M1, E4M3, INT4, INT8
@@ -30,9 +32,9 @@ class StoredMatrix:
     """
 
     kind: str
-    codes: Tensor
-    scales: Tensor | None = None
-    zeros: Tensor | None = None
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any] | None = None
+    zeros: NDArray[np.uint8] | None = None
     group: int = 0
 
     @property
@@ -71,44 +73,46 @@ class StoredMatrix:
 
     def padded(self, outputs: int) -> StoredMatrix:
         """The matrix with blocks of zeros below, up to `outputs` rows: itself where it has as many."""
-        if outputs == self.codes.shape[0]:  # `pad` copies all the same
+        missing = outputs - self.codes.shape[0]
+        if not missing:
             return self
-        return StoredMatrix(self.kind, torch.nn.functional.pad(self.codes, (0, 0, 0, outputs - self.codes.shape[0])))
+        return StoredMatrix(self.kind, np.concatenate([self.codes, np.zeros((missing, self.codes.shape[1]), np.uint8)]))
 
-    def values(self) -> Tensor:
+    def values(self) -> NDArray[np.float32]:
         """The codes less their zeros (outputs, inputs), in float32, where each is exact; of a matrix with a scale by
         group."""
         outputs, inputs = self.shape
         if self.kind == E4M3:
-            return self.codes.view(torch.float8_e4m3fn).float()
+            return self.codes.view(float8_e4m3fn).astype(np.float32)
         if self.kind == INT8:
-            return self.codes.view(torch.int8).float()
-        halves = torch.stack([self.codes & 15, self.codes >> 4], dim=-1).reshape(outputs, inputs)
+            return self.codes.view(np.int8).astype(np.float32)
+        halves = np.stack([self.codes & 15, self.codes >> 4], axis=-1).reshape(outputs, inputs)
         if self.kind == E2M1:
-            return torch.tensor(E2M1_VALUES)[halves.long()]
-        values = halves.float()
-        return values if self.zeros is None else values - self._by_input(self.zeros.float())
+            return np.array(E2M1_VALUES, np.float32)[halves]
+        values = halves.astype(np.float32)
+        return values if self.zeros is None else values - self._by_input(self.zeros.astype(np.float32))
 
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
+    def dequantized(self, dtype: DTypeLike) -> NDArray[Any]:
         """The weights (outputs, inputs) of a matrix with a scale by group; dequantize.py has those of blocks."""
         scales = self.scales
         assert scales is not None
         if self.kind == E2M1:
-            exponents = scales.int() - EXPONENT_ZERO
-            scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float64), exponents)
-        return self.values().to(dtype) * self._by_input(scales.to(dtype))
+            scales = np.ldexp(1.0, scales.astype(np.int32) - EXPONENT_ZERO)
+        return self.values().astype(dtype) * self._by_input(scales.astype(dtype))
 
-    def _by_input(self, groups: Tensor) -> Tensor:
-        return groups.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
+    def _by_input(self, groups: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(groups, self.group, axis=1)[:, : self.shape[1]]
 
 
-Weights = Tensor | StoredMatrix
+Weights = NDArray[Any] | StoredMatrix
 """A matrix (outputs, inputs) as stored: plain numbers, or quantized ones."""
 
 
 def joined(parts: list[StoredMatrix]) -> StoredMatrix:
     """Parts of one kind and group, one below the other."""
     first = parts[0]
-    scales = None if first.scales is None else torch.cat([part.scales for part in parts if part.scales is not None])
-    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
-    return StoredMatrix(first.kind, torch.cat([part.codes for part in parts]), scales, zeros, first.group)
+    scales = (
+        None if first.scales is None else np.concatenate([part.scales for part in parts if part.scales is not None])
+    )
+    zeros = None if first.zeros is None else np.concatenate([part.zeros for part in parts if part.zeros is not None])
+    return StoredMatrix(first.kind, np.concatenate([part.codes for part in parts]), scales, zeros, first.group)

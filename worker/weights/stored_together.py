@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
 from worker.weights.checkpoint import Checkpoint, Ranges
@@ -26,7 +27,7 @@ _NO_SCALE = 255
 
 
 class StoredTogether(Checkpoint):
-    """`read` of an expert's matrix gives a Tensor (outputs, inputs), or of MXFP4 a `StoredMatrix`."""
+    """`read` of an expert's matrix gives an array (outputs, inputs), or of MXFP4 a `StoredMatrix`."""
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -61,9 +62,9 @@ class StoredTogether(Checkpoint):
             codes, scales = codes[cut], scales[cut]
         if bool((scales == _NO_SCALE).any()):
             raise ModelFilesError(f"{stem}_scales holds NaN (expert {number}). Download the checkpoint again.")
-        return StoredMatrix(E2M1, codes.flatten(1), scales.contiguous(), None, MXFP4_GROUP)
+        return StoredMatrix(E2M1, codes.reshape(codes.shape[0], -1), np.ascontiguousarray(scales), None, MXFP4_GROUP)
 
-    def _of(self, name: str, number: int) -> Tensor:
+    def _of(self, name: str, number: int) -> NDArray[Any]:
         return one_of(super().read(name), name, number)
 
 
@@ -76,7 +77,7 @@ class StoredAbove(Checkpoint):
         super().__init__(tensors)
         self._stored = stored
 
-    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Tensor:
+    def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> NDArray[Any]:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
         found = _EXPERT.fullmatch(name)
         if found is None or name in self:
@@ -84,13 +85,13 @@ class StoredAbove(Checkpoint):
         part, stem = found[3], found[1].removesuffix("experts") + self._stored[found[3] == "down"]
         matrix = one_of(super().read(stem), stem, int(found[2]))
         if part != "down":
-            gate, up = matrix.chunk(2)
+            gate, up = np.array_split(matrix, 2)
             matrix = gate if part == "gate" else up
         [(start, stop)] = ranges or [(None, None)]
         return matrix[:, start:stop] if dim == 1 else matrix[start:stop]
 
 
-def one_of(stored: Tensor, name: str, number: int) -> Tensor:
+def one_of(stored: NDArray[Any], name: str, number: int) -> NDArray[Any]:
     """The tensor of expert `number` among those of all. Raises ModelFilesError where it has none."""
     if number >= stored.shape[0]:
         raise ModelFilesError(f"Tensor {name} of shape {list(stored.shape)} has no expert {number}.")

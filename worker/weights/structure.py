@@ -1,14 +1,15 @@
-"""A loaded module as JSON without its memory: the tensors stay apart, threads and group are those of the reader.
+"""A loaded module as JSON without its memory: the arrays stay apart, threads and group are those of the reader.
 
 An object is its class, which must be on the list, and its state; reading sets attributes and calls no constructor. A
 value that JSON has is itself, all others are a list `[kind, …]`. An object that is met again is a reference to the
-first one.
+first one. Objects of libraries that are not imported here are kept by a `Form`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import MethodType, SimpleNamespace
@@ -16,12 +17,11 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor, nn
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
+from numpy.typing import NDArray
 
 from worker.collective.link import Link
 from worker.native.library import Threads
-from worker.tensors import as_array, as_tensor
 
 CLASSES = (
     "worker.families.",
@@ -35,38 +35,61 @@ PLAIN = (type(None), bool, int, str)
 OTHERS: dict[str, type] = {"list": list, "SimpleNamespace": SimpleNamespace}
 """Other classes, by name."""
 Kind = Callable[[Any], Any]
+NUMBERS: dict[str, np.dtype[Any]] = {
+    np.dtype(one).name: np.dtype(one)
+    for one in (
+        *(np.float64, np.float32, np.float16, bfloat16, float8_e4m3fn, float8_e5m2),
+        *(np.int64, np.int32, np.int16, np.int8, np.uint64, np.uint32, np.uint16, np.uint8, np.bool_),
+    )
+}
+"""The types of arrays that are kept, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How objects of `type` are kept: `taken` gives an array or a word, of which `made` makes the object again.
+    `version` is that of their library, on which their state may depend."""
+
+    name: str
+    type: type
+    taken: Callable[[Any], NDArray[Any] | str]
+    made: Callable[[Any], Any]
+    version: str
+
+
+FORMS: dict[str, Form] = {}
+"""By name; of an object of several types the first one is taken."""
 
 
 class Unknown(Exception):
     """A structure has something that is on no list; the message names it."""
 
 
-def taken_apart(contents: Any) -> tuple[bytes, list[Tensor]]:
-    """`contents` without its memory, and its tensors. Raises Unknown for an object of an unknown class."""
+def taken_apart(contents: Any) -> tuple[bytes, list[NDArray[Any]]]:
+    """`contents` without its memory, and its arrays. Raises Unknown for an object of an unknown class."""
     writer = _Writer()
-    return msgspec.json.encode(writer.node(contents)), writer.tensors
+    return msgspec.json.encode(writer.node(contents)), writer.arrays
 
 
-def put_together(structure: bytes, tensors: Sequence[Tensor], threads: Threads, link: Link) -> Any:
-    """The contents that `taken_apart` was given, over the memory of `tensors`. Raises Unknown for a structure with an
+def put_together(structure: bytes, arrays: Sequence[NDArray[Any]], threads: Threads, link: Link) -> Any:
+    """The contents that `taken_apart` was given, over the memory of `arrays`. Raises Unknown for a structure with an
     unknown class, or one that it did not write."""
     try:
-        return _Reader(tensors, threads, link).value(msgspec.json.decode(structure))
+        return _Reader(arrays, threads, link).value(msgspec.json.decode(structure))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ImportError) as error:
         raise Unknown(f"its structure can't be read: {type(error).__name__}: {error}") from error
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """The type `name`, without "torch.". Raises Unknown for another word."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The type `name` of NUMBERS. Raises Unknown for another word."""
+    if name not in NUMBERS:
         raise Unknown(f"{name!r} is no type of numbers")
-    return found
+    return NUMBERS[name]
 
 
 class _Writer:
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self.arrays: list[NDArray[Any]] = []
         self._met: dict[int, tuple[int, Any]] = {}
         """By address: an object's number, and the object, so that no other one gets its address."""
 
@@ -78,10 +101,8 @@ class _Writer:
                 return ["float", value.hex()]
             case Threads() | Link():
                 return ["threads" if isinstance(value, Threads) else "link"]
-            case torch.dtype():
-                return ["dtype", str(value).removeprefix("torch.")]
-            case torch.device():
-                return ["device", str(value)]
+            case np.dtype():
+                return ["dtype", dtype_of(value.name).name]
             case type():
                 return ["class", *_name(value)]
             case MethodType():
@@ -95,11 +116,12 @@ class _Writer:
         number = len(self._met)
         self._met[id(value)] = number, value
         if isinstance(value, np.ndarray):
-            self.tensors.append(as_tensor(value))
-            return ["array", number, len(self.tensors) - 1]
-        if isinstance(value, Tensor):
-            self.tensors.append(value)
-            return ["tensor", number, len(self.tensors) - 1]
+            dtype_of(value.dtype.name)
+            self.arrays.append(value)
+            return ["array", number, len(self.arrays) - 1]
+        for form in FORMS.values():
+            if isinstance(value, form.type):
+                return ["form", number, form.name, self.node(form.taken(value))]
         if type(value) in (list, tuple, set, frozenset):
             return [type(value).__name__, number, [self.node(one) for one in value]]
         if type(value) in (dict, OrderedDict, defaultdict):
@@ -116,19 +138,18 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, tensors: Sequence[Tensor], threads: Threads, link: Link) -> None:
-        self._tensors, self._met = tensors, dict[int, Any]()
+    def __init__(self, arrays: Sequence[NDArray[Any]], threads: Threads, link: Link) -> None:
+        self._arrays, self._met = arrays, dict[int, Any]()
         self._kinds: dict[str, Callable[..., Any]] = {
             "float": float.fromhex,
             "threads": lambda: threads,
             "link": lambda: link,
             "dtype": dtype_of,
-            "device": torch.device,
             "class": _class,
             "method": self._method,
             "met": self._met.__getitem__,
-            "tensor": self._tensor,
             "array": self._array,
+            "form": self._form,
             "list": self._list,
             "object": self._object,
             "partial": self._partial,
@@ -146,11 +167,11 @@ class _Reader:
         self._met[number] = value
         return value
 
-    def _tensor(self, number: int, index: int) -> Tensor:
-        return self._keep(number, self._tensors[index])
+    def _array(self, number: int, index: int) -> NDArray[Any]:
+        return self._keep(number, self._arrays[index])
 
-    def _array(self, number: int, index: int) -> Any:
-        return self._keep(number, as_array(self._tensors[index]))
+    def _form(self, number: int, name: str, taken: Any) -> Any:
+        return self._keep(number, FORMS[name].made(self.value(taken)))
 
     def _list(self, number: int, nodes: list[Any]) -> list[Any]:
         found = self._keep(number, list[Any]())
@@ -171,9 +192,10 @@ class _Reader:
 
     def _method(self, owner: Any, name: str) -> Any:
         owner = self.value(owner)
-        if not isinstance(owner, nn.Module) or name.startswith("_"):
+        method = None if name.startswith("_") else getattr(owner, name)
+        if not isinstance(method, MethodType) or not type(owner).__module__.startswith(CLASSES):
             raise Unknown(f"{name} of {type(owner).__name__} is no method of a module")
-        return getattr(owner, name)
+        return method
 
     def _object(self, number: int, name: list[str], state: Any) -> Any:
         kind: Any = _class(*name)

@@ -22,6 +22,7 @@ from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from worker.models.layers.linear import NativeLinear
 from worker.native.library import Threads, threads_here
+from worker.tensors import as_array
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.packed_matrix import Kept
 from worker.weights.quantizer import quantize
@@ -59,7 +60,7 @@ def _mkl(weight: Tensor, rows: int) -> Product:
 
 
 def _blocks(format: BlockFormat) -> Callable[[Tensor], Weights]:
-    return lambda weight: StoredMatrix(format.name, quantize(weight, format, _threads()))
+    return lambda weight: StoredMatrix(format.name, quantize(as_array(weight), format, _threads()))
 
 
 def _native(kind: Kept) -> Callable[[Weights, int], Product]:

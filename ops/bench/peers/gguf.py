@@ -229,15 +229,13 @@ def _packed(format: BlockFormat) -> Callable[[Floats], NDArray[Any]]:
     """Furrow's own quantiser: no error is larger than that of llama.cpp's (tests/unit/worker/native)."""
 
     def convert(values: Floats) -> NDArray[Any]:
-        import torch
-
         from worker.native.library import threads_here
         from worker.weights.quantizer import quantize
 
         threads = threads_here()
         if threads is None:
             raise SettingsError(f"{format.name} is quantised in C++, which can't be compiled here")
-        return quantize(torch.from_numpy(np.array(values)), format, threads).numpy()
+        return quantize(values, format, threads)
 
     return convert
 

@@ -18,6 +18,7 @@ from worker.native.compiled import compiler_missing
 from worker.native.host import INSTALL, INSTEAD
 from worker.native.library import Threads, reason_missing, threads_here
 from worker.selftest.shapes import Shapes
+from worker.tensors import as_tensor, number_type
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
@@ -84,7 +85,7 @@ def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Weights], b
     for part in parts:
         if isinstance(part, StoredMatrix) and part.in_blocks:
             raise _not_in_cpp(f"weights in {part.kind} are", "Serve them with --dequantize on this host.")
-        plain.append(part.dequantized(dtype) if isinstance(part, StoredMatrix) else part)
+        plain.append(as_tensor(part.dequantized(number_type(dtype))) if isinstance(part, StoredMatrix) else part)
     return DenseLinear(stacked(plain, dtype, device), None if bias is None else bias.to(device, dtype))
 
 

@@ -41,7 +41,7 @@ class PackedLinear(Module):
         self._matrices: list[PackedMatrix] = []
         first = 0
         for (kind, _), run in itertools.groupby(zip(parts, kinds, strict=True), _kind_and_group):
-            self._matrices.append(_bridged([part for part, _ in run], self.inputs, kind, first, threads))
+            self._matrices.append(PackedMatrix([part for part, _ in run], self.inputs, kind, first, threads))
             first += self._matrices[-1].outputs
         if len(self._matrices) > MOST_MATRICES:
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
@@ -98,16 +98,6 @@ class PackedLinear(Module):
         out = aligned.empty((*ids.shape, self.inputs), np.float32)
         self.threads.library.furrow_look_up(self._address, ids.ctypes.data, ids.size, out.ctypes.data)
         return out
-
-
-def _bridged(parts: Any, inputs: int, kind: Any, first: int, threads: Threads) -> PackedMatrix:
-    import torch  # only here, until the weights' rooms take arrays
-
-    from worker.tensors import as_tensor
-
-    if not isinstance(parts[0], StoredMatrix):
-        parts, kind = [as_tensor(one) for one in parts], getattr(torch, kind)
-    return PackedMatrix(parts, inputs, kind, first, threads)
 
 
 class _Bytes:

@@ -172,12 +172,7 @@ class NativeLoader:
     def _converted(self, name: str, weights: Any) -> Any:
         """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
         if self.quantizer is not None:
-            from worker.tensors import as_array, as_tensor
-
-            found: Any = self.quantizer.blocks(
-                name, weights if isinstance(weights, StoredMatrix) else as_tensor(weights)
-            )
-            return found if isinstance(found, StoredMatrix) else as_array(found)
+            return self.quantizer.blocks(name, weights)
         return rounded(weights, self.storage)
 
     def _packed(self, weights: list[Any], bias: NDArray[Any] | None) -> PackedLinear:

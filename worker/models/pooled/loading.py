@@ -22,6 +22,7 @@ from worker.models.torch_served import TorchModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
 from worker.repository.pooling.encoders import ENCODERS, renamed
+from worker.tensors import as_tensor
 from worker.weights.checkpoint import Checkpoint, checked
 from worker.weights.safetensors_header import read_headers, text_tensors
 
@@ -40,7 +41,7 @@ class Reader:
 
     def __call__(self, name: str, shape: list[int], rows: list[int] | None = None) -> Tensor:
         """The tensor, or these rows of it. Raises ModelFilesError for one that is missing or has another shape."""
-        stored = checked(name, self._checkpoint.read(name), shape)
+        stored = as_tensor(checked(name, self._checkpoint.read(name), shape))
         if rows is not None:
             stored = stored[rows]
         return stored.to(self._device, self._dtype, copy=True)

@@ -15,6 +15,7 @@ from worker.models.vision.rotary import interleaved_axes
 from worker.models.vision.siglip import SiglipEncoder
 from worker.models.vision.tower import VisionTower
 from worker.repository.multimodal.image_part import ImagePart
+from worker.tensors import as_tensor
 from worker.weights.checkpoint import StoredTensors, checked
 
 
@@ -25,7 +26,7 @@ def load_tower(
     encoder = _encoder(part, dtype, text.config)
     modules: Any = encoder
     for name, parameter in list(encoder.named_parameters()):
-        stored = checked(name, checkpoint.read(name), list(parameter.shape))
+        stored = as_tensor(checked(name, checkpoint.read(name), list(parameter.shape)))
         owner, _, leaf = name.rpartition(".")
         modules.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.to(dtype, copy=True), requires_grad=False)
         done()

@@ -18,6 +18,7 @@ from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import ServedModel
+from worker.tensors import as_tensor
 from worker.weights.cache import WeightCache
 from worker.weights.structure import taken_apart
 
@@ -48,8 +49,8 @@ def logits(model: ServedModel) -> Tensor:
 
 
 def memory(model: ServedModel) -> list[Tensor]:
-    """All tensors, in order."""
-    return taken_apart(next(iter(model.parts())))[1]
+    """All arrays, in order, as tensors."""
+    return [as_tensor(array) for array in taken_apart(next(iter(model.parts())))[1]]
 
 
 def the_file(folder: Path) -> Path:

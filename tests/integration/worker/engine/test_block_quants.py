@@ -24,6 +24,7 @@ from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.native.host import SWITCH
 from worker.native.library import threads_here
+from worker.tensors import as_array
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, format_for
 from worker.weights.quantizer import quantize
@@ -67,7 +68,7 @@ def dequantized(folder: Path, quant: str, into: Path) -> Path:
         return (
             tensor.float()
             if chosen is None
-            else dequantize(StoredMatrix(chosen.name, quantize(tensor, chosen, threads)))
+            else torch.from_numpy(dequantize(StoredMatrix(chosen.name, quantize(as_array(tensor), chosen, threads))))
         )
 
     for file in folder.iterdir():

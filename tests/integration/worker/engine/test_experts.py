@@ -23,6 +23,7 @@ from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.native.library import load_library, threads_here
+from worker.tensors import as_array
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import format_for
 from worker.weights.quantizer import quantize
@@ -146,7 +147,9 @@ def test_experts_in_blocks(quant: str, tmp_path: Path) -> None:
         chosen = format_for(BLOCK_QUANTS[quant], weight.shape[-1])
         if chosen is None or weight.dim() < 2 or name.endswith("mlp.gate.weight"):
             return weight
-        return dequantize(StoredMatrix(chosen.name, quantize(weight, chosen, threads, name)))
+        return torch.from_numpy(
+            dequantize(StoredMatrix(chosen.name, quantize(as_array(weight), chosen, threads, name)))
+        )
 
     exact = Running(load(changed(tmp_path, rounded), collective=Solo()))
     assert running.model.weight_bytes < 0.25 * exact.model.weight_bytes

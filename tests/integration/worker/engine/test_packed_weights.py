@@ -158,6 +158,7 @@ def flipped(place: float) -> Callable[[Path], None]:
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "magic": flipped(0),
+    "a former release": lambda path: path.write_bytes(b"FURROW\x00\x01" + path.read_bytes()[8:]),
     "header": flipped(0.001),
     "tensors": flipped(0.7),
     "last byte": flipped(1),

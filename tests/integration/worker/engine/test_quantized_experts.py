@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -65,10 +66,10 @@ def test_experts_in_mxfp4_are_those_of_the_formula(written: Written) -> None:
                 name = f"{stem}.{expert}.{part}_proj.weight"
                 whole = checkpoint.read(name)
                 assert isinstance(whole, StoredMatrix)
-                assert torch.equal(whole.dequantized(torch.float64), wanted)
+                assert torch.equal(torch.from_numpy(whole.dequantized(np.float64)), wanted)
                 rows, columns = (checkpoint.read(name, dim, [(32, 64)]) for dim in (0, 1))
-                assert torch.equal(rows.dequantized(torch.float64), wanted[32:64])
-                assert torch.equal(columns.dequantized(torch.float64), wanted[:, 32:64])
+                assert torch.equal(torch.from_numpy(rows.dequantized(np.float64)), wanted[32:64])
+                assert torch.equal(torch.from_numpy(columns.dequantized(np.float64)), wanted[:, 32:64])
 
 
 @pytest.mark.parametrize(("family", "kind"), MIXTURES)

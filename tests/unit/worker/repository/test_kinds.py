@@ -13,7 +13,7 @@ from control.quantization import BLOCK_QUANTS
 from worker.native.library import ALL, KINDS, NUMBERS, bits_of
 from worker.repository.files import ModelFiles
 from worker.repository.kinds import kinds_of
-from worker.weights.packed_matrix import Kept, name_of
+from worker.weights.packed_matrix import Kept
 
 HALF, WHOLE = torch.bfloat16, torch.float32
 
@@ -50,5 +50,5 @@ def test_each_kind_has_the_number_that_the_library_gives_it() -> None:
     assert [name.removesuffix("_blocks").removesuffix("_groups") for name in names] == list(KINDS)
     assert set(BLOCK_QUANTS.values()) < set(KINDS)
     assert bits_of(KINDS) == ALL == 2 ** len(KINDS) - 1
-    plain: list[Kept] = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
-    assert [NUMBERS[name_of(kind)] for kind in plain] == [0, 1, 2, 3]
+    plain: list[Kept] = ["float32", "bfloat16", "float16", "int8"]
+    assert [NUMBERS[kind] for kind in plain] == [0, 1, 2, 3]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from control.errors import ModelFilesError
+from worker.tensors import as_tensor, torch_type
 from worker.weights.checkpoint import TYPES, Checkpoint
 from worker.weights.safetensors_header import read_headers
 
@@ -21,19 +24,19 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("kind", sorted(TYPES.values(), key=str), ids=str)
-def test_tensors_are_those_that_were_saved(kind: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_are_those_that_were_saved(kind: np.dtype[Any], tmp_path: Path) -> None:
     """Every type, whole and in parts, a single number and an empty tensor too."""
-    table = (torch.arange(60).view(6, 10) % 7).to(kind)
+    table = (torch.arange(60).view(6, 10) % 7).to(torch_type(kind))
     saved = {"table": table, "one": table[0, 1].clone(), "none": table[:0].clone()}
     save_file(saved, tmp_path / "a.safetensors")
     with Checkpoint(read_headers([tmp_path / "a.safetensors"])) as checkpoint:
         for name, tensor in saved.items():
             read = checkpoint.read(name)
             assert read.dtype == kind and read.shape == tensor.shape
-            assert torch.equal(read.float(), tensor.float())
-        rows = checkpoint.read("table", 0, [(1, 3), (5, 6)]).float()
+            assert torch.equal(as_tensor(read).float(), tensor.float())
+        rows = as_tensor(checkpoint.read("table", 0, [(1, 3), (5, 6)])).float()
         assert torch.equal(rows, table.float()[[1, 2, 5]])
-        assert torch.equal(checkpoint.read("table", 1, [(2, 9)]).float(), table.float()[:, 2:9])
+        assert torch.equal(as_tensor(checkpoint.read("table", 1, [(2, 9)])).float(), table.float()[:, 2:9])
         assert checkpoint.read_share == 1.0
 
 

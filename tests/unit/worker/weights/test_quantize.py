@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
-from worker.native.library import Threads, threads_here
+from worker.models.layers.linear import threads_here
+from worker.native.library import Threads
+from worker.tensors import as_array
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.quantizer import quantize
@@ -79,15 +81,19 @@ def error(weights: Tensor, restored: Tensor) -> float:
     return float((restored.double() - weights.double()).square().mean().sqrt())
 
 
+def restored(blocks: StoredMatrix) -> Tensor:
+    return torch.from_numpy(dequantize(blocks))
+
+
 def by_llama_cpp(weights: Tensor, format: BlockFormat) -> StoredMatrix:
     """Quantised by the package libgguf, which compiles llama.cpp's own functions."""
     rows = importlib.import_module("libgguf").quantize_rows(weights.numpy(), format.ggml_type)
-    return StoredMatrix(format.name, torch.from_numpy(rows).view(weights.shape[0], -1))
+    return StoredMatrix(format.name, rows.reshape(weights.shape[0], -1))
 
 
 def print_errors_of_llama_cpp() -> None:
     for name, format in BLOCK_FORMATS.items():
-        print(f'    "{name}": {error(heavy_tailed(), dequantize(by_llama_cpp(heavy_tailed(), format))):.8f},')
+        print(f'    "{name}": {error(heavy_tailed(), restored(by_llama_cpp(heavy_tailed(), format))):.8f},')
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +107,10 @@ def threads() -> Threads:
 def test_errors_are_those_of_llama_cpp_or_smaller(name: str, threads: Threads) -> None:
     """On a seeded tensor. The control has all scales a little too large."""
     weights = heavy_tailed()
-    blocks = StoredMatrix(name, quantize(weights, BLOCK_FORMATS[name], threads))
-    found = error(weights, dequantize(blocks))
+    blocks = StoredMatrix(name, quantize(weights.numpy(), BLOCK_FORMATS[name], threads))
+    found = error(weights, restored(blocks))
     assert 0.5 * LLAMA_CPP[name] < found <= BOUND * LLAMA_CPP[name]
-    assert error(weights, 1.2 * dequantize(blocks)) > BOUND * LLAMA_CPP[name]
+    assert error(weights, 1.2 * restored(blocks)) > BOUND * LLAMA_CPP[name]
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -113,8 +119,8 @@ def test_any_tensor_is_as_near_as_by_llama_cpp(name: str, threads: Threads) -> N
     pytest.importorskip("libgguf", reason="libgguf is not installed")
     format = BLOCK_FORMATS[name]
     for kind, weights in tensors().items():
-        found = error(weights, dequantize(StoredMatrix(format.name, quantize(weights, format, threads))))
-        theirs = error(weights, dequantize(by_llama_cpp(weights, format)))
+        found = error(weights, restored(StoredMatrix(format.name, quantize(weights.numpy(), format, threads))))
+        theirs = error(weights, restored(by_llama_cpp(weights, format)))
         assert np.isfinite(found), kind
         assert not np.isfinite(theirs) or found <= BOUND * theirs, kind
 
@@ -122,9 +128,9 @@ def test_any_tensor_is_as_near_as_by_llama_cpp(name: str, threads: Threads) -> N
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_libgguf_reads_the_blocks(name: str, threads: Threads) -> None:
     libgguf = pytest.importorskip("libgguf", reason="libgguf is not installed")
-    blocks = StoredMatrix(name, quantize(heavy_tailed(), BLOCK_FORMATS[name], threads))
-    theirs = libgguf.dequantize_rows(blocks.codes.numpy(), blocks.format.ggml_type, 512)
-    assert torch.equal(torch.from_numpy(theirs).view(32, 512), dequantize(blocks))
+    blocks = StoredMatrix(name, quantize(heavy_tailed().numpy(), BLOCK_FORMATS[name], threads))
+    theirs = libgguf.dequantize_rows(blocks.codes, blocks.format.ggml_type, 512)
+    assert torch.equal(torch.from_numpy(theirs).view(32, 512), restored(blocks))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -134,9 +140,9 @@ def test_bytes_do_not_depend_on_threads_or_neighbours(
     """All rows by three threads give what each row alone gives, and bfloat16 what its float32 gives."""
     weights, format = heavy_tailed().bfloat16(), BLOCK_FORMATS[name]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    whole = quantize(weights, format, Threads(threads.library, torch.get_num_threads()))
-    alone = [quantize(row.float().unsqueeze(0), format, threads) for row in weights]
-    assert torch.equal(whole, torch.cat(alone))
+    whole = quantize(as_array(weights), format, Threads(threads.library, torch.get_num_threads()))
+    alone = [quantize(row.float().unsqueeze(0).numpy(), format, threads) for row in weights]
+    assert np.array_equal(whole, np.concatenate(alone))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -144,9 +150,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(value: float, threads: 
     weights = torch.zeros(2000, 256)
     weights[1500, 17] = value
     with pytest.raises(ModelFilesError, match=r"model\.x\.weight has NaN or infinity in row 1500"):
-        quantize(weights, BLOCK_FORMATS["q4_k"], threads, "model.x.weight")
+        quantize(weights.numpy(), BLOCK_FORMATS["q4_k"], threads, "model.x.weight")
 
 
 def test_blocks_must_divide_the_inputs(threads: Threads) -> None:
     with pytest.raises(ValueError, match="288 inputs are no multiple of 256"):
-        quantize(torch.zeros(4, 288), BLOCK_FORMATS["q6_k"], threads)
+        quantize(np.zeros((4, 288), np.float32), BLOCK_FORMATS["q6_k"], threads)

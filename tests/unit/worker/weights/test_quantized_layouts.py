@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -50,7 +51,7 @@ def test_tensors_of_other_tools_are_read(kind: str, tmp_path: Path) -> None:
             found = checkpoint.read("a.q_proj.weight", dim, None if dim is None else [(part.start, part.stop)])
             assert isinstance(found, StoredMatrix)
             wanted = exact[:, part] if dim == 1 else exact[part]
-            assert torch.allclose(found.dequantized(torch.float64).float(), wanted, rtol=1e-6, atol=0)
+            assert torch.allclose(torch.from_numpy(found.dequantized(np.float64)).float(), wanted, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["w4a16", "w4a16 with zeros", "w8a8", "fp8 by channel"])

@@ -54,14 +54,14 @@ def random_blocks(format: BlockFormat, outputs: int, inputs: int, seed: int = 1)
         data[:, :, place : place + 2] = halves.unsqueeze(2).view(torch.uint8)
     if format is MXFP4:
         data[:, :, 0] = torch.randint(110, 125, data.shape[:2], generator=generator)
-    return StoredMatrix(format.name, data.flatten(1))
+    return StoredMatrix(format.name, data.flatten(1).numpy())
 
 
 def numbers(blocks: StoredMatrix) -> Tensor:
-    """The weights in float32 by torch: those functions are tested against ggml's own results."""
+    """The weights in float32: those functions are tested against ggml's own results."""
     if blocks.format is not MXFP4:
-        return dequantize(blocks)
-    data = blocks.codes.view(blocks.codes.shape[0], -1, 17)
+        return torch.from_numpy(dequantize(blocks))
+    data = torch.from_numpy(blocks.codes).view(blocks.codes.shape[0], -1, 17)
     values = E2M1[torch.cat([data[:, :, 1:] & 15, data[:, :, 1:] >> 4], dim=2).int()]
     return (values * torch.exp2(data[:, :, :1].float() - 127)).flatten(1)
 
@@ -179,17 +179,17 @@ def test_one_product_mixes_formats() -> None:
     half = torch.randn(40, 512).bfloat16()
     bias, x = torch.randn(123), rows(20, 512)
     assert NATIVE is not None
-    mixed = NativeLinear([q4, q6, half], bias, [q4.kind, q6.kind, torch.bfloat16], NATIVE)
+    mixed = NativeLinear([q4, q6, half], bias, [q4.kind, q6.kind, "bfloat16"], NATIVE)
     alone = [
         native(q4, bias=bias[:70])(x),
         native(q6, bias=bias[70:83])(x),
-        NativeLinear([half], bias[83:], [torch.bfloat16], NATIVE)(x),
+        NativeLinear([half], bias[83:], ["bfloat16"], NATIVE)(x),
     ]
     assert torch.equal(mixed(x), torch.cat(alone, dim=1))
     joined = native(q4, random_blocks(q4.format, 9, 512, seed=5))
     assert torch.equal(joined(x)[:, :70], native(q4)(x))
     with pytest.raises(ValueError, match="4 kinds of weights in one product; 3 fit"):
-        NativeLinear([q4, q6, half, q6], None, [q4.kind, q6.kind, torch.bfloat16, q6.kind], NATIVE)
+        NativeLinear([q4, q6, half, q6], None, [q4.kind, q6.kind, "bfloat16", q6.kind], NATIVE)
 
 
 def test_a_share_of_the_inputs_is_a_view() -> None:

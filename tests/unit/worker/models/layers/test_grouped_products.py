@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -30,9 +31,13 @@ def grouped(kind: str, outputs: int, inputs: int, group: int) -> StoredMatrix:
     zeros = torch.randint(0, 16, shape, dtype=torch.uint8, generator=generator) if kind == INT4 else None
     if kind == E2M1:
         scales = torch.randint(100, 135, shape, dtype=torch.uint8, generator=generator)
-        return StoredMatrix(kind, codes, scales, None, group)
+        return StoredMatrix(kind, codes.numpy(), scales.numpy(), None, group)
     return StoredMatrix(
-        kind, codes, torch.rand(shape, generator=generator) / 100, zeros, inputs if kind == INT8 else group
+        kind,
+        codes.numpy(),
+        (torch.rand(shape, generator=generator) / 100).numpy(),
+        None if zeros is None else zeros.numpy(),
+        inputs if kind == INT8 else group,
     )
 
 
@@ -56,7 +61,7 @@ def test_products_are_those_of_the_formula(kind: str, shape: tuple[int, int, int
     part, bias = grouped(kind, *shape), torch.randn(outputs)
     for count in (1, 2, 9, 70):
         x = rows(count, inputs)
-        exact = functional.linear(x.double(), part.dequantized(torch.float64), bias.double())
+        exact = functional.linear(x.double(), torch.from_numpy(part.dequantized(np.float64)), bias.double())
         assert (layer_of(part, bias)(x) - exact).norm() / exact.norm() < 1e-5
 
 
@@ -66,9 +71,10 @@ def test_two_factors_of_eight_bits(shape: tuple[int, int, int]) -> None:
     part, bias = grouped(INT8, *shape), torch.randn(shape[0])
     assert (part.values() == -128).any()
     x = rows(9, shape[1])
+    values, scales = torch.from_numpy(part.values()), torch.from_numpy(part.scales)
     levels = (x / x.abs().amax(1, keepdim=True) * 127).round().double()
-    exact = levels @ part.values().double().T * part.scales.double().T * (x.abs().amax(1, keepdim=True).double() / 127)
-    plain = functional.linear(x.double(), part.dequantized(torch.float64))
+    exact = levels @ values.double().T * scales.double().T * (x.abs().amax(1, keepdim=True).double() / 127)
+    plain = functional.linear(x.double(), torch.from_numpy(part.dequantized(np.float64)))
     found = layer_of(part, bias)(x) - bias
     assert (found - exact).norm() / exact.norm() < 1e-5
     assert 1e-4 < (found - plain).norm() / plain.norm() < 0.02
@@ -79,7 +85,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
     """Alone, among others, beside plain matrices in one product, and beside NaN, which stays in its row."""
     assert THREADS is not None
     part, more = grouped(kind, 70, 256, 128), torch.randn(40, 256)
-    layer = NativeLinear([part, more, part.rows(0, 33)], None, [kind, torch.float32, kind], THREADS)
+    layer = NativeLinear([part, more, part.rows(0, 33)], None, [kind, "float32", kind], THREADS)
     x = rows(19, 256)
     together = layer(x)
     assert all(torch.equal(together[row], layer(x[row : row + 1])[0]) for row in range(len(x)))
