@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from control.errors import ModelFilesError
-from worker.models.layers.linear import threads_here
-from worker.native.library import Threads
+from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
