@@ -38,7 +38,7 @@ from control.cache import files as cache_files
 from worker.collective.link import Link
 from worker.native.library import Threads
 from worker.native.zeros import large_pages
-from worker.weights.structure import FORMS, Unknown, dtype_of, put_together, taken_apart
+from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
 
 log = structlog.get_logger()
 
@@ -68,8 +68,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 class Subject(msgspec.Struct, frozen=True):
     """`fingerprint` covers config.json, dtype, quant and samples of each tensor; `library` is the name of the compiled
-    library, which has the hash of its source, flags and processor. `forms` has the versions of other libraries whose
-    objects are kept."""
+    library, which has the hash of its source, flags and processor."""
 
     label: str
     fingerprint: str
@@ -79,7 +78,6 @@ class Subject(msgspec.Struct, frozen=True):
     world_size: int
     library: str
     code: str
-    forms: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -107,7 +105,6 @@ def subject_of(
         world_size=world_size,
         library=Path(threads.library._name).stem,
         code=_code(),
-        forms=tuple(f"{form.name} {form.version}" for form in FORMS.values()),
     )
 
 

@@ -2,14 +2,13 @@
 
 An object is its class, which must be on the list, and its state; reading sets attributes and calls no constructor. A
 value that JSON has is itself, all others are a list `[kind, …]`. An object that is met again is a reference to the
-first one. Objects of libraries that are not imported here are kept by a `Form`.
+first one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import MethodType, SimpleNamespace
@@ -28,7 +27,6 @@ CLASSES = (
     "worker.models.",
     "worker.native.",
     "worker.weights.",
-    "torch.nn.modules.",
 )
 """Prefixes of the modules whose classes may be read."""
 PLAIN = (type(None), bool, int, str)
@@ -43,22 +41,6 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     )
 }
 """The types of arrays that are kept, by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How objects of `type` are kept: `taken` gives an array or a word, of which `made` makes the object again.
-    `version` is that of their library, on which their state may depend."""
-
-    name: str
-    type: type
-    taken: Callable[[Any], NDArray[Any] | str]
-    made: Callable[[Any], Any]
-    version: str
-
-
-FORMS: dict[str, Form] = {}
-"""By name; of an object of several types the first one is taken."""
 
 
 class Unknown(Exception):
@@ -119,9 +101,6 @@ class _Writer:
             dtype_of(value.dtype.name)
             self.arrays.append(value)
             return ["array", number, len(self.arrays) - 1]
-        for form in FORMS.values():
-            if isinstance(value, form.type):
-                return ["form", number, form.name, self.node(form.taken(value))]
         if type(value) in (list, tuple, set, frozenset):
             return [type(value).__name__, number, [self.node(one) for one in value]]
         if type(value) in (dict, OrderedDict, defaultdict):
@@ -149,7 +128,6 @@ class _Reader:
             "method": self._method,
             "met": self._met.__getitem__,
             "array": self._array,
-            "form": self._form,
             "list": self._list,
             "object": self._object,
             "partial": self._partial,
@@ -169,9 +147,6 @@ class _Reader:
 
     def _array(self, number: int, index: int) -> NDArray[Any]:
         return self._keep(number, self._arrays[index])
-
-    def _form(self, number: int, name: str, taken: Any) -> Any:
-        return self._keep(number, FORMS[name].made(self.value(taken)))
 
     def _list(self, number: int, nodes: list[Any]) -> list[Any]:
         found = self._keep(number, list[Any]())

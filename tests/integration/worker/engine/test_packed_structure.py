@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 from ml_dtypes import bfloat16
-from torch import nn
 
 from worker.collective import Solo
 from worker.collective.link import Link
-from worker.models.kept_tensors import register
+from worker.models.native.module import Module, Unfilled
 from worker.native.library import Threads
-from worker.weights.structure import FORMS, NUMBERS, Unknown, put_together, taken_apart
+from worker.weights.structure import NUMBERS, Unknown, put_together, taken_apart
 
 
 class NoThreads(Threads):
@@ -31,11 +30,6 @@ class NoThreads(Threads):
 THREADS = NoThreads()
 
 
-@pytest.fixture(autouse=True)
-def forms() -> None:
-    register()
-
-
 def again(contents: Any) -> Any:
     structure, arrays = taken_apart(contents)
     return put_together(structure, arrays, THREADS, Link(Solo()))
@@ -47,7 +41,7 @@ def test_values_come_back_and_stay_shared() -> None:
     whole: dict[Any, Any] = {
         "one": shared,
         2: shared,
-        "types": [torch.float16, torch.device("cpu"), nn.Linear, np.dtype(bfloat16)],
+        "types": [Unfilled, np.dtype(bfloat16)],
     }
     whole |= {"ordered": OrderedDict(a=1), "default": defaultdict(list, {"b": [2]})}
     whole["itself"] = whole
@@ -58,22 +52,23 @@ def test_values_come_back_and_stay_shared() -> None:
 
 
 def test_a_module_comes_back_with_its_methods() -> None:
-    """Its parameters are the reader's tensors; a bound method and a partial belong to the new module."""
-    module = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
-    found, call, bound = again([module, partial(module.forward), module.forward])
-    given = torch.randn(4, 3)
-    assert found is not module and torch.equal(found(given), module(given))
-    assert torch.equal(call(given), module(given)) and bound.__self__ is found
+    """Its numbers are the reader's arrays; a bound method and a partial belong to the new module."""
+    module: Any = Module()
+    module.norm, module.places = Module(), Unfilled((2, 3))
+    module.norm.weight = np.arange(4.0)
+    found, at, bound = again([module, partial(module.at, "norm.weight"), module.at])
+    assert found is not module and dict(found.numbers())["places"] == Unfilled((2, 3))
+    assert np.array_equal(found.norm.weight, module.norm.weight) and at() is found.norm.weight
+    assert bound.__self__ is found and found.bytes == module.norm.weight.nbytes
 
 
 def test_arrays_come_back_and_stay_shared() -> None:
-    """Each type that is kept; an array that is there twice is one array again, and tensors need their form."""
+    """Each type that is kept; an array that is there twice is one array again; tensors of torch are refused."""
     arrays = [np.arange(6).reshape(2, 3).astype(dtype) for dtype in NUMBERS.values()]
     same, found = again([arrays, arrays[0]]), again(arrays)
     assert same[0][0] is same[1]
     for one, other in zip(arrays, found, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    FORMS.clear()
     with pytest.raises(Unknown):
         taken_apart([torch.zeros(2)])
 
@@ -98,12 +93,11 @@ def test_what_is_on_no_list_is_not_written(value: object) -> None:
         ["class", "", "dict"],
         ["object", 0, ["subprocess", "Popen"], None],
         ["method", ["list", 0, []], "append"],
-        ["method", ["object", 0, ["torch.nn.modules.linear", "Linear"], ["dict", 1, None, []]], "_call_impl"],
+        ["method", ["object", 0, ["worker.models.native.module", "Module"], ["dict", 1, None, []]], "__init__"],
         ["dtype", "object"],
         ["array", 0, 9],
-        ["form", 0, "torch.dtype", "ops"],
-        ["form", 0, "tensor", ["array", 1, 9]],
-        ["form", 0, "eval", "1"],
+        ["class", "torch.nn.modules.linear", "Linear"],
+        ["dtype", "torch.float16"],
         ["met", 3],
         ["call", "os.system", "true"],
         [],
