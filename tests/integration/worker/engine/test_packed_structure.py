@@ -53,13 +53,16 @@ def test_values_come_back_and_stay_shared() -> None:
 
 def test_a_module_comes_back_with_its_methods() -> None:
     """Its numbers are the reader's arrays; a bound method and a partial belong to the new module."""
+    weight = np.arange(4.0)
+    norm: Any = Module()
+    norm.weight = weight
     module: Any = Module()
-    module.norm, module.places = Module(), Unfilled((2, 3))
-    module.norm.weight = np.arange(4.0)
+    module.norm = norm
+    module.places = Unfilled((2, 3))
     found, at, bound = again([module, partial(module.at, "norm.weight"), module.at])
     assert found is not module and dict(found.numbers())["places"] == Unfilled((2, 3))
-    assert np.array_equal(found.norm.weight, module.norm.weight) and at() is found.norm.weight
-    assert bound.__self__ is found and found.bytes == module.norm.weight.nbytes
+    assert np.array_equal(found.norm.weight, weight) and at() is found.norm.weight
+    assert bound.__self__ is found and found.bytes == weight.nbytes
 
 
 def test_arrays_come_back_and_stay_shared() -> None:
