@@ -80,8 +80,8 @@ KERNELS = (
     Kernel("plain", 4, _plain),
     Kernel("transposed", 4, _transposed),
     Kernel("mkl", 4, _mkl),
-    Kernel("bf16 in C++", 2, _native(torch.bfloat16)),
-    Kernel("int8 in C++", 1, _native(torch.int8)),
+    Kernel("bf16 in C++", 2, _native("bfloat16")),
+    Kernel("int8 in C++", 1, _native("int8")),
     *(
         Kernel(f"{name} in C++", format.bytes / format.weights, _native(name), _blocks(format))
         for name, format in BLOCK_FORMATS.items()

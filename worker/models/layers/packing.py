@@ -19,7 +19,10 @@ from worker.native.host import INSTALL, INSTEAD
 from worker.native.library import Threads, reason_missing, threads_here
 from worker.selftest.shapes import Shapes
 from worker.tensors import as_tensor, number_type
-from worker.weights.stored_matrix import StoredMatrix, Weights
+from worker.weights.stored_matrix import StoredMatrix
+
+Matrix = Tensor | StoredMatrix
+"""A matrix (outputs, inputs) as stored: plain numbers, or quantized ones."""
 
 Pack = Callable[[list[Any], Tensor | None], nn.Module]
 """(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
@@ -41,7 +44,7 @@ class Packing:
     threads: Threads | None = None
     """Those of the C++ products; None where torch computes the layers."""
 
-    def keeps_stored_rows(self, table: Weights) -> bool:
+    def keeps_stored_rows(self, table: Matrix) -> bool:
         """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
         look-up; a float32 table beside it would double the memory."""
         if isinstance(table, StoredMatrix):
@@ -66,7 +69,7 @@ def packing(
             raise _not_in_cpp(f"--quant {quant} is", INSTEAD)
         return Packing(partial(_dense, dtype, device), packed=False, quantized=False)
 
-    def pack(parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+    def pack(parts: Sequence[Matrix], bias: Tensor | None) -> nn.Module:
         return NativeLinear(parts, bias, [kept_as(part, quant) for part in parts], threads)
 
     return Packing(
@@ -79,7 +82,7 @@ def packing(
     )
 
 
-def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Weights], bias: Tensor | None) -> nn.Module:
+def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Matrix], bias: Tensor | None) -> nn.Module:
     """Raises SettingsError for weights in blocks, which only the C++ products read."""
     plain: list[Tensor] = []
     for part in parts:
