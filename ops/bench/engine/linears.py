@@ -21,12 +21,13 @@ from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from worker.models.layers.linear import NativeLinear
+from worker.models.layers.packing import Matrix
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
 from worker.weights.packed_matrix import Kept
 from worker.weights.quantizer import quantize
-from worker.weights.stored_matrix import StoredMatrix, Weights
+from worker.weights.stored_matrix import StoredMatrix
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""
@@ -42,7 +43,7 @@ class Kernel:
     name: str
     bytes: float
     make: Callable[[Any, int], Product]
-    stored: Callable[[Tensor], Weights] = torch.Tensor.contiguous
+    stored: Callable[[Tensor], Matrix] = torch.Tensor.contiguous
 
 
 def _plain(weight: Tensor, rows: int) -> Product:
@@ -59,11 +60,11 @@ def _mkl(weight: Tensor, rows: int) -> Product:
     return lambda inputs: torch.ops.mkl._mkl_linear(inputs, packed, weight, None, rows)
 
 
-def _blocks(format: BlockFormat) -> Callable[[Tensor], Weights]:
+def _blocks(format: BlockFormat) -> Callable[[Tensor], Matrix]:
     return lambda weight: StoredMatrix(format.name, quantize(as_array(weight), format, _threads()))
 
 
-def _native(kind: Kept) -> Callable[[Weights, int], Product]:
+def _native(kind: Kept) -> Callable[[Matrix, int], Product]:
     return lambda weight, rows: NativeLinear([weight], None, [kind], _threads())
 
 
