@@ -35,17 +35,17 @@ class RankWeights:
         role, sizes = self.plan.role(sharded), list(shape)
         dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
         if dim is None:
-            return checked(stored, self._stored(stored), sizes)
+            return checked(stored, self.checkpoint.read(stored), sizes)
         kept = self.plan.intervals(sharded, sizes[dim])
         sizes[dim] = sum(stop - start for start, stop in kept)
-        return checked(stored, self._stored(stored, dim, kept), sizes)
+        return checked(stored, self.checkpoint.read(stored, dim, kept), sizes)
 
     def vocabulary(self, name: str, shape: tuple[int, ...]) -> Any:
         """The rows of a vocabulary's tensor, whose `shape` is that of all ranks together, padded with zeros to the
         number that all ranks share. A bias has the shape of its weights here."""
         start, stop, width = padded_share(shape[0], self.plan.rank, self.plan.world_size)
         whole = self.plan.world_size == 1
-        rows = self._stored(name) if whole else self._stored(name, 0, [(start, stop)])
+        rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
         checked(name, rows, [stop - start, *shape[1 : len(rows.shape)]])
         if isinstance(rows, StoredMatrix):
             return rows.padded(width)
@@ -65,9 +65,9 @@ class RankWeights:
         start, stop = self.plan.feed_forward_share(width)
         gate, up, down = self._names(module, number)
         if leaf == DOWN:
-            return [(down, checked(down, self._stored(down, 1, [(start, stop)]), [hidden, stop - start]))]
+            return [(down, checked(down, self.checkpoint.read(down, 1, [(start, stop)]), [hidden, stop - start]))]
         shape = [stop - start, hidden]
-        return [(key, checked(key, self._stored(key, 0, [(start, stop)]), shape)) for key in (gate, up)]
+        return [(key, checked(key, self.checkpoint.read(key, 0, [(start, stop)]), shape)) for key in (gate, up)]
 
     def expert_biases(self, module: str, leaf: str, sizes: tuple[int, int], number: int) -> list[Any]:
         """The biases of one expert: of gate and up, or of down."""
@@ -75,13 +75,10 @@ class RankWeights:
         start, stop = self.plan.feed_forward_share(width)
         gate, up, down = (key.removesuffix("weight") + "bias" for key in self._names(module, number))
         if leaf == DOWN:
-            bias = checked(down, self._stored(down), [hidden])
+            bias = checked(down, self.checkpoint.read(down), [hidden])
             # The ranks' outputs are summed: one of them adds the bias.
             return [bias if self.plan.rank == 0 else np.zeros_like(bias)]
-        return [checked(key, self._stored(key, 0, [(start, stop)]), [stop - start]) for key in (gate, up)]
-
-    def _stored(self, *arguments: Any) -> Any:
-        return self.checkpoint.read(*arguments)
+        return [checked(key, self.checkpoint.read(key, 0, [(start, stop)]), [stop - start]) for key in (gate, up)]
 
     def _names(self, module: str, number: int) -> list[str]:
         layer = re.match(r".*\blayers\.\d+\.", module)
