@@ -66,6 +66,18 @@ class RunAhead:
         self.forget()
         return taken
 
+    @staticmethod
+    def merged(rows: list[Row], covered: list[Row], early: Tensor, rest: Tensor) -> Tensor:
+        """Logits of the sampled rows of `rows` in their order: `early` those of `covered`, `rest` those of the
+        others."""
+        ours = {row.sid for row in covered}
+        sampled = [row.sid in ours for row in rows if row.sample]
+        out = early.new_empty(len(sampled), early.shape[1])
+        for part, which in ((early, True), (rest, False)):
+            places = [index for index, known in enumerate(sampled) if known is which]
+            out.index_copy_(0, sent(places, torch.int64, out.device), part)
+        return out
+
     def forget(self) -> None:
         """Discard the step that was launched early."""
         self._places, self._tokens, self._logits = {}, {}, None
@@ -74,14 +86,3 @@ class RunAhead:
         if not row.sample or row.sid not in self._tokens:
             return False
         return row.tokens == [self._tokens[row.sid]] and row.offset == self._places[row.sid][0]
-
-
-def merged(rows: list[Row], covered: list[Row], early: Tensor, rest: Tensor) -> Tensor:
-    """Logits of the sampled rows of `rows` in their order: `early` those of `covered`, `rest` those of the others."""
-    ours = {row.sid for row in covered}
-    sampled = [row.sid in ours for row in rows if row.sample]
-    out = early.new_empty(len(sampled), early.shape[1])
-    for part, which in ((early, True), (rest, False)):
-        places = [index for index, known in enumerate(sampled) if known is which]
-        out.index_copy_(0, sent(places, torch.int64, out.device), part)
-    return out

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -73,10 +74,10 @@ class DecodeGraphs:
         self, model: ServedModel, store: PagedStore, capture: Capture, buckets: tuple[int, ...] = BUCKETS
     ) -> None:
         self._model, self._store, self._capture, self.buckets = model, store, capture, buckets
-        largest, device = buckets[-1], model.device
+        largest, device = buckets[-1], torch.device(model.device)
         self._inputs = torch.zeros(len(FILLING) * largest, dtype=torch.int64, device=device)
         self._sampled = torch.arange(largest, device=device)
-        dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if model.dtype == np.float64 else torch.float32
         # Outside of the graphs' pool: kept inside, each bucket would hold logits of its own.
         self._logits = torch.zeros(largest, model.vocab_size, dtype=dtype, device=device)
         self._graphs: dict[int, Graph] = {}
@@ -181,7 +182,7 @@ class DecodeGraphs:
 
 def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
     """Graphs where decode steps can be captured: on a GPU, without waiting for the device in between."""
-    if model.device.type != "cuda" or not isinstance(store, PagedStore) or model.dtype == torch.float64:
+    if not model.device.startswith("cuda") or not isinstance(store, PagedStore) or model.dtype == np.float64:
         return None
     if model.waits_for_device:
         log.info("decode steps not captured", reason="the chosen experts are read from the device", action="capture")
@@ -190,7 +191,7 @@ def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
     if store.attention is gathered.attend:
         reason = "attention runs without its kernels, and waits for the device"
     if reason is None:
-        return DecodeGraphs(model, store, CudaCapture(model.device))
+        return DecodeGraphs(model, store, CudaCapture(torch.device(model.device)))
     if model.collective.world_size > 1:
         return DecodeGraphs(model, store, RefusedCapture(reason))
     log.warning("decode steps not captured", reason=reason, action="capture")

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from control.commands import StepImage, StepRow
 from control.messages import PromptImage
 from worker.collective import Collective
-from worker.models.batch import ImageRows, Row
-from worker.models.vision.rotary import AXES
+from worker.models.batch import AXES, ImageRows, Row
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch
     from worker.models.vision.tower import Features, VisionTower
+
+Integers = NDArray[np.int64]
 
 KEPT_TOKENS = 32_768
 """Tokens of encoded images that are kept for the next chunks of their prompts."""
@@ -55,20 +56,20 @@ class SequenceImages:
             position += max(rows, columns)
         self._segments.append(Segment(index, 1 << 62, position))
 
-    def axes(self, start: int, stop: int) -> Tensor:
+    def axes(self, start: int, stop: int) -> Integers:
         """Positions in time, height and width of the tokens [start, stop): (3, stop - start) int64."""
-        parts: list[Tensor] = []
+        parts: list[Integers] = []
         for segment in self._segments:
             begin, end = max(start, segment.start), min(stop, segment.stop)
             if begin >= end:
                 continue
-            within = torch.arange(begin - segment.start, end - segment.start)
+            within = np.arange(begin - segment.start, end - segment.start)
             if not segment.columns:
-                parts.append((segment.first + within).expand(AXES, -1))
+                parts.append(_text_axes(segment.first + within))
             else:
-                place = torch.stack([torch.zeros_like(within), within // segment.columns, within % segment.columns])
+                place = np.stack([np.zeros_like(within), within // segment.columns, within % segment.columns])
                 parts.append(segment.first + place)
-        return torch.cat(parts, dim=1)
+        return np.concatenate(parts, axis=1)
 
 
 class EngineImages:
@@ -143,42 +144,42 @@ class EngineImages:
         self._sequences.clear()
         self._encoded.clear()
 
-    def axes(self, rows: Sequence[Row]) -> Tensor | None:
+    def axes(self, rows: Sequence[Row]) -> Integers | None:
         """The positions of a batch; None where none of its sequences has images, or a token has one position."""
         if self._tower.axes is None or not any(row.sid in self._sequences for row in rows):
             return None
-        parts: list[Tensor] = []
+        parts: list[Integers] = []
         for row in rows:
             start, stop = row.offset, row.offset + len(row.tokens)
             known = self._sequences.get(row.sid)
-            parts.append(torch.arange(start, stop).expand(AXES, -1) if known is None else known.axes(start, stop))
-        return torch.cat(parts, dim=1).contiguous()
+            parts.append(_text_axes(np.arange(start, stop)) if known is None else known.axes(start, stop))
+        return np.concatenate(parts, axis=1)
 
-    def ends(self, rows: Sequence[Row]) -> Tensor | None:
+    def ends(self, rows: Sequence[Row]) -> Integers | None:
         """The positions before which the tokens of a batch see their sequences: those of an image see all of it. None
         where each sees what is before it and itself."""
         if not self.whole:
             return None
-        parts: list[Tensor] = []
-        found = False
+        parts: list[Integers] = []
+        sees_ahead = False
         for row in rows:
             start, stop = row.offset, row.offset + len(row.tokens)
-            ends = torch.arange(start + 1, stop + 1)
+            ends = np.arange(start + 1, stop + 1)
             known = self._sequences.get(row.sid)
             for image in known.images if known is not None else ():
                 begin, end = max(image.start, start), min(image.start + image.count, stop)
                 if begin < end:
                     ends[begin - start : end - start] = end
-                    found = True
+                    sees_ahead = True
             parts.append(ends)
-        return torch.cat(parts) if found else None
+        return np.concatenate(parts) if sees_ahead else None
 
     def rows(self, rows: Sequence[Row], collective: Collective) -> ImageRows | None:
         """The features in place of a batch's placeholders; None where it holds none."""
         self.failures.clear()
-        places: list[Tensor] = []
-        found: list[Tensor] = []
-        layers: list[Tensor] = []
+        places: list[Integers] = []
+        embedded: list[NDArray[Any]] = []
+        layers: list[NDArray[Any]] = []
         first = 0
         for row in rows:
             known = self._sequences.get(row.sid)
@@ -191,15 +192,15 @@ class EngineImages:
                 if features is None:
                     self.failures[row.sid] = LOST
                     continue
-                places.append(torch.arange(first + begin - start, first + end - start))
+                places.append(np.arange(first + begin - start, first + end - start))
                 part = slice(begin - image.start, end - image.start)
-                found.append(features.rows[part])
+                embedded.append(features.rows[part])
                 layers.append(features.layers[:, part])
             first += len(row.tokens)
         self._forget(rows)
         if not places:
             return None
-        return ImageRows(torch.cat(places), torch.cat(found), torch.cat(layers, dim=1).contiguous())
+        return ImageRows(np.concatenate(places), np.concatenate(embedded), np.concatenate(layers, axis=1))
 
     def _features(self, image: StepImage, collective: Collective) -> Features | None:
         known = self._encoded.get(image.digest)
@@ -212,21 +213,21 @@ class EngineImages:
         features = self._encoded[image.digest] = self._tower.encode(pixels)
         return features
 
-    def _shared(self, image: StepImage, collective: Collective) -> Tensor | None:
+    def _shared(self, image: StepImage, collective: Collective) -> NDArray[np.uint8] | None:
         """The pixels (height, width, 3) uint8 on every rank."""
         size = image.height * image.width * 3
         data = self.pixels.get(image.digest) if collective.rank == 0 else None
         if data is not None and len(data) != size:
             data = None
-        there = collective.broadcast(torch.tensor([int(data is not None)], dtype=torch.int64))
-        if not int(there.item()):
+        there = collective.broadcast(np.array([data is not None], np.int64))
+        if not there[0]:
             return None
         # Collectives carry numbers of eight bytes.
-        room = torch.zeros(-(-size // 8), dtype=torch.int64)
+        room = np.zeros(-(-size // 8), np.int64)
         if data is not None:
-            room.view(torch.uint8)[:size] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            room.view(np.uint8)[:size] = np.frombuffer(data, np.uint8)
         collective.broadcast(room)
-        return room.view(torch.uint8)[:size].view(image.height, image.width, 3)
+        return room.view(np.uint8)[:size].reshape(image.height, image.width, 3)
 
     def _forget(self, rows: Sequence[Row]) -> None:
         """Forget encoded images that have been fed to the end, and those used longest ago beyond the room."""
@@ -242,6 +243,11 @@ class EngineImages:
             self._encoded.pop(digest, None)
         while sum(len(one.rows) for one in self._encoded.values()) > KEPT_TOKENS:
             self._encoded.popitem(last=False)
+
+
+def _text_axes(positions: Integers) -> Integers:
+    """Text has the same position on each axis: (3, positions)."""
+    return np.repeat(positions[None], AXES, axis=0)
 
 
 def unfit(images: Sequence[StepImage | PromptImage], grid: Callable[[int, int], tuple[int, int]]) -> str | None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
-import torch
+from numpy.typing import NDArray
 
 from control.messages import PromptToken
+from worker.native import library
+from worker.native.library import Threads
+
+if TYPE_CHECKING:
+    import torch
 
 log = structlog.get_logger()
 
@@ -16,9 +23,34 @@ DIGITS = 6
 """Decimals of a log probability that is told: more than float32 is good for, and half as long in the token log."""
 
 
-def score(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
+def score(logits: NDArray[np.float32], targets: list[int], most: int, threads: Threads) -> list[PromptToken | None]:
     """For each row of raw `logits` [rows, vocabulary] its token of `targets` with log probability and rank, and the
     `most` most likely ones; None for a row that is not finite throughout."""
+    best = threads.best_tokens(logits)
+    most = min(most, logits.shape[1])
+    tokens, logprobs = np.empty((len(best), most), np.int64), np.empty((len(best), most), np.float32)
+    structs = (library.Sampled * len(best))()
+    for index, struct in enumerate(structs):
+        struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
+        struct.forced, struct.repetition = targets[index], 1
+        struct.ranked, struct.ranks, struct.rankings = most, tokens[index].ctypes.data, logprobs[index].ctypes.data
+    threads.sample(structs)
+    scores: list[PromptToken | None] = []
+    for row, target, token, struct, *top in zip(logits, targets, best, structs, tokens, logprobs, strict=True):
+        if token == library.NOT_FINITE:
+            scores.append(None)
+            continue
+        likely, values = (part.tolist() for part in top)
+        rounded = [(id, round(value, DIGITS)) for id, value in zip(likely, values, strict=True)]
+        rank = int(np.count_nonzero(row > row[target])) + 1
+        scores.append(PromptToken(target, round(struct.logprob, DIGITS), rank, rounded))
+    return scores
+
+
+def score_tensors(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
+    """As `score`, of logits on the device of a model that torch computes."""
+    import torch  # only here: it was imported for the model
+
     healthy = logits.isfinite().all(dim=-1).tolist()
     logarithms = logits.log_softmax(dim=-1)
     chosen = logarithms.gather(-1, torch.tensor(targets, device=logits.device)[:, None])
@@ -58,13 +90,16 @@ class PromptScores:
 class PromptScorer:
     """Scores the positions of one forward, window by window. Never raises: an error ends its sequences alone."""
 
-    def __init__(self, targets: Mapping[int, ScoreTarget], places: list[tuple[int, int]]) -> None:
-        """`places` are (sid, position) of the forward's scored positions, in order."""
-        self._targets, self._places = targets, places
+    def __init__(
+        self, targets: Mapping[int, ScoreTarget], places: list[tuple[int, int]], threads: Threads | None
+    ) -> None:
+        """`places` are (sid, position) of the forward's scored positions, in order; `threads` those of a forward in
+        C++, None where torch runs it."""
+        self._targets, self._places, self._threads = targets, places, threads
         self._tokens: dict[int, list[PromptToken]] = {sid: [] for sid in targets}
         self._failed: dict[int, str] = {}
 
-    def window(self, logits: torch.Tensor, first: int) -> None:
+    def window(self, logits: Any, first: int) -> None:
         """Take the logits [count, vocabulary] of the places from index `first` on."""
         places = self._places[first : first + len(logits)]
         try:
@@ -74,10 +109,14 @@ class PromptScorer:
             log.exception("could not score prompts", sids=sids, action="score_prompts")
             self._failed |= dict.fromkeys(sids, "its prompt could not be scored; the server's log has the cause")
 
-    def _score(self, logits: torch.Tensor, places: list[tuple[int, int]]) -> None:
+    def _score(self, logits: Any, places: list[tuple[int, int]]) -> None:
         targets = [self._targets[sid] for sid, _ in places]
         following = [target.prompt[position + 1] for target, (_, position) in zip(targets, places, strict=True)]
-        tokens = score(logits, following, max(target.top for target in targets))
+        most = max(target.top for target in targets)
+        if self._threads is None:
+            tokens = score_tensors(logits, following, most)
+        else:
+            tokens = score(logits, following, most, self._threads)
         for (sid, position), target, token in zip(places, targets, tokens, strict=True):
             if token is None:
                 self._failed[sid] = f"the model's logits are not finite after token {position} of the prompt"

@@ -12,21 +12,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from control.commands import BatchChange, GenerateStep, GenerateStepWithImages, StepRow
 from control.errors import RankError, RankErrorKind
 from worker.collective import Collective
-from worker.engine.ahead import RunAhead, merged
-from worker.engine.graphs import graphs_for
-from worker.engine.images import EngineImages
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
 from worker.models.batch import Row, flatten
 from worker.models.served import ServedModel
 from worker.native.library import Threads
+
+if TYPE_CHECKING:  # they import torch, or what images need
+    from worker.engine.ahead import RunAhead
+    from worker.engine.graphs import DecodeGraphs
+    from worker.engine.images import EngineImages
+
+Logits = Any
+"""(rows, vocabulary): an array where the forward is C++, else a tensor on the model's device."""
 
 NO_TOKEN = -1
 """Broadcast by rank 0 for a row that could not be sampled."""
@@ -40,7 +45,7 @@ class Forward:
     there once for its last token and once for each guess."""
 
     sids: list[int]
-    logits: Tensor
+    logits: Logits
     scores: PromptScores = field(default_factory=PromptScores)
     threads: Threads | None = None
     """Those of the model, which sample what they have computed; None where torch does both."""
@@ -52,13 +57,12 @@ class Engine:
         self.store = store
         self.collective = collective
         self._check = CommandCheck(store, model.vocab_size, self.error)
-        self.graphs = graphs_for(model, store)
-        self.ahead = None if self.graphs is None or collective.world_size > 1 else RunAhead(self.graphs)
+        self.graphs, self.ahead = _graphs(model, store, collective)
         self._pending: dict[int, int] = {}
         """Sequence → the token sampled last, which it feeds in its next row."""
         self.forwards = 0
         """Number of finished forwards of all commands."""
-        self.images = None if model.tower is None else EngineImages(model.tower)
+        self.images = _images(model)
         """The images of the running sequences; None where the model takes text only."""
 
     def step(self, command: GenerateStep) -> Step:
@@ -159,12 +163,12 @@ class Engine:
 
     # --- a forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Tensor, PromptScores]:
+    def forward(self, rows: list[Row], targets: Mapping[int, ScoreTarget]) -> tuple[Logits, PromptScores]:
         """The logits of the sampled rows, and the scores of `targets`; the rows without guesses are cached then. Raises
         RankError: `forward_failed`, caused by the first error. Nothing is cached then, and the same command may be run
         again."""
         places = [(row.sid, position) for row in rows for position in row.scored]
-        scorer = PromptScorer(targets, places) if targets else None
+        scorer = PromptScorer(targets, places, self.model.threads) if targets else None
         covered = [] if self.ahead is None else self.ahead.covered(rows)
         rest = rows if not covered else [row for row in rows if row not in covered]
         early = self.ahead.take(covered) if covered and self.ahead is not None else None
@@ -180,26 +184,27 @@ class Engine:
             if row.snapshot:
                 self.store.snapshot(row.sid)
         if early is not None:
-            logits = early if logits is None else merged(rows, covered, early, logits)
+            assert self.ahead is not None
+            logits = early if logits is None else self.ahead.merged(rows, covered, early, logits)
         assert logits is not None, "there is at least one row"
         scores = PromptScores() if scorer is None else scorer.scores
         if self.images is not None:
             scores.failed.update(self.images.failures)
         return logits, scores
 
-    def _launch(self, rows: list[Row], beside: list[Row], scorer: PromptScorer | None) -> Tensor:
+    def _launch(self, rows: list[Row], beside: list[Row], scorer: PromptScorer | None) -> Logits:
         if not beside and self.graphs is not None and self.graphs.takes(rows):
             # A copy: the graph may run again before the sampler has done with these.
             return self.graphs.run(rows).clone()
         cache = self.store.begin([row.extent for row in rows], [row.extent for row in beside])
         if self.images is None:
-            batch = flatten(rows, cache, self.model.device)
+            batch = flatten(rows, cache)
         else:
             image_rows = self.images.rows(rows, self.collective)
-            batch = flatten(rows, cache, self.model.device, self.images.axes(rows), image_rows, self.images.ends(rows))
+            batch = flatten(rows, cache, self.images.axes(rows), image_rows, self.images.ends(rows))
         return self.model.forward(batch, None if scorer is None else scorer.window)
 
-    def run_ahead(self, rows: list[Row], tokens: Tensor) -> None:
+    def run_ahead(self, rows: list[Row], tokens: Any) -> None:
         """Launch the decode step after `rows` with `tokens`, which only the device knows; where this is possible."""
         if self.ahead is None or self._pending:
             return
@@ -211,14 +216,22 @@ class Engine:
 
     def broadcast(self, numbers: list[int]) -> list[int]:
         """Rank 0's numbers on every rank."""
-        # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
-        device = self.model.device if self.collective.world_size > 1 else torch.device("cpu")
         try:
-            return self.collective.broadcast(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
+            return self.collective.broadcast(self._sent(numbers)).tolist()
         except Exception as error:
             raise self.error(
                 "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
             ) from error
+
+    def _sent(self, numbers: list[int]) -> Any:
+        """`numbers` where the collective takes them."""
+        array = np.array(numbers, np.int64)
+        # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
+        if self.model.device == "cpu" or self.collective.world_size == 1:
+            return array
+        from worker.tensors import as_tensor  # only here: a rank without a GPU does without torch
+
+        return as_tensor(array).to(self.model.device)
 
     def sampled(self, rows: list[Row], tokens: list[int]) -> None:
         """`tokens` come next, one for each sampled position of `rows`: each sequence that has one decodes by itself. Of
@@ -236,6 +249,25 @@ class Engine:
 
     def error(self, kind: RankErrorKind, message: str) -> RankError:
         return RankError(self.collective.rank, kind, message)
+
+
+def _graphs(model: ServedModel, store: KVStore, collective: Collective) -> tuple[DecodeGraphs | None, RunAhead | None]:
+    """The captured decode steps of a GPU, and what launches one of them early on a rank alone."""
+    if model.device == "cpu":
+        return None, None
+    from worker.engine.ahead import RunAhead  # only here: they import torch
+    from worker.engine.graphs import graphs_for
+
+    graphs = graphs_for(model, store)
+    return graphs, None if graphs is None or collective.world_size > 1 else RunAhead(graphs)
+
+
+def _images(model: ServedModel) -> EngineImages | None:
+    if model.tower is None:
+        return None
+    from worker.engine.images import EngineImages  # only here: few models take images
+
+    return EngineImages(model.tower)
 
 
 class CommandCheck:
@@ -421,16 +453,16 @@ class Step:
         engine = self._engine
         self._rows = engine.decode_again() if self.forwards else engine.change(self.command)
         if not self._rows:
-            return Forward([], torch.empty(0, engine.model.vocab_size))
+            return Forward([], np.empty((0, engine.model.vocab_size), np.float32))
         logits, scores = engine.forward(self._rows, targets or {})
         self.forwards += 1
         self._sids = [row.sid for row in self._rows for _ in range(row.samples)]
         self._owes_tokens = bool(self._sids)
         return Forward(self._sids, logits, scores, engine.model.threads)
 
-    def run_ahead(self, tokens: Tensor | None) -> None:
-        """The forward's tokens (rows) are on the device and not here yet: launch the next decode step with them, on a
-        rank alone with a GPU. None where they are not on the device."""
+    def run_ahead(self, tokens: Any) -> None:
+        """The forward's `tokens`, a tensor (rows), are on the device and not here yet: launch the next decode step with
+        them, on a rank alone with a GPU. None where they are not on the device."""
         if tokens is not None:
             self._engine.run_ahead(self._rows, tokens)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+
+if TYPE_CHECKING:  # numpy holds the KV memory of a CPU; torch's tensors are those of a model that it computes
+    from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +89,9 @@ class CacheLayout:
     model without recurrent layers."""
 
     layers: tuple[LayerCache, ...]
-    dtype: torch.dtype
-    device: torch.device
+    dtype: np.dtype[Any]
+    device: str
+    """As torch names it: "cpu", "cuda:0"."""
     state: StateLayout | None = None
 
     @functools.cached_property
@@ -112,9 +115,9 @@ class CacheLayout:
         return sum(2 * len(one.layers) * one.kv_heads * one.head_dim for one in self.groups) * self.dtype.itemsize
 
     @property
-    def state_dtype(self) -> torch.dtype:
+    def state_dtype(self) -> np.dtype[Any]:
         """States are summed over a whole sequence: 16 bits would lose most of what is added."""
-        return torch.float64 if self.dtype == torch.float64 else torch.float32
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
     @property
     def state_tokens(self) -> int:
@@ -122,6 +125,16 @@ class CacheLayout:
         if self.state is None:
             return 0
         return -(-self.state.numbers * self.state_dtype.itemsize // self.bytes_per_token)
+
+
+@dataclass(frozen=True)
+class WholeLayout:
+    """Attention of sequences that are computed whole, without a cache. `causal`: a position attends to none after
+    it."""
+
+    causal: bool
+    dtype: np.dtype[Any]
+    device: str
 
 
 @dataclass(frozen=True)
@@ -137,11 +150,20 @@ class Extent:
         return self.offset + self.count
 
 
-class CacheStep(Protocol):
-    """One step's view of a store: places for the new tokens are already reserved."""
+class Attention(Protocol):
+    """torch's attention over one step's view of a store."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         """Store key and value (kv heads, T, dim), attend query (heads, T, dim) → (T, heads, dim)."""
+        ...
+
+
+class CacheStep(Protocol):
+    """One step's view of a store: places for the new tokens are already reserved."""
+
+    @property
+    def attention(self) -> Attention:
+        """How a model that torch computes stores its keys and values, and attends to them."""
         ...
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from worker.kv.base import CacheLayout, Extent, Stateless, Variant
+from worker.tensors import torch_type
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +144,10 @@ class PagedStep:
         self._store = store
         self.batch = batch
 
+    @property
+    def attention(self) -> PagedStep:
+        return self
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
         return self._store.attention(query, key, value, self._store.pages(layer), self.batch, variant)
 
@@ -207,7 +212,7 @@ class PagedStore(Stateless):
         self._memories = [
             torch.empty(
                 (len(one.layers), 2, count, one.kv_heads, block_tokens, one.head_dim),
-                dtype=layout.dtype,
+                dtype=torch_type(layout.dtype),
                 device=layout.device,
             )
             for one in layout.groups

@@ -1,29 +1,27 @@
 """Contiguous slabs, the KV memory of CPUs: each sequence owns one slab, in a pool of its size.
 
-A pool has slabs of one capacity, side by side in one tensor, so that many sequences decode in one matrix product.
+A pool has slabs of one capacity, side by side in one array, so that many sequences decode in one matrix product.
 Memory behind a sequence's last position is zero: it is read with weight 0, and 0 · NaN is NaN.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from control.errors import NotMappable
 from control.replicas.health.memory import in_words
-from worker.kv import dense
-from worker.kv.base import CacheLayout, Extent, Variant
+from worker.kv.base import Attention, CacheLayout, Extent
 from worker.kv.states import State, States
 from worker.native.zeros import zeros
-from worker.tensors import as_tensor, number_type
+
+log = structlog.get_logger()
 
 FIRST_SLOTS = 4
 DOUBLED_BYTES = 16 * 2**20
@@ -31,15 +29,14 @@ DOUBLED_BYTES = 16 * 2**20
 
 
 class Pool:
-    """Slabs of `capacity` positions. `memories` has a tensor (layers, 2, slots, kv heads, capacity, head dim) for each
-    of the layout's groups; `keys` and `values` are views of them by layer of the model."""
+    """Slabs of `capacity` positions. `memories` has an array (layers, 2, slots, kv heads, capacity, head dim) for each
+    of the layout's groups."""
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
         self.memories = self._allocate(slots)
         self._free = list(reversed(range(slots)))
         """Free slots, the lowest last: sequences that decode together lie together."""
-        self._views()
 
     @property
     def slots(self) -> int:
@@ -65,7 +62,6 @@ class Pool:
             new[:, :, :slots] = old
         self.memories = larger
         self._free = [*reversed(range(slots, 2 * slots)), *self._free]
-        self._views()
 
     def take(self) -> int:
         """The lowest free slot, zeroed. Raises IndexError where the pool is full."""
@@ -87,26 +83,10 @@ class Pool:
         for to, memory in zip(other.memories, self.memories, strict=True):
             to[:, :, other_slot, :, :length] = memory[:, :, slot, :, :length]
 
-    def _allocate(self, slots: int) -> list[Tensor]:
-        return [
-            self._zeros((len(one.layers), 2, slots, one.kv_heads, self.capacity, one.head_dim))
-            for one in self.layout.groups
-        ]
-
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        layout = self.layout
-        if torch.device(layout.device).type == "cpu":
-            # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
-            return as_tensor(zeros(math.prod(shape), number_type(layout.dtype), large=False)).view(shape)
-        return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-
-    def _views(self) -> None:
-        layers = [self.memories[group][place] for group, place in self.layout.places]
-        self.keys, self.values = [layer[0] for layer in layers], [layer[1] for layer in layers]
-
-
-CALL_BYTES = 512 * 1024
-"""Reading so much takes about as long as one more call for a part of the batch."""
+    def _allocate(self, slots: int) -> list[NDArray[Any]]:
+        # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
+        shapes = [(len(one.layers), 2, slots, one.kv_heads, self.capacity, one.head_dim) for one in self.layout.groups]
+        return [zeros(math.prod(shape), self.layout.dtype, large=False).reshape(shape) for shape in shapes]
 
 
 @dataclass
@@ -118,198 +98,22 @@ class Slab:
     written: int
 
 
+@dataclass(frozen=True)
 class SlabStep:
-    """Indices and masks are built once per step, where torch attends, and shared by the layers."""
+    """One step's sequences and where they lie."""
 
-    def __init__(
-        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], states: Sequence[State] = ()
-    ) -> None:
-        self._layout, self.extents, self.slabs = layout, extents, slabs
-        self.states = states
-        """By extent; empty for a model without recurrent layers."""
+    layout: CacheLayout
+    extents: list[Extent]
+    slabs: list[Slab]
+    states: Sequence[State] = ()
+    """By extent; empty for a model without recurrent layers."""
 
-    @functools.cached_property
-    def _starts(self) -> list[int]:
-        return list(itertools.accumulate((extent.count for extent in self.extents), initial=0))
+    @property
+    def attention(self) -> Attention:
+        from worker.kv.slab_attention import SlabAttention  # only here: torch attends, and C++ does without it
 
-    @functools.cached_property
-    def _by_pool(self) -> list[list[int]]:
-        by_pool: dict[int, list[int]] = {}
-        for index, slab in enumerate(self.slabs):
-            by_pool.setdefault(id(slab.pool), []).append(index)
-        return list(by_pool.values())
+        return SlabAttention(self)
 
-    @functools.cached_property
-    def _writes(self) -> list[_Write]:
-        return [_Write(self._layout, self.extents, self.slabs, self._starts, members) for members in self._by_pool]
-
-    @functools.cached_property
-    def _decodes(self) -> list[_Decode]:
-        layout, extents, slabs = self._layout, self.extents, self.slabs
-        return [
-            _Decode(layout, extents, slabs, self._starts, run)
-            for members in self._by_pool
-            for run in _runs(layout, extents, slabs, [index for index in members if extents[index].count == 1])
-        ]
-
-    @functools.cached_property
-    def _prefills(self) -> list[_Prefill]:
-        return [
-            _Prefill(extent, slab, start)
-            for extent, slab, start in zip(self.extents, self.slabs, self._starts, strict=False)
-            if extent.count > 1
-        ]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
-        if self._layout.layers[layer].source is None:
-            for write in self._writes:
-                write.store(layer, key, value)
-        if len(self._decodes) == 1 and self._decodes[0].whole:
-            return self._decodes[0].attend(layer, query, variant)
-        heads, tokens, dim = query.shape
-        out = query.new_empty(tokens, heads, dim)
-        for decode in self._decodes:
-            out.index_copy_(0, decode.rows, decode.attend(layer, query, variant))
-        for prefill in self._prefills:
-            out[prefill.start : prefill.stop] = prefill.attend(layer, query, variant)
-        return out
-
-
-def _runs(layout: CacheLayout, extents: list[Extent], slabs: list[Slab], members: list[int]) -> list[list[int]]:
-    """`members`, all of one pool, in the order of their slots, cut where reading the idle slots between two of them
-    would take longer than another call."""
-    ordered = sorted(members, key=lambda index: slabs[index].slot)
-    longest = max((extents[index].end for index in members), default=0)
-    widest = max(layer.kv_heads * layer.head_dim for layer in layout.layers)
-    idle_bytes = 2 * widest * longest * layout.dtype.itemsize
-    runs: list[list[int]] = []
-    last = 0
-    for index in ordered:
-        slot = slabs[index].slot
-        if runs and (slot - last - 1) * idle_bytes <= CALL_BYTES:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-        last = slot
-    return runs
-
-
-class _Write:
-    """The new tokens of one pool as rows of its memory seen as (slots · kv heads · capacity, head dim)."""
-
-    def __init__(
-        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], starts: list[int], members: list[int]
-    ) -> None:
-        self.pool = slabs[members[0]].pool
-        tokens: list[int] = []
-        places: list[tuple[int, int]] = []
-        for index in members:
-            extent, start = extents[index], starts[index]
-            tokens.extend(range(start, start + extent.count))
-            places.extend((slabs[index].slot, position) for position in range(extent.offset, extent.end))
-        self._places = torch.tensor(places, device=layout.device)
-        """Slot and position of each token."""
-        self._targets: dict[int, Tensor] = {}
-        whole = len(tokens) == starts[-1]
-        self.tokens = None if whole else torch.tensor(tokens, device=layout.device)
-
-    def _target(self, kv_heads: int) -> Tensor:
-        """The rows of the tokens' heads in a memory of so many heads."""
-        if kv_heads not in self._targets:
-            slots, positions = self._places.unbind(1)
-            heads = torch.arange(kv_heads, device=slots.device) + (slots * kv_heads).unsqueeze(1)
-            self._targets[kv_heads] = (heads * self.pool.capacity + positions.unsqueeze(1)).flatten()
-        return self._targets[kv_heads]
-
-    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        target = self._target(key.shape[0])
-        for memory, new in ((self.pool.keys[layer], key), (self.pool.values[layer], value)):
-            rows = new.transpose(0, 1)
-            if self.tokens is not None:
-                rows = rows.index_select(0, self.tokens)
-            dim = memory.shape[-1]
-            memory.view(-1, dim).index_copy_(0, target, rows.reshape(-1, dim))
-
-
-class _Decode:
-    """Sequences of one pool that add one token each, attended in one padded batch: the slots from the first one's to
-    the last one's, those between them that are not asked for included."""
-
-    def __init__(
-        self, layout: CacheLayout, extents: list[Extent], slabs: list[Slab], starts: list[int], members: list[int]
-    ) -> None:
-        """`members` are in the order of their slots."""
-        self.pool = slabs[members[0]].pool
-        slots = [slabs[index].slot for index in members]
-        offsets = [extents[index].offset for index in members]
-        rows = [starts[index] for index in members]
-        self.rows = torch.tensor(rows, device=layout.device)
-        self.whole = rows == list(range(starts[-1]))
-        """True if these rows are the whole batch, in its order."""
-        self._front = slice(slots[0], slots[-1] + 1)
-        self._lowest, self._longest = min(offsets), max(offsets) + 1
-        self._asked, self._busy = self.rows, None
-        self._positions = torch.tensor(offsets, device=layout.device)
-        if slots[-1] - slots[0] >= len(slots):
-            # Slot → member; an idle slot repeats the first member and its result is not read.
-            member = [0] * (slots[-1] + 1 - slots[0])
-            for number, slot in enumerate(slots):
-                member[slot - slots[0]] = number
-            self._asked = self.rows[member]
-            self._positions = self._positions[member]
-            self._busy = torch.tensor([slot - slots[0] for slot in slots], device=layout.device)
-        self._biases: dict[int | None, Tensor | None] = {}
-
-    def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
-        """query (heads, T, dim) of the whole batch → (members, heads, dim), in the members' order."""
-        first = 0 if variant.window is None else max(0, self._lowest + 1 - variant.window)
-        key = self.pool.keys[layer][self._front, :, first : self._longest]
-        value = self.pool.values[layer][self._front, :, first : self._longest]
-        asked = query.transpose(0, 1)
-        if not (self.whole and self._busy is None):
-            asked = asked.index_select(0, self._asked)
-        out = dense.decode(asked, key, value, self._bias(variant.window, first, query), variant)
-        return out if self._busy is None else out.index_select(0, self._busy)
-
-    def _bias(self, window: int | None, first: int, like: Tensor) -> Tensor | None:
-        if window not in self._biases:
-            even = self._lowest + 1 == self._longest
-            self._biases[window] = (
-                None if even else dense.length_bias(self._positions, first, self._longest, window, like)
-            )
-        return self._biases[window]
-
-
-class _Prefill:
-    """One sequence's chunk of two tokens or more."""
-
-    def __init__(self, extent: Extent, slab: Slab, start: int) -> None:
-        self.extent, self.slab = extent, slab
-        self.start, self.stop = start, start + extent.count
-        self._biases: dict[int | None, Tensor | None] = {}
-
-    def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
-        extent, slot = self.extent, self.slab.slot
-        first = 0 if variant.window is None else max(0, extent.offset + 1 - variant.window)
-        key = self.slab.pool.keys[layer][slot, :, first : extent.end]
-        value = self.slab.pool.values[layer][slot, :, first : extent.end]
-        asked = query[:, self.start : self.stop]
-        return dense.prefill(asked, key, value, self._bias(variant, first, query), variant)
-
-    def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
-        window = variant.window
-        if window not in self._biases:
-            extent, ends = self.extent, None if variant.ends is None else variant.ends[self.start : self.stop]
-            simple = ends is None and extent.offset == 0 and (window is None or window >= extent.count)
-            self._biases[window] = (
-                None
-                if simple
-                else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like, ends)
-            )
-        return self._biases[window]
-
-
-log = structlog.get_logger()
 
 FIRST_CAPACITY = 256
 """Positions of the smallest slab. Each further pool's are twice as long, so a long sequence moves seldom."""

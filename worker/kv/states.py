@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from worker.kv.base import CacheLayout, Extent, StateLayout
 from worker.native.zeros import zeros
-from worker.tensors import as_tensor, number_type
 
 
+@dataclass(frozen=True, eq=False)
 class State:
     """The state of one sequence in all recurrent layers, one piece of memory; overwritten by each step."""
 
-    def __init__(self, layout: StateLayout, memory: Tensor) -> None:
-        self._layout, self.memory = layout, memory
+    layout: StateLayout
+    memory: NDArray[Any]
 
-    def window(self, layer: int) -> Tensor:
+    def window(self, layer: int) -> NDArray[Any]:
         """The last inputs of the convolution of the recurrent layer `layer`: (window, channels)."""
-        layout, start = self._layout, layer * self._layout.layer_numbers
-        return self.memory[start : start + layout.convolution].view(layout.window, layout.channels)
+        layout, start = self.layout, layer * self.layout.layer_numbers
+        return self.memory[start : start + layout.convolution].reshape(layout.window, layout.channels)
 
-    def matrices(self, layer: int) -> Tensor:
+    def matrices(self, layer: int) -> NDArray[Any]:
         """The matrices of the recurrent layer `layer`: (heads, key dim, value dim)."""
-        layout, stop = self._layout, (layer + 1) * self._layout.layer_numbers
+        layout, stop = self.layout, (layer + 1) * self.layout.layer_numbers
         matrices = self.memory[stop - layout.layer_numbers + layout.convolution : stop]
-        return matrices.view(layout.heads, layout.key_dim, layout.value_dim)
+        return matrices.reshape(layout.heads, layout.key_dim, layout.value_dim)
 
 
 class States:
@@ -48,7 +50,7 @@ class States:
         sid = extent.sid
         if extent.offset == 0:
             state = self._states.get(sid) or self._take()
-            state.memory.zero_()
+            state.memory[:] = 0
             self._states[sid] = state
         elif sid in self._begun:
             raise RuntimeError(f"the recurrent state of sequence {sid} was lost in a step that failed")
@@ -106,13 +108,10 @@ class States:
 
     def _copy(self, state: State) -> State:
         copy = self._take()
-        copy.memory.copy_(state.memory)
+        copy.memory[:] = state.memory
         return copy
 
     def _take(self) -> State:
         if self._unused:
             return self._unused.pop()
-        kind, device = self._layout.state_dtype, self._layout.device
-        if device.type == "cpu":
-            return State(self._shape, as_tensor(zeros(self._shape.numbers, number_type(kind))))
-        return State(self._shape, torch.zeros(self._shape.numbers, dtype=kind, device=device))
+        return State(self._shape, zeros(self._shape.numbers, self._layout.state_dtype))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING
 
 import psutil
 import structlog
-import torch
 
-from worker.kv import gathered, pages, slabs
-from worker.kv.base import CacheLayout, KVStore
-from worker.kv.pages import PagedAttention
-from worker.kv.whole import WholeLayout, WholeStore
+from worker.kv import slabs
+from worker.kv.base import CacheLayout, KVStore, WholeLayout
+from worker.kv.whole import WholeStore
 from worker.selftest import switches
+
+if TYPE_CHECKING:
+    from worker.kv.pages import PagedAttention  # it imports torch
 
 log = structlog.get_logger()
 
-KERNEL_TYPES = {torch.float32, torch.bfloat16, torch.float16}
+KERNEL_TYPES = ("float32", "bfloat16", "float16")
 
 WHOLE_TOKENS = 65_536
 """Tokens of sequences without a cache that a leader holds at a time."""
@@ -32,11 +34,15 @@ def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_cont
     Raises ValueError if not one block fits, NotMappable where a CPU can't map that much."""
     if isinstance(layout, WholeLayout):
         return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
-    if layout.device.type != "cuda":
+    if not layout.device.startswith("cuda"):
         free = psutil.virtual_memory().available // (2 * ranks)
         tokens = kv_tokens or slabs.mappable_tokens(layout, slabs.tokens_that_fit(free, layout), max_context)
         slabs.check_mappable(layout, tokens, max_context)
         return slabs.SlabStore(layout, tokens)
+    import torch  # only here and below: slabs are numpy's, pages are torch's
+
+    from worker.kv import pages
+
     torch.cuda.empty_cache()
     budget = gpu_budget(torch.cuda.mem_get_info(layout.device)[0])
     return pages.PagedStore(
@@ -54,9 +60,11 @@ def attention_for(layout: CacheLayout) -> PagedAttention:
     reason = switches.reason_off(*switches.ATTENTION)
     if importlib.util.find_spec("triton") is None:
         reason = "Triton is not installed"
-    elif layout.dtype not in KERNEL_TYPES:
+    elif layout.dtype.name not in KERNEL_TYPES:
         reason = f"the kernels have no {layout.dtype}"
     if reason is not None:
+        from worker.kv import gathered
+
         log.warning("attention runs without its kernels", reason=reason, action="choose_kernels")
         return gathered.attend
     from worker.kv.kernels import attention as paged  # only here: on a CPU neither Triton nor its kernels are loaded

@@ -14,8 +14,8 @@ from worker.selftest import switches
 def describe(model: ServedModel) -> RankBackend:
     """This rank's part of `control.records.backend.Backend`."""
     return RankBackend(
-        dtype=str(model.dtype).removeprefix("torch."),
-        kernels="; ".join(_cpu(model) if str(model.device) == "cpu" else _gpu(model)),
+        dtype=model.dtype.name,
+        kernels="; ".join(_cpu(model) if model.device == "cpu" else _gpu(model)),
         collective=model.collective.name,
         batch_invariant=model.batch_invariant,
     )

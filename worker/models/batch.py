@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from worker.kv.base import CacheStep, Extent
+
+Numbers = Any
+"""An array, or a tensor on the device of a model that torch computes."""
+
+AXES = 3
+"""Of a token's place among images: time, height and width."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,11 @@ class Row:
 class ImageRows:
     """Rows that stand for images in a batch."""
 
-    places: Tensor
+    places: Numbers
     """(R,) int64: indices into T of the placeholders."""
-    rows: Tensor
+    rows: Numbers
     """(R, hidden): the embeddings there."""
-    layers: Tensor
+    layers: Numbers
     """(layers, R, hidden), contiguous: added to the outputs of the first layers."""
 
 
@@ -58,23 +65,23 @@ class ImageRows:
 class Batch:
     """The input of a model's forward. T counts all tokens, S the positions that are sampled."""
 
-    tokens: Tensor
+    tokens: Numbers
     """Token ids: (T,) int64."""
-    positions: Tensor
+    positions: Numbers
     """(T,) int64: each token's place in its own sequence."""
-    sampled: Tensor
+    sampled: Numbers
     """(S,) int64: indices into T of the last token of each sampled row, and of those before its guesses."""
     cache: CacheStep
-    scored: Tensor | None = None
+    scored: Numbers | None = None
     """int64: indices into T of the positions that are scored; None where there are none."""
     rows: Sequence[Row] = ()
     """The rows that were flattened."""
-    types: Tensor | None = None
+    types: Numbers | None = None
     """(T,) int64: 1 for the tokens of the second text of a pair, else 0; None where there are none."""
-    axes: Tensor | None = None
+    axes: Numbers | None = None
     """(3, T) int64: each token's positions in time, height and width, where a sequence has images; else None."""
     images: ImageRows | None = None
-    ends: Tensor | None = None
+    ends: Numbers | None = None
     """(T,) int64: the position before which each token sees its sequence, where one sees others than those before it
     and itself; else None."""
 
@@ -82,11 +89,11 @@ class Batch:
 def flatten(
     rows: list[Row],
     cache: CacheStep,
-    device: torch.device,
-    axes: Tensor | None = None,
+    axes: NDArray[np.int64] | None = None,
     images: ImageRows | None = None,
-    ends: Tensor | None = None,
+    ends: NDArray[np.int64] | None = None,
 ) -> Batch:
+    """The batch of `rows`, in arrays."""
     tokens: list[int] = []
     positions: list[int] = []
     sampled: list[int] = []
@@ -97,23 +104,19 @@ def flatten(
         positions.extend(range(row.offset, row.offset + len(row.tokens)))
         sampled.extend(range(len(tokens) - row.samples, len(tokens)))
 
-    def sent(numbers: list[int]) -> Tensor:
-        # A tensor that is made on a device waits for what runs there.
-        return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
-
     types = [
         int(0 < row.second <= position)
         for row in (rows if any(row.second for row in rows) else [])
         for position in range(row.offset, row.offset + len(row.tokens))
     ]
     return Batch(
-        tokens=sent(tokens),
-        positions=sent(positions),
-        sampled=sent(sampled),
+        tokens=np.array(tokens, np.int64),
+        positions=np.array(positions, np.int64),
+        sampled=np.array(sampled, np.int64),
         cache=cache,
-        scored=sent(scored) if scored else None,
+        scored=np.array(scored, np.int64) if scored else None,
         rows=rows,
-        types=sent(types) if types else None,
+        types=np.array(types, np.int64) if types else None,
         axes=axes,
         images=images,
         ends=ends,

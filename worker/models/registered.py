@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from worker.kv.base import CacheStep, Variant
+from worker.kv.base import Attention, Variant
 
 NAME = "furrow"
 
@@ -21,7 +21,7 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    cache_step: CacheStep | None = None,
+    cache_step: Attention | None = None,
     ends: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from control.errors import RankError
 from worker.collective import Collective
 from worker.collective.link import Link
-from worker.kv.base import CacheLayout
+from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch
 from worker.models.native.forward import Array, NativeForward
 from worker.models.native.modules import CausalModel
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch
-    from worker.kv.whole import WholeLayout
     from worker.models.pooled.pooler import Pooler
     from worker.models.vision.tower import VisionTower
 
@@ -169,10 +166,8 @@ class NativeModel(ServedModel):
         return super().progress + self._native.progress
 
     def _forward(self, batch: Batch, hear: Hear | None = None) -> Array:
-        from worker.tensors import as_tensor
-
-        logits: Any = as_tensor(self._native(batch))
-        tell(hear, batch.scored, lambda places: as_tensor(self._native.logits_at(np.asarray(places))))
+        logits = self._native(batch)
+        tell(hear, batch.scored, self._native.logits_at)
         return logits
 
 

@@ -111,16 +111,8 @@ def cache_layout(
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)
-    import torch
-
-    from worker.tensors import torch_type
-
-    return CacheLayout(
-        caches,
-        torch_type(dtype),
-        torch.device(device),
-        None if recurrent is None else state_layout(recurrent, plan.world_size),
-    )
+    state = None if recurrent is None else state_layout(recurrent, plan.world_size)
+    return CacheLayout(caches, dtype, device, state)
 
 
 def cache_sources(config: Any) -> dict[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from control.quantization import BLOCK_QUANTS
-from worker.kv.whole import WholeLayout
+from worker.kv.base import WholeLayout
 from worker.models.layers.norms import fuse_norms
 from worker.models.layers.packing import Packing, packing
 from worker.models.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
@@ -105,7 +105,7 @@ class _Load:
             tower = tower_of(shard, model) if self.device.type == "cpu" and part_of(config) is not None else None
             return TorchModel(model, shard.link, layout, model.config.vocab_size, tower=tower)
         show_hidden_states(model, self.dtype, self.device)
-        whole = WholeLayout(not config.get("use_bidirectional_attention"), self.dtype, self.device)
+        whole = WholeLayout(not config.get("use_bidirectional_attention"), shard.dtype, shard.device)
         places = whole if is_whole(config, pooling) else layout
         return TorchModel(model, shard.link, places, model.config.vocab_size, causal_pooler(shard, pooling))
 

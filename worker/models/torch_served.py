@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from worker.collective.link import Link
-from worker.kv.base import CacheLayout
-from worker.kv.whole import WholeLayout
+from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch, ImageRows
 from worker.models.layers.linear import NativeLinear
 from worker.models.pooled.pooler import Pooler
 from worker.models.served import Hear, ServedModel, tell
 from worker.models.vision.rotary import SectionedRotary
+from worker.tensors import as_tensor
 
 if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports transformers
@@ -67,6 +68,7 @@ class TorchModel(ServedModel):
         return super().forward(batch, hear)
 
     def _forward(self, batch: Batch, hear: Hear | None = None) -> Tensor:
+        batch = on_device(batch, self.device)
         scored = batch.scored
         if scored is None:
             return self._logits(batch, batch.sampled)
@@ -99,10 +101,26 @@ class TorchModel(ServedModel):
                 position_ids=batch.positions.unsqueeze(0),
                 logits_to_keep=places,
                 use_cache=False,
-                cache_step=batch.cache,
+                cache_step=batch.cache.attention,
                 **more,
             ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def on_device(batch: Batch, device: str) -> Batch:
+    """The batch with its arrays as tensors on `device`. A tensor of it stays as it is."""
+
+    def sent(numbers: Any) -> Tensor | None:
+        if numbers is None or isinstance(numbers, Tensor):
+            return numbers
+        # A tensor that is made on a device waits for what runs there.
+        return as_tensor(numbers).to(device, non_blocking=True)
+
+    images = batch.images
+    if images is not None:
+        images = ImageRows(sent(images.places), sent(images.rows), sent(images.layers))
+    names = ("tokens", "positions", "sampled", "scored", "types", "axes", "ends")
+    return replace(batch, images=images, **{name: sent(getattr(batch, name)) for name in names})
 
 
 @contextmanager

@@ -9,6 +9,9 @@ import platform
 from collections.abc import Iterable
 from ctypes import c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
+import numpy as np
+from numpy.typing import NDArray
+
 from worker.native import compiled
 from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
@@ -115,11 +118,13 @@ class Threads:
         built = self.library.furrow_build().decode()
         return f"C++ {compiled.source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
 
-    def best_tokens(self, logits: int, rows: int, stride: int, vocabulary: int) -> list[int]:
-        """The index of the largest of each row of float32 at the address `logits`, the lowest of equals; NOT_FINITE
-        where one of the row is NaN or infinity. `stride`: numbers from a row to the next."""
+    def best_tokens(self, logits: NDArray[np.float32]) -> list[int]:
+        """The index of the largest of each row of `logits` [rows, vocabulary], the lowest of equals; NOT_FINITE where
+        one of the row is NaN or infinity. Each row lies in one piece."""
+        rows, vocabulary = logits.shape
+        assert logits.dtype == np.float32 and (logits.size == 0 or vocabulary == 1 or logits.strides[1] == 4)
         tokens = (c_int64 * rows)()
-        self.library.furrow_best(self.address, logits, rows, stride, vocabulary, tokens)
+        self.library.furrow_best(self.address, logits.ctypes.data, rows, logits.strides[0] // 4, vocabulary, tokens)
         return list(tokens)
 
     def sample(self, rows: ctypes.Array[Sampled]) -> None:

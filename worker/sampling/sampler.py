@@ -110,14 +110,13 @@ class Sampler:
         if logits.ndim != 2 or logits.shape[0] != len(rows):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(rows)} rows")
         if best is None:
-            best = self._threads.best_tokens(*host_rows(logits))
+            best = self._threads.best_tokens(logits)
         sampled = [Sampled(token) for token in best]
         others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
-            address, _, stride, vocabulary = host_rows(logits)
             structs, kept = (library.Sampled * len(others))(), list[Any]()
             for index, struct in zip(others, structs, strict=True):
-                struct.logits, struct.vocabulary = address + 4 * stride * index, vocabulary
+                struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
                 kept.append(_fill(struct, rows[index]))
             self._threads.sample(structs)
             for index, struct, (ranks, rankings, *_) in zip(others, structs, kept, strict=True):
@@ -125,12 +124,6 @@ class Sampler:
                     raise NoTokenLeft
                 sampled[index] = _result(struct, ranks, rankings)
         return sampled
-
-
-def host_rows(logits: NDArray[np.float32]) -> tuple[int, int, int, int]:
-    """Address, number, stride in numbers, and width of the rows of a matrix, each of which lies in one piece."""
-    assert logits.dtype == np.float32 and (logits.size == 0 or logits.shape[1] == 1 or logits.strides[1] == 4)
-    return logits.ctypes.data, logits.shape[0], logits.strides[0] // 4, logits.shape[1]
 
 
 def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:

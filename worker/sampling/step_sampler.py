@@ -15,7 +15,7 @@ from control.text.text import Decode
 from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.native.library import NOT_FINITE, Threads
 from worker.sampling.constraints import Constraints, TokenConstraints
-from worker.sampling.sampler import LogitsHealth, NoTokenLeft, Sampled, Sampler, SamplingRow, describe, host_rows
+from worker.sampling.sampler import LogitsHealth, NoTokenLeft, Sampled, Sampler, SamplingRow, describe
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -96,8 +96,8 @@ class HostLogits:
 
     on_device = None
 
-    def __init__(self, logits: Any, threads: Threads) -> None:
-        self._logits: NDArray[np.float32] = logits if isinstance(logits, np.ndarray) else logits.numpy()
+    def __init__(self, logits: NDArray[np.float32], threads: Threads) -> None:
+        self._logits = logits
         self._sampler, self._threads = Sampler(threads), threads
         self._best: list[int] = []
 
@@ -109,7 +109,7 @@ class HostLogits:
 
     def inspect(self) -> dict[int, LogitsHealth]:
         """One read finds the most probable tokens too."""
-        self._best = self._threads.best_tokens(*host_rows(self._logits))
+        self._best = self._threads.best_tokens(self._logits)
         return {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
 
     def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:

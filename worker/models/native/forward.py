@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,12 +66,12 @@ class NativeForward:
 
     def __call__(self, batch: Batch) -> Array:
         """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
-        arrays = _arrays(batch)
         assert isinstance(batch.cache, SlabStep)
-        self._hidden = self._embed(arrays.tokens)
-        if arrays.images is not None:
-            self._hidden[arrays.images.places] = np.asarray(arrays.images.rows)
-        inputs = None if self._embed_layers is None else self._embed_layers(arrays.tokens)
+        images = batch.images
+        self._hidden = self._embed(batch.tokens)
+        if images is not None:
+            self._hidden[images.places] = images.rows
+        inputs = None if self._embed_layers is None else self._embed_layers(batch.tokens)
         spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
         asked = library.Batch(
@@ -80,23 +79,22 @@ class NativeForward:
             span_count=len(spans),
             slabs=ctypes.addressof(slabs),
             slab_count=len(slabs),
-            positions=arrays.positions.ctypes.data,
-            tokens=arrays.tokens.size,
+            positions=batch.positions.ctypes.data,
+            tokens=batch.tokens.size,
             layer_inputs=None if inputs is None else inputs.ctypes.data,
             reduce=ctypes.cast(reduction.function, ctypes.c_void_p) if self._link.collective.world_size > 1 else None,
             ranks=self._link.collective.world_size,
         )
         if batch.cache.states:
             self._guesses.begin(asked, spans, batch.rows, batch.cache.states)
-        if arrays.axes is not None and self._axis_of is not None:
-            asked.axes, asked.axis_of = arrays.axes.ctypes.data, self._axis_of.ctypes.data
-        if arrays.ends is not None:
-            asked.ends = arrays.ends.ctypes.data
-        if arrays.images is not None:
-            images = arrays.images
+        if batch.axes is not None and self._axis_of is not None:
+            asked.axes, asked.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
+        if batch.ends is not None:
+            asked.ends = batch.ends.ctypes.data
+        if images is not None:
             asked.marked, asked.marked_count = images.places.ctypes.data, images.places.size
             asked.added, asked.added_layers = images.layers.ctypes.data, len(images.layers)
-        logits = self._run(self._plan.model, asked, arrays.sampled)
+        logits = self._run(self._plan.model, asked, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
@@ -132,22 +130,6 @@ class NativeForward:
         """A part of the memory that the step works in."""
         begin = address - self._room.ctypes.data
         return self._room[begin : begin + 4 * count].view(np.float32)
-
-
-def _arrays(batch: Any) -> Any:
-    """The batch with arrays, over the memory of its tensors."""
-    more: dict[str, Any] = {}
-    for name in ("tokens", "positions", "sampled", "axes", "ends"):
-        numbers = getattr(batch, name)
-        more[name] = None if numbers is None else np.asarray(numbers)
-    if batch.images is not None:
-        more["images"] = replace(
-            batch.images,
-            places=np.asarray(batch.images.places),
-            rows=np.asarray(batch.images.rows),
-            layers=np.asarray(batch.images.layers),
-        )
-    return replace(batch, **more)
 
 
 class Guesses:
@@ -189,7 +171,7 @@ class Guesses:
         spans = (library.Span * len(right))()
         for (sid, count), span in zip(right, spans, strict=True):
             first, state = self._first.pop(sid)
-            span.first, span.count, span.state = first, count, np.asarray(state.memory).ctypes.data
+            span.first, span.count, span.state = first, count, state.memory.ctypes.data
         asked = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
         asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
         pool, compiled = self._plan.threads.address, self._plan.threads.library
@@ -237,14 +219,13 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
     slabs = (library.Slab * sum(len(slab.pool.memories) for slab in step.slabs))()
     first = place = 0
     for state, span in zip(step.states, spans, strict=False):
-        span.state = np.asarray(state.memory).ctypes.data
+        span.state = state.memory.ctypes.data
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
         span.slabs = place
         span.first, span.count, span.offset = first, extent.count, extent.offset
         first += extent.count
         for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
-            numbers = np.asarray(memory)
-            layer, values, slot, head = (stride // 4 for stride in numbers.strides[:4])
-            slabs[place] = library.Slab(numbers.ctypes.data + 4 * slab.slot * slot, values, layer, head)
+            layer, values, slot, head = (stride // 4 for stride in memory.strides[:4])
+            slabs[place] = library.Slab(memory.ctypes.data + 4 * slab.slot * slot, values, layer, head)
             place += 1
     return spans, slabs

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.kv.base import Variant
-from worker.kv.whole import Bias, WholeStep
+from worker.kv.whole_attention import Bias, WholeAttention
 from worker.models.pooled.row_threads import RowThreads
 from worker.repository.pooling.encoders import ENCODERS, first_position
 
@@ -60,7 +60,7 @@ class Encoder(nn.Module):
     def base_model(self) -> Any:
         return SimpleNamespace(layers=self.layers)
 
-    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeStep) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeAttention) -> Tensor:
         """The hidden states (T, hidden) of neighbouring sequences; ids, positions and types are (T,)."""
         raise NotImplementedError
 
@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         input_ids: Tensor,
         position_ids: Tensor,
         logits_to_keep: Tensor,
-        cache_step: WholeStep,
+        cache_step: WholeAttention,
         token_type_ids: Tensor | None = None,
         use_cache: bool = False,
     ) -> Any:
@@ -96,7 +96,7 @@ class BertEncoder(Encoder):
         if self._relative:
             self.encoder.relative_attention_bias = Embedding(_BUCKETS, config["num_attention_heads"])
 
-    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeStep) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeAttention) -> Tensor:
         hidden = self.embeddings(ids, positions, types)
         bias = functools.cache(self._bias) if self._relative else None
         for layer in self.layers:
@@ -151,7 +151,7 @@ class _Layer(nn.Module):
         self.output = _Output(config, inner)
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]
 
-    def forward(self, hidden: Tensor, step: WholeStep, bias: Bias | None) -> Tensor:
+    def forward(self, hidden: Tensor, step: WholeAttention, bias: Bias | None) -> Tensor:
         attended = self.attention.output(self.attention.self(hidden, step, bias), hidden)  # type: ignore[operator]  # modules
         inner = self._activation(self.intermediate.dense(attended))  # type: ignore[operator]  # a module
         return self.output(inner, attended)
@@ -165,7 +165,7 @@ class _Attention(nn.Module):
         self._index, self._heads = index, config["num_attention_heads"]
         self._variant = Variant(scaling=(hidden // self._heads) ** -0.5)
 
-    def forward(self, hidden: Tensor, step: WholeStep, bias: Bias | None) -> Tensor:
+    def forward(self, hidden: Tensor, step: WholeAttention, bias: Bias | None) -> Tensor:
         query, key, value = (
             linear(hidden).view(len(hidden), self._heads, -1).transpose(0, 1)
             for linear in (self.query, self.key, self.value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from control.errors import ModelFilesError
 from worker.collective import Collective
 from worker.collective.link import Link
-from worker.kv.whole import WholeLayout
+from worker.kv.base import WholeLayout
 from worker.models.layers.packing import packing
 from worker.models.pooled.encoder import BertEncoder
 from worker.models.pooled.modern import ModernEncoder
@@ -22,7 +22,7 @@ from worker.models.torch_served import TorchModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling.description import Pooling
 from worker.repository.pooling.encoders import ENCODERS, renamed
-from worker.tensors import as_tensor
+from worker.tensors import as_tensor, number_type
 from worker.weights.checkpoint import Checkpoint, checked
 from worker.weights.safetensors_header import read_headers, text_tensors
 
@@ -73,7 +73,8 @@ def load_encoder(
             tell(checkpoint.read_share)
         head = _classifier(config, pooling, read) if pooling.kind == "score" else []
     pooler = load_pooler(pooling, dtype, device, head)
-    return TorchModel(encoder, Link(collective), WholeLayout(False, dtype, device), config["vocab_size"], pooler)
+    layout = WholeLayout(False, number_type(dtype), str(device))
+    return TorchModel(encoder, Link(collective), layout, config["vocab_size"], pooler)
 
 
 def load_pooler(pooling: Pooling, dtype: torch.dtype, device: torch.device, head: Sequence[Projection] = ()) -> Pooler:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.kv.base import Variant
-from worker.kv.whole import WholeStep
+from worker.kv.whole_attention import WholeAttention
 from worker.models.pooled.encoder import ACTIVATIONS, Embedding, Encoder, Linear
 from worker.models.pooled.row_threads import RowThreads
 from worker.repository.pooling.encoders import SLIDING
@@ -31,7 +31,7 @@ class ModernEncoder(Encoder):
         self._thetas: dict[str, float] = config["thetas"]
         self._dim = config["hidden_size"] // config["num_attention_heads"]
 
-    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeStep) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, types: Tensor, step: WholeAttention) -> Tensor:
         hidden = self.embeddings.norm(self.embeddings.tok_embeddings(ids))  # type: ignore[operator]  # modules
         turns = {kind: self._turn(theta, positions, hidden.dtype) for kind, theta in self._thetas.items()}
         for layer in self.layers:
@@ -55,7 +55,7 @@ class _Layer(nn.Module):
         self.mlp = _Gated(config)
         self._kind: str = config["layer_types"][index]
 
-    def forward(self, hidden: Tensor, step: WholeStep, turns: dict[str, Turn]) -> Tensor:
+    def forward(self, hidden: Tensor, step: WholeAttention, turns: dict[str, Turn]) -> Tensor:
         hidden = hidden + self.attn(self.attn_norm(hidden), step, turns[self._kind])
         return hidden + self.mlp(self.mlp_norm(hidden))
 
@@ -72,7 +72,7 @@ class _Attention(nn.Module):
         window = config["local_attention"] // 2 + 1 if local else None
         self._variant = Variant(scaling=(hidden // self._heads) ** -0.5, window=window)
 
-    def forward(self, hidden: Tensor, step: WholeStep, turn: Turn) -> Tensor:
+    def forward(self, hidden: Tensor, step: WholeAttention, turn: Turn) -> Tensor:
         query, key, value = self.Wqkv(hidden).view(len(hidden), 3, self._heads, -1).permute(1, 2, 0, 3)
         return self.Wo(
             step.attend(self._index, _turned(query, turn), _turned(key, turn), value, self._variant).flatten(1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from worker.models.batch import Batch
 from worker.repository.pooling.description import Activation, Pool
+from worker.tensors import as_tensor
 
 _FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "identity": lambda values: values,
@@ -43,7 +46,7 @@ class Pooler:
     projections: Sequence[Projection] = ()
     normalize: bool = False
 
-    def __call__(self, batch: Batch, hidden_at: Callable[[Batch], Tensor]) -> Tensor:
+    def __call__(self, batch: Batch, hidden_at: Callable[[Batch], Any]) -> Tensor:
         """(sampled rows, dimensions) in float32, or float64 of a float64 model. `hidden_at` computes the hidden states
         of a batch's `sampled` places."""
         values = self._pooled(batch, hidden_at)
@@ -53,13 +56,16 @@ class Pooler:
         values = values.to(kind)
         return functional.normalize(values, dim=-1) if self.normalize else values
 
-    def _pooled(self, batch: Batch, hidden_at: Callable[[Batch], Tensor]) -> Tensor:
+    def _pooled(self, batch: Batch, hidden_at: Callable[[Batch], Any]) -> Tensor:
         if self.pool == "last":
-            return hidden_at(batch)
+            return _tensor(hidden_at(batch))
         counts = [len(row.tokens) for row in batch.rows]
-        device = batch.tokens.device
         if self.pool == "cls":
-            first = torch.tensor([0, *counts[:-1]], device=device).cumsum(0)
-            return hidden_at(replace(batch, sampled=first))
-        hidden = hidden_at(replace(batch, sampled=torch.arange(sum(counts), device=device)))
+            return _tensor(hidden_at(replace(batch, sampled=np.cumsum([0, *counts[:-1]]))))
+        hidden = _tensor(hidden_at(replace(batch, sampled=np.arange(sum(counts)))))
         return torch.stack([part.mean(dim=0) for part in hidden.split(counts)])
+
+
+def _tensor(values: Any) -> Tensor:
+    """The hidden states of either forward."""
+    return values if isinstance(values, Tensor) else as_tensor(values)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.kv.slabs import SlabStep
-from worker.kv.states import State
+from worker.kv.slab_attention import SlabAttention, StateTensors
 
 
 class GatedConvolution(nn.Module):
@@ -23,7 +22,7 @@ class GatedConvolution(nn.Module):
         self.bias: Tensor | None = getattr(loaded.conv, "bias", None)
         del loaded.conv
 
-    def forward(self, hidden_states: Tensor, *, cache_step: SlabStep, **_: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         before, after, values = self.projections.in_proj(hidden_states[0]).chunk(3, -1)
         wider = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
@@ -34,7 +33,7 @@ class GatedConvolution(nn.Module):
             first += extent.count
         return self.projections.out_proj(out).unsqueeze(0)
 
-    def _convolved(self, state: State, inputs: Tensor) -> Tensor:
+    def _convolved(self, state: StateTensors, inputs: Tensor) -> Tensor:
         """One sequence's new inputs (T, channels) through the convolution; its window moves on."""
         window = state.window(self.layer)
         whole, taps = torch.cat([window, inputs]), self.filter.to(inputs.dtype)

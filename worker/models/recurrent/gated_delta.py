@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.kv.slabs import SlabStep
-from worker.kv.states import State
+from worker.kv.slab_attention import SlabAttention, StateTensors
 
 EPSILON = 1e-6
 """Added to the squares of a query or key before their root."""
@@ -42,7 +41,7 @@ class GatedDelta(nn.Module):
         self.eps: float = config.rms_norm_eps
         del loaded.conv1d, loaded.norm, loaded.A_log, loaded.dt_bias
 
-    def forward(self, hidden_states: Tensor, *, cache_step: SlabStep, **_: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         inputs, gate, learning, keeping = self._projected(hidden_states[0])
         out = torch.empty(len(inputs), self.value_heads, self.value_dim, dtype=inputs.dtype)
@@ -76,7 +75,7 @@ class GatedDelta(nn.Module):
             (self.decay * step).exp(),
         )
 
-    def _advance(self, state: State, inputs: Tensor, learning: Tensor, keeping: Tensor, out: Tensor) -> None:
+    def _advance(self, state: StateTensors, inputs: Tensor, learning: Tensor, keeping: Tensor, out: Tensor) -> None:
         """Run one sequence's new tokens through its state."""
         query, key, value = self._convolved(state.window(self.layer), inputs)
         matrices = state.matrices(self.layer)

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from worker.collective.link import Link
 from worker.families.mamba import Mamba
-from worker.kv.slabs import SlabStep
-from worker.kv.states import State
+from worker.kv.slab_attention import SlabAttention, StateTensors
 
 
 class MambaLayer(nn.Module):
@@ -45,7 +44,7 @@ class MambaLayer(nn.Module):
         self.eps: float = config.rms_norm_eps
         del loaded.conv1d, loaded.norm, loaded.A_log, loaded.dt_bias, loaded.D
 
-    def forward(self, hidden_states: Tensor, *, cache_step: SlabStep, **_: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         hidden = hidden_states[0]
         wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -62,7 +61,7 @@ class MambaLayer(nn.Module):
         normed = self._normed(out * functional.silu(gate))
         return self.projections.out_proj(normed.to(hidden.dtype)).unsqueeze(0)
 
-    def _advance(self, state: State, inputs: Tensor, steps: Tensor, out: Tensor) -> None:
+    def _advance(self, state: StateTensors, inputs: Tensor, steps: Tensor, out: Tensor) -> None:
         """Run one sequence's new tokens through its state."""
         inner, of_groups = self.heads * self.head_dim, self.groups * self.state
         mixed = self._convolved(state.window(self.layer), inputs)

@@ -10,7 +10,6 @@ from transformers import AutoModel
 
 from worker.models.meta_model import build_meta
 from worker.models.vision.pixels import patches
-from worker.models.vision.tower import Features
 
 
 class QwenEncoder(nn.Module):
@@ -27,10 +26,10 @@ class QwenEncoder(nn.Module):
     def blocks(self) -> Any:
         return self.visual.blocks
 
-    def forward(self, image: Tensor) -> Features:
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         config = self.visual.config
         cut = patches(image, config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
         height, width = (side // config.patch_size for side in image.shape[1:])
         found = self.visual(cut, grid_thw=torch.tensor([[1, height, width]]), return_dict=True)
         rows, deep = found.pooler_output, getattr(found, "deepstack_features", ())
-        return Features(rows, torch.stack(list(deep)) if len(deep) else rows.new_empty(0, *rows.shape))
+        return rows, torch.stack(list(deep)) if len(deep) else rows.new_empty(0, *rows.shape)

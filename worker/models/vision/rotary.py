@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-AXES = 3
+from worker.models.batch import AXES
 
 
 def interleaved_axes(sections: list[int], frequencies: int) -> Tensor:

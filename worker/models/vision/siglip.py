@@ -11,7 +11,6 @@ from transformers import AutoModel
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
 
 from worker.models.meta_model import build_meta
-from worker.models.vision.tower import Features
 
 
 class SiglipEncoder(nn.Module):
@@ -32,7 +31,7 @@ class SiglipEncoder(nn.Module):
     def blocks(self) -> Any:
         return self.vision_tower.encoder.layers
 
-    def forward(self, image: Tensor) -> Features:
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         found = self.vision_tower(pixel_values=image.unsqueeze(0), return_dict=True)
         rows = self.multi_modal_projector(found.last_hidden_state)[0]
-        return Features(rows, rows.new_empty(0, *rows.shape))
+        return rows, rows.new_empty(0, *rows.shape)

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.models.vision.pixels import normalised
 from worker.repository.multimodal.image_part import ImagePart
+from worker.tensors import as_array
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,8 @@ class Features:
     """The features in place of an image's tokens. `rows` (tokens, hidden) are their embeddings; `layers` (layers,
     tokens, hidden) is added to the outputs of the first layers (deepstack)."""
 
-    rows: Tensor
-    layers: Tensor
+    rows: NDArray[Any]
+    layers: NDArray[Any]
 
 
 class Encoder(Protocol):
@@ -32,8 +35,8 @@ class Encoder(Protocol):
 
     def parameters(self) -> Iterable[Tensor]: ...
 
-    def __call__(self, image: Tensor) -> Features:
-        """The features of normalised pixels (3, height, width) in the encoder's own type."""
+    def __call__(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows and layers of the features of normalised pixels (3, height, width) in the encoder's own type."""
         ...
 
 
@@ -63,7 +66,8 @@ class VisionTower:
         return sum(parameter.nbytes for parameter in self._encoder.parameters())
 
     @torch.inference_mode()
-    def encode(self, pixels: Tensor) -> Features:
+    def encode(self, pixels: NDArray[np.uint8]) -> Features:
         """`pixels`: (height, width, 3) uint8, sides that `grid` divides."""
-        image = normalised(pixels, self._part.rescale, self._part.mean, self._part.std)
-        return self._encoder(image.to(next(iter(self._encoder.parameters())).dtype))
+        image = normalised(torch.from_numpy(pixels), self._part.rescale, self._part.mean, self._part.std)
+        rows, layers = self._encoder(image.to(next(iter(self._encoder.parameters())).dtype))
+        return Features(as_array(rows), as_array(layers))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from control.commands import BatchChange, GenerateStep, StepRow
@@ -24,6 +25,11 @@ class Ran:
     tokens: list[int]
     checksum: int
     scores: PromptScores = field(default_factory=PromptScores)
+
+
+def tensor_of(logits: Any) -> Tensor:
+    """The logits of either forward: those of C++ are an array."""
+    return torch.as_tensor(logits)
 
 
 def greedy(logits: Tensor, sids: list[int]) -> list[int]:
@@ -61,5 +67,5 @@ def run(
     with engine.step(command) as step:
         forward = step.forward(targets if step.rank == 0 else None)
         samples = sample is not None and step.rank == 0 and forward.sids
-        step.agree(sample(forward.logits, forward.sids) if samples else [])
+        step.agree(sample(tensor_of(forward.logits), forward.sids) if samples else [])
     return Ran(forward.sids, step.tokens, step.checksum, forward.scores)

@@ -30,7 +30,7 @@ for folder in sys.argv[1:]:
     prepare_model(Preparation(folder, "auto", "cpu"))
     model = load(Path(folder), collective=Solo(), quant="int8")
     row = Row(1, [1, 2, 3], 0, True)
-    model.forward(flatten([row], SlabStore(model.cache_layout, 128).begin([row.extent]), model.device))
+    model.forward(flatten([row], SlabStore(model.cache_layout, 128).begin([row.extent])))
 print(sorted(set(sys.modules) & {"torch", "torch._dynamo", "transformers", "triton"}))
 """
 

@@ -17,6 +17,7 @@ from tests import models
 from tests.exact_int8 import ExactInt8Linear
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.stepping import tensor_of
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
@@ -47,7 +48,7 @@ class Running:
 
     def step(self, *rows: Row) -> Tensor:
         cache = self.store.begin([row.extent for row in rows])
-        logits = self.model.forward(flatten(list(rows), cache, self.model.device))
+        logits = tensor_of(self.model.forward(flatten(list(rows), cache)))
         self.store.commit([row.extent for row in rows])
         return logits
 

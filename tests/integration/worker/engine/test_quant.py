@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,6 +22,7 @@ from ops.demo.training.tasks.tasks import held_out
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
+from tests.integration.worker.engine.stepping import tensor_of
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
@@ -72,9 +74,9 @@ def logits_of(model: ServedModel, prompts: list[list[int]]) -> Tensor:
     """(all tokens, vocabulary): the logits of every position of the prompts, in one batch."""
     rows = [Row(sid, tokens, 0, True) for sid, tokens in enumerate(prompts)]
     store = SlabStore(model.cache_layout, sum(map(len, prompts)))
-    batch = flatten(rows, store.begin([row.extent for row in rows]), model.device)
-    every = type(batch)(batch.tokens, batch.positions, torch.arange(len(batch.tokens)), batch.cache)
-    return model.forward(every)
+    batch = flatten(rows, store.begin([row.extent for row in rows]))
+    every = type(batch)(batch.tokens, batch.positions, np.arange(len(batch.tokens)), batch.cache)
+    return tensor_of(model.forward(every))
 
 
 def prompts(count: int, length: int) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ BLOCK = 4
 
 @pytest.fixture
 def layout() -> CacheLayout:
-    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, torch.float64, torch.device("cpu"))
+    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, np.dtype(np.float64), "cpu")
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ class History:
         query = torch.randn(HEADS, tokens, DIM, dtype=torch.float64)
         key, value = torch.randn(2, KV_HEADS, tokens, DIM, dtype=torch.float64)
         step, start, variant = self.store.begin(extents), 0, VARIANTS[name]
-        out = [step.attend(layer, query, key + layer, value + layer, variant) for layer in (0, 1)][-1]
+        out = [step.attention.attend(layer, query, key + layer, value + layer, variant) for layer in (0, 1)][-1]
         self.store.commit(extents)
         for extent in extents:
             new = slice(start, start + extent.count)

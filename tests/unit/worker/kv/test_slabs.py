@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import errno
-import math
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
-from worker.kv.slabs import FIRST_CAPACITY, Pool, SlabStore, tokens_that_fit
+from worker.kv.slab_attention import PoolTensors, SlabAttention
+from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
 @pytest.fixture
 def layout() -> CacheLayout:
-    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, torch.float64, torch.device("cpu"))
+    return CacheLayout((LayerCache(KV_HEADS, DIM),) * 2, np.dtype(np.float64), "cpu")
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, variant: Variant) -> Tensor:
@@ -73,7 +76,7 @@ def test_slabs_hold_any_history_of_sequences(layout: CacheLayout, name: str, see
         key, value = torch.randn(2, KV_HEADS, tokens, DIM, dtype=torch.float64)
         step, start = store.begin(extents), 0
         for layer in (0, 1):
-            out = step.attend(layer, query, key + layer, value + layer, variant)
+            out = step.attention.attend(layer, query, key + layer, value + layer, variant)
         store.commit(extents)
         for extent in extents:
             stop = start + extent.count
@@ -129,16 +132,18 @@ def test_what_lies_behind_a_sequence_is_zero(layout: CacheLayout) -> None:
         step = store.begin([extent])
         noise = torch.randn(KV_HEADS, extent.count, DIM, dtype=torch.float64)
         for layer in (0, 1):
-            step.attend(layer, torch.randn(HEADS, extent.count, DIM, dtype=torch.float64), noise, noise, Variant(1.0))
+            step.attention.attend(
+                layer, torch.randn(HEADS, extent.count, DIM, dtype=torch.float64), noise, noise, Variant(1.0)
+            )
         store.commit([extent])
         for one, slab in store._slabs.items():
             length = store.length(one)
             (memory,) = (one[:, :, slab.slot] for one in slab.pool.memories)
-            assert memory[:, :, :, :length].abs().sum() > 0
-            assert memory[:, :, :, length:].abs().sum() == 0
+            assert memory[:, :, :, :length].any()
+            assert not memory[:, :, :, length:].any()
         for pools in store._pools.values():
             for pool in pools:
-                assert pool.memories[0][:, :, pool._free].abs().sum() == 0
+                assert not pool.memories[0][:, :, pool._free].any()
 
 
 def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +152,11 @@ def test_a_large_pool_gets_a_sibling(layout: CacheLayout, monkeypatch: pytest.Mo
     store = SlabStore(layout, 10_000)
     key = torch.randn(KV_HEADS, 40, DIM, dtype=torch.float64)
     first, second = ([Extent(sid, offset, 1) for sid in range(40)] for offset in (0, 1))
-    store.begin(first).attend(0, torch.randn(HEADS, 40, DIM, dtype=torch.float64), key, key, Variant(0.3))
+    store.begin(first).attention.attend(0, torch.randn(HEADS, 40, DIM, dtype=torch.float64), key, key, Variant(0.3))
     store.commit(first)
     assert [pool.slots for pool in store._pools[FIRST_CAPACITY]] == [8, 8, 16, 32]
     query = torch.randn(HEADS, 40, DIM, dtype=torch.float64)
-    out = store.begin(second).attend(0, query, 2 * key, key, Variant(0.3))
+    out = store.begin(second).attention.attend(0, query, 2 * key, key, Variant(0.3))
     for sid in range(40):
         keys, values = (torch.stack([key[:, sid], factor * key[:, sid]], dim=1) for factor in (2, 1))
         torch.testing.assert_close(out[sid], textbook(query[:, sid], keys, values, Variant(0.3)))
@@ -162,13 +167,13 @@ def test_a_pool_that_can_not_be_mapped_has_fewer_slots(layout: CacheLayout, monk
     sizes: list[int] = []
     most = 4096 * layout.bytes_per_token
 
-    def limited(self: Pool, shape: tuple[int, ...]) -> Tensor:
-        sizes.append(shape[2] * self.capacity)
-        if math.prod(shape) * layout.dtype.itemsize > most:
+    def limited(count: int, kind: np.dtype[Any], large: bool) -> NDArray[Any]:
+        sizes.append(count * kind.itemsize // layout.bytes_per_token)
+        if count * kind.itemsize > most:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return torch.zeros(shape, dtype=layout.dtype)
+        return np.zeros(count, kind)
 
-    monkeypatch.setattr(Pool, "_zeros", limited)
+    monkeypatch.setattr("worker.kv.slabs.zeros", limited)
     store = SlabStore(layout, 5000)
     store.begin([Extent(1, 0, 3000)])
     assert sizes == [2 * 4096, 4096]
@@ -183,17 +188,17 @@ def test_a_pool_that_can_not_be_mapped_has_fewer_slots(layout: CacheLayout, monk
 @pytest.mark.parametrize("call_bytes", [0, 2**30])
 def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading idle slots along, or not, changes no result."""
-    monkeypatch.setattr("worker.kv.slabs.CALL_BYTES", call_bytes)
+    monkeypatch.setattr("worker.kv.slab_attention.CALL_BYTES", call_bytes)
     store = SlabStore(layout, 10_000)
     first = [Extent(sid, 0, 1) for sid in range(12)]
     key = torch.randn(KV_HEADS, 12, DIM, dtype=torch.float64)
-    store.begin(first).attend(0, torch.randn(HEADS, 12, DIM, dtype=torch.float64), key, key, Variant(0.3))
+    store.begin(first).attention.attend(0, torch.randn(HEADS, 12, DIM, dtype=torch.float64), key, key, Variant(0.3))
     store.commit(first)
     busy = [11, 2, 3, 7]
     query = torch.randn(HEADS, 4, DIM, dtype=torch.float64)
-    step = store.begin([Extent(sid, 1, 1) for sid in busy])
-    assert len(step._decodes) == (1 if call_bytes else 3)
-    out = step.attend(0, query, key[:, :4], key[:, :4], Variant(0.3))
+    attention = SlabAttention(store.begin([Extent(sid, 1, 1) for sid in busy]))
+    assert len(attention._decodes) == (1 if call_bytes else 3)
+    out = attention.attend(0, query, key[:, :4], key[:, :4], Variant(0.3))
     for row, sid in enumerate(busy):
         whole = torch.stack([key[:, sid], key[:, row]], dim=1)
         torch.testing.assert_close(out[row], textbook(query[:, row], whole, whole, Variant(0.3)))
@@ -208,8 +213,8 @@ def test_capacity_counts_all_layers_and_the_growth_of_a_pool(layout: CacheLayout
 
 MIXED = CacheLayout(
     (LayerCache(2, 8), LayerCache(1, 16), LayerCache(1, 16, source=1), LayerCache(2, 8, source=0), LayerCache(2, 8)),
-    torch.float64,
-    torch.device("cpu"),
+    np.dtype(np.float64),
+    "cpu",
 )
 """Layers of two shapes, two of which attend to the keys and values of earlier ones."""
 
@@ -235,7 +240,7 @@ def test_layers_of_several_shapes_share_keys_and_values() -> None:
                 truth[layer : layer + 1] = [pair]
             else:
                 truth[layer : layer + 1] = [truth[shape.source]]
-            found.append(step.attend(layer, queries[layer], fresh[0], fresh[1], Variant(0.3)))
+            found.append(step.attention.attend(layer, queries[layer], fresh[0], fresh[1], Variant(0.3)))
         store.commit([extent])
         for layer in range(len(MIXED.layers)):
             for place in (0, extent.count - 1):
@@ -248,10 +253,12 @@ def test_pools_of_several_shapes_hold_no_other_memory() -> None:
     """A pool's bytes are those that the layout promises, and cleared slots are zero in every shape."""
     store = SlabStore(MIXED, 10_000)
     key = torch.ones(2, 3, 8, dtype=torch.float64)
-    store.begin([Extent(1, 0, 3)]).attend(4, torch.ones(HEADS, 3, 8, dtype=torch.float64), key, key, Variant(1.0))
+    store.begin([Extent(1, 0, 3)]).attention.attend(
+        4, torch.ones(HEADS, 3, 8, dtype=torch.float64), key, key, Variant(1.0)
+    )
     store.commit([Extent(1, 0, 3)])
     (pool,) = store._pools[FIRST_CAPACITY]
     assert sum(memory.nbytes for memory in pool.memories) == store.reserved_bytes
-    assert pool.keys[4].abs().sum() == 2 * 3 * 8
+    assert PoolTensors(pool).keys[4].abs().sum() == 2 * 3 * 8
     pool.clear(store._slabs[1].slot, 0, 3)
     assert all(not memory.any() for memory in pool.memories)

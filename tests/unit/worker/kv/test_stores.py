@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
@@ -16,15 +15,15 @@ from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
 
 
-def layout(dtype: torch.dtype, device: str = "cpu") -> CacheLayout:
-    return CacheLayout((LayerCache(2, 8),) * 2, dtype, torch.device(device))
+def layout(dtype: str) -> CacheLayout:
+    return CacheLayout((LayerCache(2, 8),) * 2, np.dtype(dtype), "cpu")
 
 
 def test_a_cpu_keeps_slabs() -> None:
     """As many tokens as were asked for, or what half of the host's memory holds for each of its ranks."""
-    asked = stores.store_for(layout(torch.float32), 500, 100, ranks=2)
+    asked = stores.store_for(layout("float32"), 500, 100, ranks=2)
     assert isinstance(asked, SlabStore) and (asked.capacity_tokens, asked.block_tokens) == (500, 1)
-    one, four = (stores.store_for(layout(torch.float32), None, 100, ranks=ranks) for ranks in (1, 4))
+    one, four = (stores.store_for(layout("float32"), None, 100, ranks=ranks) for ranks in (1, 4))
     assert one.capacity_tokens > 3 * four.capacity_tokens > 0
 
 
@@ -42,19 +41,19 @@ def refuse_mappings(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest sequence's slab is mapped once; what the operator asked for is refused with the number that works,
     and a default is lowered to it. A context that is shorter than the capacity needs less."""
-    each = layout(torch.float32).bytes_per_token
+    each = layout("float32").bytes_per_token
     refuse_mappings(monkeypatch, 5000 * each)
     with pytest.raises(NotMappable, match=r"--kv-tokens 16384: .*Use --kv-tokens 4096 or fewer"):
-        stores.store_for(layout(torch.float32), 16_384, 100_000, ranks=1)
-    assert stores.store_for(layout(torch.float32), 4096, 100_000, ranks=1).capacity_tokens == 4096
-    assert stores.store_for(layout(torch.float32), 5000 // 256 * 256, 100_000, ranks=1).capacity_tokens == 4864
-    assert stores.store_for(layout(torch.float32), 16_384, 4000, ranks=1).capacity_tokens == 16_384
-    default = stores.store_for(layout(torch.float32), None, 100_000, ranks=1)
+        stores.store_for(layout("float32"), 16_384, 100_000, ranks=1)
+    assert stores.store_for(layout("float32"), 4096, 100_000, ranks=1).capacity_tokens == 4096
+    assert stores.store_for(layout("float32"), 5000 // 256 * 256, 100_000, ranks=1).capacity_tokens == 4864
+    assert stores.store_for(layout("float32"), 16_384, 4000, ranks=1).capacity_tokens == 16_384
+    default = stores.store_for(layout("float32"), None, 100_000, ranks=1)
     assert 2048 < default.capacity_tokens <= 5000
     refuse_mappings(monkeypatch, 10)
     for tokens in (300, None):
         with pytest.raises(NotMappable, match=r"no KV memory can be mapped.*ulimit -v"):
-            stores.store_for(layout(torch.float32), tokens, 100_000, ranks=1)
+            stores.store_for(layout("float32"), tokens, 100_000, ranks=1)
 
 
 def test_a_gpu_gives_what_is_free_less_a_workspace() -> None:
@@ -68,8 +67,8 @@ def test_numbers_without_kernels_are_attended_by_plain_torch(
 ) -> None:
     """Float64, and any type where Triton is missing, take the slow way and say so."""
     monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: object())
-    assert stores.attention_for(layout(torch.float64)) is gathered.attend
-    assert "the kernels have no torch.float64" in capsys.readouterr().out
+    assert stores.attention_for(layout("float64")) is gathered.attend
+    assert "the kernels have no float64" in capsys.readouterr().out
     monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
-    assert stores.attention_for(layout(torch.float16)) is gathered.attend
+    assert stores.attention_for(layout("float16")) is gathered.attend
     assert "Triton is not installed" in capsys.readouterr().out

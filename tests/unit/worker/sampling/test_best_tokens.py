@@ -8,7 +8,6 @@ import torch
 from tests.unit.worker.sampling.test_step_sampler import rows
 from worker.engine.step import NO_TOKEN, Forward
 from worker.native.library import NOT_FINITE, Threads, threads_here
-from worker.sampling.sampler import host_rows
 from worker.sampling.step_sampler import StepSampler
 
 
@@ -21,7 +20,7 @@ def threads() -> Threads:
 
 
 def best_tokens(threads: Threads, logits: torch.Tensor) -> list[int]:
-    return threads.best_tokens(*host_rows(logits.numpy()))
+    return threads.best_tokens(logits.numpy())
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 16, 1024, 1025, 4111])
