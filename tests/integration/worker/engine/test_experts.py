@@ -98,7 +98,7 @@ def test_a_token_with_nan_spoils_no_other(checkpoint: Checkpoint, monkeypatch: p
     running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True), Row(2, PROMPT, 0, True))
     wanted = running.step(Row(2, [3], 60, True))[0]
     slab = running.store._slabs[1]
-    slab.pool.keys[1][slab.slot, 0, 5] = float("nan")
+    slab.pool.memories[0][1, 0, slab.slot, 0, 5] = float("nan")
     found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
     assert torch.equal(found[0], wanted)
     assert found[1].isnan().all()

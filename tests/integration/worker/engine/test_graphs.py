@@ -13,7 +13,7 @@ from tests.integration.worker.engine import test_prefixes
 from tests.integration.worker.engine.parity import assert_identical, generated, mixed
 from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import write
-from tests.integration.worker.engine.stepping import command, rows
+from tests.integration.worker.engine.stepping import command, rows, tensor_of
 from worker.collective import Solo
 from worker.engine.ahead import RunAhead
 from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
@@ -173,10 +173,10 @@ def play_ahead(engine: Engine, steps: list[GenerateStep]) -> tuple[dict[int, lis
     for given in steps:
         with engine.step(given) as step:
             forward = step.forward()
-            tokens = forward.logits.argmax(dim=-1)
-            kept = forward.logits.clone()
+            logits = tensor_of(forward.logits)
+            tokens, kept = logits.argmax(dim=-1), logits.clone()
             step.run_ahead(tokens)
-            assert torch.equal(forward.logits, kept), "the next step wrote over logits that are still being read"
+            assert torch.equal(logits, kept), "the next step wrote over logits that are still being read"
             step.agree(tokens.tolist())
         for sid, token in zip(forward.sids, tokens.tolist(), strict=True):
             sampled.setdefault(sid, []).append(token)

@@ -108,11 +108,11 @@ def test_a_layer_is_the_paper_s_formula(name: str, form: Callable[[str], Path]) 
     store, found = SlabStore(ours.cache_layout, 4096), []
     for offset, count in [(0, 1), (1, 16), (17, 2), (19, 20), (39, 1)]:
         extents = [Extent(1, offset, count)]
-        found.append(layers[0](hidden[None, offset : offset + count], cache_step=store.begin(extents))[0])
+        found.append(layers[0](hidden[None, offset : offset + count], cache_step=store.begin(extents).attention)[0])
         store.commit(extents)
     assert (torch.cat(found) - expected).abs().max() < 1e-9
     step = store.begin([Extent(2, 0, 20)])
-    begun_late = layers[0](hidden[None, 20:], cache_step=step)[0]
+    begun_late = layers[0](hidden[None, 20:], cache_step=step.attention)[0]
     assert (begun_late[16:] - expected[36:]).abs().max() > 1e-3
 
 

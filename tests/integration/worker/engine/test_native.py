@@ -176,7 +176,7 @@ def test_a_sequence_gone_bad_is_seen(checkpoint: Checkpoint, monkeypatch: pytest
     running = loaded(checkpoint("qwen3"), None, monkeypatch, native=True)
     wanted = running.step(Row(0, PROMPT, 0, True), Row(1, PROMPT, 0, True))
     slab = running.store._slabs[1]
-    slab.pool.keys[1][slab.slot, 0, 5] = float("nan")
+    slab.pool.memories[0][1, 0, slab.slot, 0, 5] = float("nan")
     found = running.step(Row(0, [3], 60, True), Row(1, [3], 60, True))
     assert found[0].isfinite().all()
     assert wanted.isfinite().all()

@@ -107,7 +107,7 @@ def in_chunks(layer: Any, layout: CacheLayout, hidden: Tensor) -> Tensor:
     store, found = SlabStore(layout, 4096), []
     for offset, count in [(0, 1), (1, 16), (17, 2), (19, 20), (39, 1)]:
         extents = [Extent(1, offset, count)]
-        found.append(layer(hidden[None, offset : offset + count], cache_step=store.begin(extents))[0])
+        found.append(layer(hidden[None, offset : offset + count], cache_step=store.begin(extents).attention)[0])
         store.commit(extents)
     return torch.cat(found)
 

@@ -198,8 +198,8 @@ def test_stale_values_never_reach_a_neighbour(engine: Engine) -> None:
     """A slab whose sequence went NaN is clean for the next one, and its padded neighbours stay clean meanwhile."""
     run(engine, step(2, **rows((2, [7] * 9, 0))))
     pool = next(iter(engine.store._pools.values()))[0]
-    for memory in (*pool.keys, *pool.values):
-        memory[1, :, :9] = float("nan")
+    for memory in pool.memories:
+        memory[:, :, 1, :, :9] = float("nan")
 
     def watching(logits: Tensor, sids: list[int]) -> list[int]:
         healthy = {sid: not row.isnan().any().item() for sid, row in zip(sids, logits, strict=True)}

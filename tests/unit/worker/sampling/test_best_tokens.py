@@ -54,7 +54,7 @@ def test_a_step_reports_the_sick_row_alone(threads: Threads) -> None:
     sids = [row.sid for row in batch]
     alone = StepSampler().begin(batch, Forward(sids, logits)).wait()
     logits[1, 7] = float("nan")
-    tokens = StepSampler().begin(batch, Forward(sids, logits, threads=threads)).wait()
+    tokens = StepSampler().begin(batch, Forward(sids, logits.numpy(), threads=threads)).wait()
     assert tokens.ids == [alone.ids[0], NO_TOKEN, alone.ids[2]]
     assert tokens.logprobs[2].chosen == pytest.approx(alone.logprobs[2].chosen, abs=1e-6)
     assert [token for token, _ in tokens.logprobs[2].top] == [token for token, _ in alone.logprobs[2].top]
