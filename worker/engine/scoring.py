@@ -23,9 +23,18 @@ DIGITS = 6
 """Decimals of a log probability that is told: more than float32 is good for, and half as long in the token log."""
 
 
-def score(logits: NDArray[np.float32], targets: list[int], most: int, threads: Threads) -> list[PromptToken | None]:
+def score(logits: Any, targets: list[int], most: int, threads: Threads | None) -> list[PromptToken | None]:
     """For each row of raw `logits` [rows, vocabulary] its token of `targets` with log probability and rank, and the
-    `most` most likely ones; None for a row that is not finite throughout."""
+    `most` most likely ones; None for a row that is not finite throughout. `threads` are those of a forward in C++;
+    None where torch runs it."""
+    if threads is None:
+        return _scores_of_tensor(logits, targets, most)
+    return _scores_of_array(logits, targets, most, threads)
+
+
+def _scores_of_array(
+    logits: NDArray[np.float32], targets: list[int], most: int, threads: Threads
+) -> list[PromptToken | None]:
     best = threads.best_tokens(logits)
     most = min(most, logits.shape[1])
     tokens, logprobs = np.empty((len(best), most), np.int64), np.empty((len(best), most), np.float32)
@@ -47,8 +56,7 @@ def score(logits: NDArray[np.float32], targets: list[int], most: int, threads: T
     return scores
 
 
-def score_tensors(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
-    """As `score`, of logits on the device of a model that torch computes."""
+def _scores_of_tensor(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
     import torch  # only here: it was imported for the model
 
     healthy = logits.isfinite().all(dim=-1).tolist()
@@ -93,8 +101,7 @@ class PromptScorer:
     def __init__(
         self, targets: Mapping[int, ScoreTarget], places: list[tuple[int, int]], threads: Threads | None
     ) -> None:
-        """`places` are (sid, position) of the forward's scored positions, in order; `threads` those of a forward in
-        C++, None where torch runs it."""
+        """`places` are (sid, position) of the forward's scored positions, in order; `threads` as in `score`."""
         self._targets, self._places, self._threads = targets, places, threads
         self._tokens: dict[int, list[PromptToken]] = {sid: [] for sid in targets}
         self._failed: dict[int, str] = {}
@@ -112,11 +119,7 @@ class PromptScorer:
     def _score(self, logits: Any, places: list[tuple[int, int]]) -> None:
         targets = [self._targets[sid] for sid, _ in places]
         following = [target.prompt[position + 1] for target, (_, position) in zip(targets, places, strict=True)]
-        most = max(target.top for target in targets)
-        if self._threads is None:
-            tokens = score_tensors(logits, following, most)
-        else:
-            tokens = score(logits, following, most, self._threads)
+        tokens = score(logits, following, max(target.top for target in targets), self._threads)
         for (sid, position), target, token in zip(places, targets, tokens, strict=True):
             if token is None:
                 self._failed[sid] = f"the model's logits are not finite after token {position} of the prompt"

@@ -453,7 +453,7 @@ class Step:
         engine = self._engine
         self._rows = engine.decode_again() if self.forwards else engine.change(self.command)
         if not self._rows:
-            return Forward([], np.empty((0, engine.model.vocab_size), np.float32))
+            return Forward([], engine.model.no_logits, threads=engine.model.threads)
         logits, scores = engine.forward(self._rows, targets or {})
         self.forwards += 1
         self._sids = [row.sid for row in self._rows for _ in range(row.samples)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-KERNEL_TYPES = ("float32", "bfloat16", "float16")
+KERNEL_TYPES = {"float32", "bfloat16", "float16"}
 
 WHOLE_TOKENS = 65_536
 """Tokens of sequences without a cache that a leader holds at a time."""

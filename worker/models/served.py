@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from control.errors import RankError
 from worker.collective import Collective
 from worker.collective.link import Link
@@ -70,6 +72,11 @@ class ServedModel:
     def threads(self) -> Threads | None:
         """Those of the forward in C++; None where torch runs it: the logits may be on a device."""
         return None
+
+    @property
+    def no_logits(self) -> Any:
+        """Logits (0, vocabulary), of a step without a row."""
+        raise NotImplementedError
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Of the last forward's guesses the first ones were right, so many by sequence: recurrent states advance over
@@ -154,6 +161,10 @@ class NativeModel(ServedModel):
     @property
     def threads(self) -> Threads | None:
         return self._native.threads
+
+    @property
+    def no_logits(self) -> Array:
+        return np.empty((0, self.vocab_size), np.float32)
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         self._native.accept(accepted)

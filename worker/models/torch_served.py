@@ -53,6 +53,10 @@ class TorchModel(ServedModel):
     def kernels(self) -> str | None:
         return next((part.threads.kernels for part in self.parts() if isinstance(part, NativeLinear)), None)
 
+    @property
+    def no_logits(self) -> Tensor:
+        return torch.empty(0, self.vocab_size, device=self.device)
+
     def parts(self) -> Iterator[nn.Module]:
         return self._module.modules()
 
@@ -107,8 +111,10 @@ class TorchModel(ServedModel):
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
+@torch.inference_mode(False)
 def on_device(batch: Batch, device: str) -> Batch:
-    """The batch with its arrays as tensors on `device`. A tensor of it stays as it is."""
+    """The batch with its arrays as tensors on `device`, that are none of inference mode. A tensor of it stays as it
+    is."""
 
     def sent(numbers: Any) -> Tensor | None:
         if numbers is None or isinstance(numbers, Tensor):

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.engine import graphs
 from worker.kv import stores
+from worker.tensors import number_type
 
 DEVICE = "cuda:0"
 
@@ -85,7 +86,7 @@ class Launch:
             if one.dim() and one.stride(-1) != 1:
                 raise BadLaunch(f"{self._name}: a tensor {tuple(one.shape)} has strides {one.stride()}")
         partial = named.get("partial", positional[0] if self._name == "_reduce" else None)
-        kinds = {one.dtype for one in tensors if one.is_floating_point() and one is not partial}
+        kinds = {number_type(one.dtype).name for one in tensors if one.is_floating_point() and one is not partial}
         if len(kinds) != 1 or not kinds <= stores.KERNEL_TYPES:
             raise BadLaunch(f"{self._name}: types {kinds}")
         if partial is not None and partial.dtype != torch.float32:

@@ -19,6 +19,7 @@ from worker.engine import scoring as scoring_module
 from worker.engine.step import Step
 from worker.leader import leader as leader_module
 from worker.leader.leader import LeaderLimits
+from worker.native.library import Threads
 
 BUDGET = 32
 PROMPT = [(7 * number) % 120 for number in range(200)]
@@ -116,7 +117,7 @@ def _raises(*_: Any) -> Any:
     raise ValueError("no")
 
 
-def _sick(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
+def _sick(logits: Any, targets: list[int], most: int, threads: Threads | None) -> list[PromptToken | None]:
     return [None] * len(targets)
 
 
