@@ -20,9 +20,8 @@ class Ping(Command, tag="ping", frozen=True):
 
 
 class Init(Command, tag="init", frozen=True):
-    """Join the rendezvous `comm_id` (`host:port` of the leader's store). Sent to all before the leader joins."""
+    """Join the group: the ranks meet over keys of this epoch. Sent to all before the leader joins."""
 
-    comm_id: str
     world_size: int
 
 

@@ -12,6 +12,8 @@ OVERVIEWS_MS = 3_000
 """Life of the overviews that one API process read for all."""
 RANK_BEAT_MS = 1_500
 """Life of a rank's heartbeat: with what its agent takes to look, a rank that hangs is found within 2 s."""
+MEETING_MS = 180_000
+"""Of what ranks tell each other while they form a group; longer than one waits for another."""
 COMMAND_MS = 60_000
 """Life of an epoch's command and reply streams, refreshed by each renewal of the lock."""
 COMMAND_LENGTH = 1_024

@@ -178,6 +178,9 @@ class ReplicaKeys:
     def replies(self, epoch: int) -> str:  # stream, capped: rank -> leader; 60 s
         return f"{self.base}reply:{epoch}"
 
+    def meeting(self, epoch: int, name: str) -> str:  # string, JSON or words: rank -> ranks, forming a group; 3 min
+        return f"{self.base}meeting:{epoch}:{name}"
+
     def heartbeat(self, rank: int) -> str:  # hash: rank -> agents, api, operator; 1.5 s
         return f"{self.base}hb:{rank}"
 

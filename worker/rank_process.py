@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 import structlog
-import torch
 
 from control import logs
 from control.errors import DevicesError
+from control.keys import ModelKeys
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
 from control.redis.clients import SyncRedis
@@ -21,6 +23,7 @@ from control.redis.connection import connect, connect_blocking
 from control.settings import Settings, host_id
 from control.structs import describe_structs
 from worker.collective import native
+from worker.collective.redis_store import RedisStore
 from worker.leader.leader import Leader
 from worker.rank.address import rendezvous_address
 from worker.rank.counters import Labels, counters_of
@@ -73,7 +76,9 @@ def begin(
     if spec.tp > 1:
         choose_collective(device)
     weights = WeightCache(settings.weight_cache_bytes)
-    rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights)
+    keys = ModelKeys(spec.name).replica(assignment.replica)
+    store_of = partial(RedisStore, clients[0], keys)
+    rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights, store_of)
     if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
         threading.Thread(target=native.library, name="compile", daemon=True).start()
     counters = counters_of(Labels(spec.name, assignment.replica, rank))
@@ -95,6 +100,8 @@ def check_device(device: str) -> None:
     """Raise DevicesError for a GPU that is asked for and absent; the CPU is never taken in its place."""
     if device.startswith("cuda"):
         index = int(device.partition(":")[2] or 0)
+        import torch  # only here: a CPU does without
+
         count = torch.cuda.device_count()
         if index >= count:
             raise DevicesError(
@@ -107,4 +114,7 @@ def check_device(device: str) -> None:
 def use_threads(ranks_here: int, device: str) -> None:
     """Share the host's cores between its CPU ranks; OMP_NUM_THREADS overrides."""
     if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks_here))
+        count = max(1, len(os.sched_getaffinity(0)) // ranks_here)
+        os.environ["OMP_NUM_THREADS"] = str(count)
+        if (torch := sys.modules.get("torch")) is not None:  # it has read the environment
+            torch.set_num_threads(count)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
+from worker.collective.rendezvous import Store
 
 POLL_S = 0.02
 READY, FAILED = b"ready", b"failed"

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 Numbers = TypeVar("Numbers", NDArray[Any], "Tensor")
 
 
+def sendable(numbers: NDArray[Any], device: str) -> Any:
+    """`numbers` as the collectives of ranks on such devices take them: themselves, or a tensor on the device."""
+    if device == "cpu":
+        return numbers
+    from worker.tensors import as_tensor  # only here: a CPU does without torch
+
+    return as_tensor(numbers).to(device)
+
+
 class Waits:
     """The seconds of this rank's forwards, and those of them in which it waited for other ranks.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +26,24 @@ def met() -> Generator[None]:
         yield
     except RuntimeError as error:
         raise CollectiveFailed(f"a collective failed, so another rank is gone: {error}") from error
+
+
+_torch: Any = dist
+"""Stores are not in its __all__."""
+
+
+def listen(address: str) -> tuple[Any, int]:
+    """torch's store for a group that meets at this process, and its port at `address`."""
+    listener = socket.create_server((address, 0), backlog=128)
+    port: int = listener.getsockname()[1]
+    descriptor = listener.detach()
+    return _torch.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor), port
+
+
+def reach(place: str, patience: timedelta) -> Any:
+    """torch's store at `place`, host:port."""
+    host, _, port = place.rpartition(":")
+    return _torch.TCPStore(host, int(port), is_master=False, timeout=patience)
 
 
 class _Clock:
@@ -52,8 +72,9 @@ class ProcessGroupCollective:
     group's own methods are called, because torch.distributed's functions accept only registered groups, which must not
     outlive an epoch."""
 
-    def __init__(self, group: dist.ProcessGroup, name: str = "gloo") -> None:
-        self._group, self.name = group, name
+    def __init__(self, group: dist.ProcessGroup, name: str = "gloo", store: Any = None) -> None:
+        """`store` is where the ranks met."""
+        self._group, self.name, self.store = group, name, store
         self.rank: int = group.rank()
         self.world_size: int = group.size()
         # A ring sums in an order that follows from a number's place in the tensor; with two ranks both are equal.

@@ -1,11 +1,13 @@
 """How the ranks of an epoch meet: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
 
-Rank 0 decides for all, so that none waits in a collective of another kind. Over the store of the rendezvous:
+Rank 0 decides for all, so that none waits in a collective of another kind. Over a store that all ranks reach, which is
+Redis in a farm:
 
     every rank   card/RANK     what it is and what it can do
     rank 0       offer         the memory, or why there is none
     the others   mapped/RANK   "mapped", or why they could not
     rank 0       verdict       "mapped", or why it is gloo all the same
+    rank 0       group         without memory: the address of the store at which torch's group meets
 
 Whatever the reason, it is one line in rank 0's log, and the group works.
 """
@@ -16,7 +18,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 import msgspec
 import structlog
@@ -32,9 +34,6 @@ from worker.collective.shared_memory import SharedMemoryCollective
 from worker.detectors import COLLECTIVE_S
 from worker.selftest import switches
 
-if TYPE_CHECKING:
-    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
-
 log = structlog.get_logger()
 
 POLL_S = 0.0005
@@ -43,6 +42,18 @@ NATIVE = "native"
 """The way of CPU ranks on hosts with a compiler: through memory that they share."""
 HOST = "host"
 """The way of GPU ranks on which NCCL is switched off: over gloo, through the host's memory."""
+
+
+class Store(Protocol):
+    """Values by key, for all ranks. torch's stores have these methods too."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """True if every one of `keys` is there."""
+        ...
+
+    def get(self, key: str, /) -> bytes: ...
 
 
 class Card(msgspec.Struct):
@@ -67,9 +78,18 @@ class Offer(msgspec.Struct):
     """True if NCCL is switched off on a rank."""
 
 
-def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, shared: bool = True) -> Collective:
-    """Join the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory. Raises
-    CollectiveFailed or RuntimeError if another rank does not come, CollectiveLeft when told to leave."""
+def join(
+    store: Store,
+    rank: int,
+    world_size: int,
+    device: str,
+    abort: Abort,
+    shared: bool = True,
+    address: str = "127.0.0.1",
+) -> Collective:
+    """Join the group that meets at `store`, which must be this epoch's alone; `shared` admits shared memory. At
+    `address` others reach this rank. Raises CollectiveFailed or RuntimeError if another rank does not come,
+    CollectiveLeft when told to leave."""
     card = card_of(device, shared)
     store.set(f"card/{rank}", msgspec.json.encode(card).decode())
     exchange, through_host = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
@@ -77,13 +97,18 @@ def join(store: Store, rank: int, world_size: int, device: str, abort: Abort, sh
         return SharedMemoryCollective(exchange, rank, world_size)
     import torch.distributed as dist  # only here: ranks that share memory do without
 
-    from worker.collective.process_group import HostCollective, ProcessGroupCollective
+    from worker.collective.process_group import HostCollective, ProcessGroupCollective, listen, reach
 
     backend = "nccl" if device.startswith("cuda") and not through_host else "gloo"
     limit = timedelta(seconds=COLLECTIVE_S)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    if rank == 0:
+        meeting, port = listen(address)
+        store.set("group", f"{address}:{port}")
+    else:
+        meeting = reach(_wait(store, "group", abort).decode(), limit)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world_size, timeout=limit)
     kind = HostCollective if through_host else ProcessGroupCollective
-    return kind(cast(dist.ProcessGroup, dist.group.WORLD), backend)
+    return kind(cast(dist.ProcessGroup, dist.group.WORLD), backend, meeting)
 
 
 def card_of(device: str, shared: bool) -> Card:

@@ -19,6 +19,7 @@ import numpy as np
 from control.commands import BatchChange, GenerateStep, GenerateStepWithImages, StepRow
 from control.errors import RankError, RankErrorKind
 from worker.collective import Collective
+from worker.collective.base import sendable
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
 from worker.models.batch import Row, flatten
@@ -217,21 +218,13 @@ class Engine:
     def broadcast(self, numbers: list[int]) -> list[int]:
         """Rank 0's numbers on every rank."""
         try:
-            return self.collective.broadcast(self._sent(numbers)).tolist()
+            # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
+            device = self.model.device if self.collective.world_size > 1 else "cpu"
+            return self.collective.broadcast(sendable(np.array(numbers, np.int64), device)).tolist()
         except Exception as error:
             raise self.error(
                 "forward_failed", f"the tokens could not be broadcast: {type(error).__name__}: {error}"
             ) from error
-
-    def _sent(self, numbers: list[int]) -> Any:
-        """`numbers` where the collective takes them."""
-        array = np.array(numbers, np.int64)
-        # A rank alone has nobody to tell, and a GPU is not asked to hand back what the host has just put there.
-        if self.model.device == "cpu" or self.collective.world_size == 1:
-            return array
-        from worker.tensors import as_tensor  # only here: a rank without a GPU does without torch
-
-        return as_tensor(array).to(self.model.device)
 
     def sampled(self, rows: list[Row], tokens: list[int]) -> None:
         """`tokens` come next, one for each sampled position of `rows`: each sequence that has one decodes by itself. Of

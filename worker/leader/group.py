@@ -6,7 +6,6 @@ exactly one reply per rank, whatever the leader's own outcome. This order allows
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -163,28 +162,10 @@ class Group:
         return pongs
 
     def _rendezvous(self) -> None:
-        """One store, made by the leader and bound to the address that the other ranks are told."""
-        from torch.distributed import (  # only here: a leader alone does without
-            TCPStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
-        )
-
-        listener = socket.create_server((self._address, 0), backlog=128)
-        port = listener.getsockname()[1]
-        store = TCPStore(
-            self._address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        command = Init(
-            epoch=self._lease.epoch,
-            seq=self._next(),
-            comm_id=f"{self._address}:{port}",
-            world_size=self._rank_worker.world_size,
-        )
+        """The ranks meet, told one by one; the leader joins once all were told."""
+        command = Init(epoch=self._lease.epoch, seq=self._next(), world_size=self._rank_worker.world_size)
         with self._command("init", command, FORM_DEADLINE_S):
-            self._rank_worker.join(store, self._lease.epoch)
+            self._rank_worker.join(self._lease.epoch, self._address)
 
     def _prove(self) -> None:
         """Every rank all-reduces a 1 and must see the world size."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
-import torch
 
 from control import requests
 from control.commands import LoadDenseShard
@@ -27,6 +26,7 @@ from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext, StopSignals
+from worker.native.host import thread_count
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
@@ -220,7 +220,7 @@ class Leader:
         whole = self._pooling is not None and is_whole(self._files.config, self._pooling)
         scheduler = Scheduler(
             kv_tokens=kv_tokens,
-            token_budget=max(self._limits.token_budget, WHOLE_TOKENS * torch.get_num_threads() if whole else 0),
+            token_budget=max(self._limits.token_budget, WHOLE_TOKENS * thread_count() if whole else 0),
             max_sequences=self._limits.max_sequences,
             block_tokens=store.block_tokens,
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,

@@ -8,11 +8,10 @@ import gc
 import os
 import resource
 from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import structlog
-import torch
 
 from control.commands import (
     AnyCommand,
@@ -45,7 +44,8 @@ from control.replies import (
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.collective.agreement import all_ready
-from worker.detectors import COLLECTIVE_S
+from worker.collective.base import sendable
+from worker.collective.rendezvous import Store
 from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step
 from worker.kv.base import KVStore
@@ -60,7 +60,7 @@ from worker.selftest.choice import choose
 from worker.weights.cache import WeightCache
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
+    from worker.collective.process_group import ProcessGroupCollective  # it imports torch
 
 log = structlog.get_logger()
 
@@ -68,13 +68,25 @@ LOADING_PATIENCE_S = 86_400.0
 """Time for which a rank on a GPU waits for the slowest to load; the leader ends a load without progress."""
 
 
+def not_reached(epoch: int) -> Store:
+    """Where the ranks of a group meet that has only one."""
+    raise RuntimeError("this rank was told of no place where the ranks of its group meet")
+
+
 class RankWorker:
     """Executes commands on one device. Raises RankError for what a rank answers with `error`."""
 
     def __init__(
-        self, rank: int, world_size: int, device: str, shared_memory: bool = True, weights: WeightCache | None = None
+        self,
+        rank: int,
+        world_size: int,
+        device: str,
+        shared_memory: bool = True,
+        weights: WeightCache | None = None,
+        store_of: Callable[[int], Store] = not_reached,
     ) -> None:
-        self.rank, self.world_size, self.device = rank, world_size, device
+        """`store_of`: epoch → where its ranks meet; a rank alone needs none."""
+        self.rank, self.world_size, self.device, self._store_of = rank, world_size, device, store_of
         self._shared_memory, self._weights = shared_memory, weights
         self.abort = Abort()
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
@@ -87,7 +99,6 @@ class RankWorker:
         self._requests: dict[int, str] = {}
         """The request of each running sequence, by sid."""
         self._collective: Collective | None = Solo() if world_size == 1 else None
-        self._store: Store | None = None
         """The store of this epoch, in which ranks report that they have loaded."""
         self._handlers: dict[type[Command], Callable[..., Reply]] = {
             Ping: self._ping,
@@ -213,40 +224,28 @@ class RankWorker:
     def _init(self, command: Init) -> InitOk:
         if command.world_size != self.world_size:
             raise self._error("nccl_init_failed", f"world size {command.world_size}, expected {self.world_size}")
-        from torch.distributed import (  # only here: a rank alone does without
-            TCPStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
-        )
-
-        host, _, port = command.comm_id.rpartition(":")
         try:
-            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=COLLECTIVE_S))
-            self.join(store, command.epoch)
+            self.join(command.epoch)
         except (RuntimeError, ValueError, CollectiveFailed) as error:
-            raise self._error(
-                "nccl_init_failed", f"could not join the rendezvous {command.comm_id}: {error}"
-            ) from error
+            raise self._error("nccl_init_failed", f"could not join the group: {error}") from error
         return InitOk(**self._head(command))
 
-    def join(self, store: Store, epoch: int) -> None:
-        """Join the group of `epoch`, and hand it to a model that is already loaded."""
-        from torch.distributed import (  # as above
-            PrefixStore,  # pyright: ignore[reportPrivateImportUsage]  # torch's own, without __all__
-        )
-
-        self._store = PrefixStore(str(epoch), store)
+    def join(self, epoch: int, address: str = "127.0.0.1") -> None:
+        """Join the group of `epoch`, and hand it to a model that is already loaded. At `address` other hosts reach this
+        one."""
         self._collective = rendezvous.join(
-            self._store, self.rank, self.world_size, self.device, self.abort, self._shared_memory
+            self._store_of(epoch), self.rank, self.world_size, self.device, self.abort, self._shared_memory, address
         )
         if self._model is not None and self._engine is not None:
             self._engine.join(self._collective)
 
     def _sanity_check(self, command: NcclSanityCheck) -> NcclSanityResult:
-        ones = torch.ones(1, device=self.device)
         try:
-            self._joined("sanity check").all_reduce(ones)
+            ones = sendable(np.ones(1, np.float32), self.device)
+            observed = float(self._joined("sanity check").all_reduce(ones)[0])
         except CollectiveFailed as error:
             raise self._error("nccl_init_failed", f"the sanity check failed: {error}") from error
-        return NcclSanityResult(**self._head(command), observed_sum=float(ones.item()))
+        return NcclSanityResult(**self._head(command), observed_sum=observed)
 
     def _load(self, command: LoadDenseShard) -> LoadDenseShardOk:
         collective = self._joined("load")
@@ -296,9 +295,10 @@ class RankWorker:
     def _all_loaded(self, loaded: bool) -> bool:
         """True if every rank of a group of GPUs has loaded: what prepares a step runs collectives, in which a rank
         would wait for one that failed. On a CPU there is nothing to prepare."""
-        if self._store is None or not self.device.startswith("cuda"):
+        if self.world_size == 1 or not self.device.startswith("cuda"):
             return True
-        return all_ready(self._store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
+        store: Store = cast("ProcessGroupCollective", self._collective).store
+        return all_ready(store, self.rank, self.world_size, loaded, LOADING_PATIENCE_S, self.abort.check)
 
     def _step(self, command: GenerateStep) -> GenerateStepOk:
         with self.step(command) as step:

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import structlog
-import torch
 
 from control.cache import files as cache_files
 from worker.selftest import records, runner, switches
@@ -55,25 +54,28 @@ def choose(config: dict[str, Any], dtype: str, device: str, tp: int, tell: Calla
     checked with the model's shapes when it is loaded, so only a record of `furrow selftest` is asked."""
     for name in switches.unknown_names():
         log.warning("unknown kernel", name=name, known=", ".join(switches.PLAIN), action="choose_kernels")
-    where = torch.device(device)
-    _choose(where, of_config(config, dtype, tp), KERNELS[where.type], tell)
+    _choose(device, of_config(config, dtype, tp), KERNELS[kind_of(device)], tell)
 
 
 def choose_collective(device: str) -> None:
     """Switch off the collectives that fail on this device, as `choose` does; before a rank joins its group."""
-    where = torch.device(device)
-    _choose(where, collective_shapes(where), COLLECTIVES[where.type], lambda: None)
+    _choose(device, collective_shapes(device), COLLECTIVES[kind_of(device)], lambda: None)
 
 
-def collective_shapes(device: torch.device) -> Shapes:
-    return msgspec.structs.replace(DEFAULT[0], dtype="float32" if device.type == "cpu" else "bfloat16")
+def kind_of(device: str) -> str:
+    """The type of a device that torch names so: "cuda" of "cuda:0"."""
+    return device.partition(":")[0]
 
 
-def _choose(device: torch.device, shapes: Shapes, names: tuple[str, ...], tell: Callable[[], None]) -> None:
+def collective_shapes(device: str) -> Shapes:
+    return msgspec.structs.replace(DEFAULT[0], dtype="float32" if device == "cpu" else "bfloat16")
+
+
+def _choose(device: str, shapes: Shapes, names: tuple[str, ...], tell: Callable[[], None]) -> None:
     subject = subject_of(device, shapes, names)
     record = records.read(subject)
-    if record is None and device.type == "cuda":
-        record = _tried(subject, Task(str(device), shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
+    if record is None and kind_of(device) == "cuda":
+        record = _tried(subject, Task(device, shapes, TOKENS, False, {name: TRIALS[name] for name in names}), tell)
     off = {} if record is None else record.off()
     switches.switch_off(off, names)
     for name, reason in off.items():
@@ -116,12 +118,15 @@ def _alone() -> Generator[None]:
         yield
 
 
-def subject_of(device: torch.device, shapes: Shapes, names: tuple[str, ...]) -> Subject:
+def subject_of(device: str, shapes: Shapes, names: tuple[str, ...]) -> Subject:
     """The circumstances of a verdict on these kernels on `device`."""
-    versions = {"torch": str(torch.__version__), "kernels": _sources()}
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["triton"] = importlib.metadata.version("triton")
-    if device.type == "cuda":
+    versions = {"kernels": _sources()}
+    for package in ("torch", "triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    if kind_of(device) == "cuda":
+        import torch  # only here: a CPU is described without
+
         properties = torch.cuda.get_device_properties(device)
         versions["cuda"] = str(torch.version.cuda)
         versions["driver"] = _driver()

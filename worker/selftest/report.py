@@ -40,7 +40,7 @@ def selftest(device: str, shapes: Iterable[Shapes], tell: Callable[[Result], Non
     for one in shapes:
         chosen = msgspec.structs.replace(one, dtype=dtype) if one.dtype == "auto" else one
         subject = _tried(where, chosen, KERNELS[where.type], results, tell)
-    subject = _tried(where, choice.collective_shapes(where), COLLECTIVES[where.type], results, tell)
+    subject = _tried(where, choice.collective_shapes(str(where)), COLLECTIVES[where.type], results, tell)
     return Report(subject.device, subject.versions, limits, results)
 
 
@@ -53,7 +53,7 @@ def _tried(
 ) -> Subject:
     trials = {name: TRIALS[name] for name in names}
     found = runner.run(Task(str(device), shapes, TOKENS[device.type], True, trials), tell)
-    subject = choice.subject_of(device, shapes, names)
+    subject = choice.subject_of(str(device), shapes, names)
     records.write(Record(subject, found))
     results += found
     return subject

@@ -40,7 +40,7 @@ class ScriptedLeaderPart:
             raise self.failure
         return well(0, WORLD, command)
 
-    def join(self, _store: object, _epoch: int) -> None:
+    def join(self, _epoch: int, _address: str) -> None:
         def heard() -> int:
             return sum(any(isinstance(command, Init) for command in rank.heard) for rank in self._ranks)
 

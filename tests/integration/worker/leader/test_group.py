@@ -44,7 +44,7 @@ def play(redis: ReplicaRedis) -> Iterator[Play]:
 
 
 def test_a_group_forms_in_order_and_is_as_roomy_as_its_tightest_rank(play: Play) -> None:
-    """Ping, rendezvous, sum, load: each goes to every rank first; the leader joins once all were told where."""
+    """Ping, rendezvous, sum, load: each goes to every rank first; the leader joins once all were told."""
     scene = play(well)
     kv_tokens, formation = scene.group.form(scene.load)
     assert kv_tokens == 1000 - (WORLD - 1)
@@ -54,8 +54,6 @@ def test_a_group_forms_in_order_and_is_as_roomy_as_its_tightest_rank(play: Play)
     for rank in scene.ranks:
         assert [type(command) for command in rank.heard] == [Ping, Init, NcclSanityCheck, LoadDenseShard]
         assert [command.seq for command in rank.heard] == [1, 2, 3, 4]
-    addresses = {command.comm_id for rank in scene.ranks for command in rank.heard if isinstance(command, Init)}
-    assert len(addresses) == 1, "one rendezvous for all"
     assert scene.progress.phase == "ready" and scene.progress.seq == 4
 
 

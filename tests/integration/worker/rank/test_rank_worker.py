@@ -75,7 +75,7 @@ def test_a_rank_refuses_commands_before_init() -> None:
 
 def test_init_refuses_another_world_size_naming_both() -> None:
     """The leader and its ranks must agree on the size before they meet."""
-    reply = RankWorker(1, 2, "cpu").answer(Init(epoch=1, seq=1, comm_id="127.0.0.1:1", world_size=3))
+    reply = RankWorker(1, 2, "cpu").answer(Init(epoch=1, seq=1, world_size=3))
     assert isinstance(reply, ErrorReply) and reply.kind == "nccl_init_failed"
     assert "3" in reply.message and "2" in reply.message
 

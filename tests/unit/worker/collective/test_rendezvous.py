@@ -52,7 +52,7 @@ def test_more_ranks_than_seats_share_nothing() -> None:
 def groupless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for gloo, of which a process can have one rank only."""
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: None)
-    monkeypatch.setattr(process_group, "ProcessGroupCollective", lambda group, backend: "sockets")
+    monkeypatch.setattr(process_group, "ProcessGroupCollective", lambda group, backend, store: "sockets")
 
 
 def meet(world_size: int, *, refuses: int | None = None) -> list[Any]:
