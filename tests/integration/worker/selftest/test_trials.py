@@ -114,7 +114,7 @@ def test_a_process_that_can_t_start_gives_no_verdict(monkeypatch: pytest.MonkeyP
 
 
 def recorded(device: str, shapes: Shapes, names: tuple[str, ...], results: list[Result]) -> None:
-    records.write(Record(choice.subject_of(torch.device(device), shapes, names), results))
+    records.write(Record(choice.subject_of(device, shapes, names), results))
 
 
 def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_record_switches_off_by_name_with_a_warning(monkeypatch: pytest.Monkey
 
 def test_a_collective_that_hangs_is_replaced() -> None:
     """Ranks on a host offer the others in its place; without any they meet over sockets."""
-    shapes = choice.collective_shapes(torch.device("cpu"))
+    shapes = choice.collective_shapes("cpu")
     hung = Result("collective.native", "", "float32", "timed out", "after 90 s")
     recorded("cpu", shapes, choice.COLLECTIVES["cpu"], [hung])
     before = rendezvous.card_of("cpu", True).ways

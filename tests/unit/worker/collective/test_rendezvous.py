@@ -52,6 +52,8 @@ def test_more_ranks_than_seats_share_nothing() -> None:
 def groupless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for gloo, of which a process can have one rank only."""
     monkeypatch.setattr(dist, "init_process_group", lambda *a, **k: None)
+    monkeypatch.setattr(process_group, "listen", lambda address: (None, 1))
+    monkeypatch.setattr(process_group, "reach", lambda place, patience: None)
     monkeypatch.setattr(process_group, "ProcessGroupCollective", lambda group, backend, store: "sockets")
 
 
