@@ -29,7 +29,7 @@ from worker.models.served import NativeModel, ServedModel
 from worker.models.shard import Shard
 from worker.native.host import unavailable
 from worker.native.library import KindMissing, Threads, reason_missing, threads_here
-from worker.repository import quantized, validation
+from worker.repository import quantized, torch_part, validation
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
@@ -117,6 +117,7 @@ def _load(
             if served is not None:
                 return served
             log.warning("loading again with transformers", action="load_again")
+    torch_part.check("torch computes this model")
     from worker.models import torch_loading  # only here: it imports torch
 
     return torch_loading.load(shard, stored, kinds, shapes)

@@ -6,9 +6,7 @@ process that can be killed.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,14 +14,14 @@ from pathlib import Path
 
 import structlog
 
-from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway, SettingsError
+from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway
 from control.messages import Assignment
 from control.quantization import check_quant
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
-from worker.repository import assets, quantized, source, validation
+from worker.repository import assets, quantized, source, torch_part, validation
 from worker.repository.download import Download
 from worker.repository.downloaded import Downloaded, Tell
 from worker.repository.gguf import gate
@@ -46,7 +44,6 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     """Resolve and validate the model's files, before any process is spawned. Returns the folder, or the GGUF file.
     `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
-    check_torch()
     check_quant(spec.quant, spec.dtype, assignment.devices)
     if spec.quant is not None:
         check_host(f"--quant {spec.quant}", INSTEAD)
@@ -56,19 +53,11 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     quantized.check(files.config, files.tensors, spec.tp, assignment.devices)
     tower_tensors.check(files.config, files.tensors)
     validation.check_devices(files.config, assignment.devices)
+    torch_part.check(torch_part.reason_for(files.config, spec.dtype, assignment.devices))
     assets.check_tokenizer(files)
     if files.gguf is not None:
         gate.check(files.gguf, files.config, spec, assignment.devices)
     return place
-
-
-def check_torch() -> None:
-    """Raise SettingsError with the command that installs torch where this host has none. torch is not imported."""
-    if importlib.util.find_spec("torch") is None:
-        raise SettingsError(
-            f"torch is not installed on this host, and no rank runs without it. Run `{sys.executable} -m pip install "
-            "torch`, then `furrow models reload`."
-        )
 
 
 class Preparation:

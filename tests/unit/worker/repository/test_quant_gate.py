@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from control.errors import SettingsError
@@ -12,7 +14,7 @@ from control.operations.spec import build_spec
 from control.quantization import BLOCK_QUANTS, QUANTS
 from ops.demo import MODEL_DIR
 from worker.native import compiled, host
-from worker.repository import preparation
+from worker.repository import preparation, torch_part
 from worker.weights.formats import BLOCK_FORMATS, format_for
 
 
@@ -88,7 +90,26 @@ def test_blocks_are_refused_where_cpp_is_switched_off_or_instructions_lack(monke
         preparation.check(assignment("q8_0"))
 
 
-def test_without_torch_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"torch is not installed .* -m pip install torch`, then `furrow models"):
-        preparation.check(assignment(None))
+@pytest.mark.parametrize(
+    ("changes", "devices", "reason"),
+    [
+        ({"dtype": "float64"}, ["cpu"], "torch computes in float64"),
+        ({}, ["cuda:0"], "GPUs are driven by torch"),
+    ],
+)
+def test_without_torch_the_command_that_installs_it_is_named(
+    changes: dict[str, Any], devices: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_part.importlib.util, "find_spec", lambda name: None)
+    given = assignment(None)
+    wanted = msgspec.structs.replace(given, devices=devices, spec=msgspec.structs.replace(given.spec, **changes))
+    told = (
+        rf"{reason}, and torch and transformers are not installed .* -m pip install 'torch>=\S+' 'transformers>=\S+'`"
+    )
+    with pytest.raises(SettingsError, match=told):
+        preparation.check(wanted)
+
+
+def test_a_model_of_cpp_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_part.importlib.util, "find_spec", lambda name: None)
+    preparation.check(assignment(None))
