@@ -1,21 +1,17 @@
 # API processes, and workers whose ranks run on CPUs. Build from the top folder:
 #   docker build --file ops/docker/cpu.Dockerfile --tag furrow:cpu .
-# PyPI's torch for Linux brings gigabytes of CUDA libraries. An index that has the CPU build keeps the image small:
-#   docker build --build-arg PIP_EXTRA_INDEX_URL=https://… …
+# Without torch: models of C++ alone. Embeddings, rerankers, images and a few types need an image with `.[torch]`.
 FROM python:3.12-slim
 
 ARG PIP_INDEX_URL
-ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
+# Models are computed by a library that a rank compiles when it is first needed.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 furrow && install --directory --owner furrow /models
 
 WORKDIR /build
-# torch first, and by its exact version: this layer is kept until that changes, and what needs torch finds it there.
-COPY constraints.txt ./
-RUN pip install "$(grep '^torch==' constraints.txt)" "$(grep '^numpy==' constraints.txt)"
-
-COPY pyproject.toml setup.py README.md ./
+COPY pyproject.toml setup.py README.md constraints.txt ./
 COPY control control
 COPY api api
 COPY worker worker

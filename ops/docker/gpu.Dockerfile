@@ -22,7 +22,7 @@ COPY control control
 COPY api api
 COPY worker worker
 COPY ops ops
-RUN pip install --constraint constraints.txt . && rm -rf build
+RUN pip install --constraint constraints.txt '.[torch]' && rm -rf build
 
 # `utility` brings nvidia-smi, with which an agent counts GPUs without touching one.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
