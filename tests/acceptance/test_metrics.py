@@ -81,7 +81,7 @@ def test_metrics_of_a_farm_under_faults(farm: Farm, tmp_path: Path) -> None:
         if count == 5:
             farm.kill("demo", 0)
     assert received.finish == "length" and received.errors == []
-    after = until(lambda: _ended(scrape(address), before))
+    after = until(lambda: _ended_in_a_new_epoch(scrape(address), before))
 
     def grown(name: str) -> float:
         return after[name] - before[name]
@@ -168,9 +168,13 @@ def _has_data(samples: list[dict[str, Any]]) -> bool:
     return any(sample["value"][1] != "NaN" for sample in samples)
 
 
-def _ended(now: dict[str, float], before: dict[str, float]) -> dict[str, float] | None:
-    name = "vllm:request_success_total engine=r0 finished_reason=length model_name=demo"
-    return now if now.get(name, 0) > before[name] else None
+def _ended_in_a_new_epoch(now: dict[str, float], before: dict[str, float]) -> dict[str, float] | None:
+    """`now`, once a request has ended and an epoch begun: they are read from Redis at different times."""
+    names = (
+        "vllm:request_success_total engine=r0 finished_reason=length model_name=demo",
+        "furrow_epochs_total model_name=demo",
+    )
+    return now if all(now.get(name, 0) > before[name] for name in names) else None
 
 
 def _first_host(farm: Farm) -> str:
