@@ -169,7 +169,9 @@ class DecodeGraphs:
 
     def _work(self, bucket: int) -> Callable[[], None]:
         tokens, positions, owners = self._views(bucket)
-        places = PagedBatch(tables=self._store.tables, owners=owners, positions=positions, singles=None)
+        places = PagedBatch(
+            tables=self._store.tables, owners=owners, positions=positions, singles=self._sampled[:bucket]
+        )
         batch = Batch(tokens, positions, self._sampled[:bucket], PagedStep(self._store, places))
         logits = self._logits[:bucket]
 

@@ -78,6 +78,10 @@ class Engine:
 
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
+        if self.model.device != "cpu":
+            from worker.engine.warm_up import warm_up  # only here: it imports torch
+
+            warm_up(self.model, self.store, captured=self.graphs is not None)
         if self.graphs is not None:
             self.graphs.prepare()
 

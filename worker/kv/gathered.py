@@ -20,8 +20,8 @@ def attend(
     _store(key, value, pages, batch)
     heads, tokens, dim = query.shape
     out = query.new_zeros(tokens, heads, dim)
-    singles = range(tokens) if batch.singles is None else batch.singles.tolist()
-    for first, count in [*((token, 1) for token in singles if owners[token] >= 0), *batch.chunks]:
+    singles = [(token, 1) for token in batch.singles.tolist() if owners[token] >= 0]
+    for first, count in [*singles, *batch.chunks]:
         offset, stop = positions[first], first + count
         start = 0 if variant.window is None else max(0, offset + 1 - variant.window)
         keys, values = (_gather(memory, batch.tables[owners[first]], start, offset + count) for memory in pages)

@@ -26,20 +26,15 @@ class PagedBatch:
     tables: Tensor
     """Block tables: (rows, width) int32."""
     owners: Tensor
-    """(T,) int32: each token's row of `tables`, or -1 where it only fills up a bucket: it is not stored, and attends
+    """(T,) int64: each token's row of `tables`, or -1 where it only fills up a bucket: it is not stored, and attends
     nothing."""
     positions: Tensor
-    """Positions of the tokens in their sequences: (T,) integers."""
-    singles: Tensor | None
-    """(B,) int32: the tokens of sequences that add one token; None where that is every token of the batch."""
+    """(T,) int64: positions of the tokens in their sequences."""
+    singles: Tensor
+    """(B,) int64: the tokens of sequences that add one token."""
     chunks: tuple[tuple[int, int], ...] = ()
     """(first token, count) of each sequence that adds more than one."""
     _tiles: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def decoding(self) -> int:
-        """How many sequences add one token."""
-        return self.owners.shape[0] if self.singles is None else self.singles.shape[0]
 
     def tiles(self, tokens: int) -> Tensor:
         """The chunks cut into pieces of at most `tokens`, (pieces, 2) int32: first token and count."""
@@ -165,14 +160,15 @@ def paged_batch(tables: Tensor, rows: list[int], extents: list[Extent]) -> Paged
             chunks.append((len(owners), extent.count))
         owners.extend([row] * extent.count)
         positions.extend(range(extent.offset, extent.end))
-    # One copy to the device instead of three.
-    packed = torch.tensor(owners + positions + singles, dtype=torch.int32).to(tables.device, non_blocking=True)
+    # One copy to the device instead of three, of the types that captured steps have: another type is another kernel,
+    # which would be compiled while requests wait.
+    packed = torch.tensor(owners + positions + singles, dtype=torch.int64).to(tables.device, non_blocking=True)
     tokens = len(owners)
     return PagedBatch(
         tables=tables,
         owners=packed[:tokens],
         positions=packed[tokens : 2 * tokens],
-        singles=None if len(singles) == tokens else packed[2 * tokens :],
+        singles=packed[2 * tokens :],
         chunks=tuple(chunks),
     )
 

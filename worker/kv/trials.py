@@ -45,8 +45,9 @@ class Scene:
         """The result and the memory after it, by plain torch in float64 on the host."""
         query, key, value, memory = (one.double().cpu() for one in (self.query, self.key, self.value, self.memory))
         batch = self.batch
-        singles = None if batch.singles is None else batch.singles.cpu()
-        there = PagedBatch(batch.tables.cpu(), batch.owners.cpu(), batch.positions.cpu(), singles, batch.chunks)
+        there = PagedBatch(
+            batch.tables.cpu(), batch.owners.cpu(), batch.positions.cpu(), batch.singles.cpu(), batch.chunks
+        )
         sinks = None if variant.sinks is None else variant.sinks.double().cpu()
         plain = Variant(variant.scaling, variant.window, variant.softcap, sinks)
         return gathered.attend(query, key, value, (memory[0], memory[1]), there, plain), memory

@@ -19,7 +19,7 @@ def attend(
     query, key, value = (one if one.stride(2) == 1 else one.contiguous() for one in (query, key, value))
     store(key, value, pages, batch)
     out = query.new_empty(tokens, heads, dim)
-    if batch.decoding:
+    if batch.singles.shape[0]:
         decode(query, out, pages, batch, variant)
     if batch.chunks:
         prefill(query, out, pages, batch, variant)

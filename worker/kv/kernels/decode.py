@@ -15,26 +15,24 @@ from torch import Tensor
 
 from worker.kv.base import Variant
 from worker.kv.kernels.softmax import normalised, over_range
-from worker.kv.kernels.tiles import arguments, padded
+from worker.kv.kernels.tiles import PLACES, arguments, padded
 from worker.kv.pages import PagedBatch
 
 MOST_SPLITS = 32
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def _decode(query, out, partial, key_pages, value_pages, tables, owners, positions, singles, sinks,
             query_head, query_token, table_row, scale, cap, window,
-            ALL: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, KV_HEADS: tl.constexpr,
+            CAPPED: tl.constexpr, SINKS: tl.constexpr, KV_HEADS: tl.constexpr,
             GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
             PAGE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, WIDENED: tl.constexpr,
             LOG2_E: tl.constexpr):
     """One sequence (axis 0), one key-value head (axis 1), one part of the keys (axis 2). A line of `partial` has the
     values, then best and total, of one row, head and part."""
     number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    token = number.to(tl.int64)
-    if not ALL:
-        token = tl.load(singles + number).to(tl.int64)
+    token = tl.load(singles + number)
     owner = tl.load(owners + token)
     # A row that fills up a bucket has no keys.
     length = tl.where(owner >= 0, tl.load(positions + token).to(tl.int32) + 1, 0)
@@ -60,14 +58,12 @@ def _decode(query, out, partial, key_pages, value_pages, tables, owners, positio
         tl.store(partial + line + DIM + 1, total, mask=real)
 
 
-@triton.jit
-def _reduce(partial, out, singles, sinks, ALL: tl.constexpr, SINKS: tl.constexpr, HEADS: tl.constexpr,
-            DIM: tl.constexpr, PADDED_DIM: tl.constexpr, SPLITS: tl.constexpr, LOG2_E: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=PLACES)
+def _reduce(partial, out, singles, sinks, SINKS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+            PADDED_DIM: tl.constexpr, SPLITS: tl.constexpr, LOG2_E: tl.constexpr):
     """One sequence (axis 0) and one head (axis 1)."""
     number, head = tl.program_id(0), tl.program_id(1)
-    token = number.to(tl.int64)
-    if not ALL:
-        token = tl.load(singles + number).to(tl.int64)
+    token = tl.load(singles + number)
     split, place = tl.arange(0, SPLITS), tl.arange(0, PADDED_DIM)
     line = ((number.to(tl.int64) * HEADS + head) * SPLITS + split) * (DIM + 2)
     best, total = tl.load(partial + line + DIM), tl.load(partial + line + DIM + 1)
@@ -107,15 +103,14 @@ def decode(
 ) -> None:
     """query (heads, T, dim), dense along dim → rows of `out` (T, heads, dim) for the tokens of `batch.singles`."""
     heads, _, dim = query.shape
-    kv_heads, rows = pages[0].shape[1], batch.decoding
+    kv_heads, rows = pages[0].shape[1], batch.singles.shape[0]
     splits = splits or splits_for(rows, kv_heads, query.device)
     shape = (rows, heads, splits, dim + 2) if splits > 1 else (1,)
     partial = torch.empty(shape, dtype=torch.float32, device=query.device)
     common = arguments(query, pages, batch, variant)
-    which = {"singles": batch.owners if batch.singles is None else batch.singles, "ALL": batch.singles is None}
     _decode[(rows, kv_heads, splits)](
-        out=out, partial=partial, TILE=padded(heads // kv_heads), SPLITS=splits, **which, **common
+        out=out, partial=partial, singles=batch.singles, TILE=padded(heads // kv_heads), SPLITS=splits, **common
     )
     if splits > 1:
         shared = {name: common[name] for name in ("sinks", "SINKS", "DIM", "PADDED_DIM", "LOG2_E")}
-        _reduce[(rows, heads)](partial, out, HEADS=heads, SPLITS=splits, **which, **shared)
+        _reduce[(rows, heads)](partial, out, batch.singles, HEADS=heads, SPLITS=splits, **shared)

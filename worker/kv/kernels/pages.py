@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from worker.kv.kernels.tiles import PLACES
 from worker.kv.pages import PagedBatch
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def _store(key, value, key_pages, value_pages, tables, owners, positions,
            key_head, key_token, value_head, value_token, table_row,
            HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,

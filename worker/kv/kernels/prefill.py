@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.kv.base import Variant
 from worker.kv.kernels.softmax import normalised, over_range
-from worker.kv.kernels.tiles import SMALLEST, arguments
+from worker.kv.kernels.tiles import PLACES, SMALLEST, arguments
 from worker.kv.pages import PagedBatch
 
 ROWS = 64
@@ -16,7 +16,7 @@ ROWS = 64
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def _prefill(query, out, key_pages, value_pages, tables, owners, positions, tiles, sinks,
              query_head, query_token, table_row, scale, cap, window,
              CAPPED: tl.constexpr, SINKS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,

@@ -19,6 +19,10 @@ SMALLEST = 16
 
 NO_WINDOW = 2**30
 
+PLACES = ("owners", "positions", "singles")
+"""Arguments that are parts of one tensor and begin anywhere in it. A kernel that relied on where they begin would be
+compiled anew in the middle of serving."""
+
 
 def padded(size: int) -> int:
     """The power of two that holds `size`, large enough for a matrix product."""

@@ -134,7 +134,9 @@ def test_rows_that_fill_up_a_bucket(splits: int, device: torch.device) -> None:
     scene = Scene([Extent(1, 20, 1), Extent(2, 3, 1), Extent(3, 40, 1)], device)
     owners = scene.batch.owners.clone()
     owners[1] = -1
-    scene.batch = PagedBatch(scene.batch.tables, owners, scene.batch.positions, None)
+    scene.batch = PagedBatch(
+        scene.batch.tables, owners, scene.batch.positions, torch.arange(len(owners), device=device)
+    )
     variant = variant_of("sinks", 4, device)
     expected, before = scene.expected(variant), scene.memory.clone()
     paged.attend(scene.query, scene.key, scene.value, scene.pages, scene.batch, variant)
