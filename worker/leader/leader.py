@@ -25,7 +25,15 @@ from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
-from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext, StopSignals
+from worker.leader.serving import (
+    LEAST_TOKENS,
+    PEER_FAILED,
+    STEP_FAILED,
+    ChunkSize,
+    Serving,
+    ServingContext,
+    StopSignals,
+)
 from worker.native.host import thread_count
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
@@ -69,7 +77,18 @@ class LeaderLimits:
 
     token_budget: int = 512
     """Limit of prompt tokens in one step beside its decode rows."""
+    least_chunk: int = LEAST_TOKENS
+    """Smallest chunk of prompts beside decode rows, and the first chunk before a rate is known."""
     max_sequences: int = 256
+
+
+GPU_LIMITS = LeaderLimits(token_budget=2048, least_chunk=512)
+"""A GPU takes as long for one token as for some hundred: it launches the same kernels, and reads the same weights."""
+
+
+def limits_on(device: str) -> LeaderLimits:
+    """The sizes of a step of ranks on such a device."""
+    return LeaderLimits() if device == "cpu" else GPU_LIMITS
 
 
 class Backoff:
@@ -115,13 +134,13 @@ class Leader:
         self._assets = assets
         self._rank_worker = rank_worker
         self._address = address
-        self._limits = limits or LeaderLimits()
+        self._limits = limits or limits_on(rank_worker.device)
         vocabulary = vocabulary_of(assets)
         self._decode = vocabulary.decode
         self._grammars = Grammars(vocabulary.for_grammars, assets.eos_ids)
         self._pooling = pooling_of(files.config)
         self._backoff = Backoff()
-        self._chunk_size = ChunkSize()
+        self._chunk_size = ChunkSize(self._limits.least_chunk)
         self._steps = 0
         self._trying = False
         self._epoch = 0
