@@ -10,7 +10,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-gc.disable()  # imports leave no garbage, and collections visit all that they make
+if __name__ == "__main__":
+    gc.disable()  # a start leaves little garbage, and a collection visits all that it makes; `serve` enables it
 
 from control import logs  # before structlog, which imports rich without it
 
@@ -32,8 +33,6 @@ from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
 from control.settings import Settings, wait_for_url
 from control.structs import describe_structs
-
-gc.enable()
 
 OWN_FILES = 128
 """Open files that are no clients' connections: those to Redis, children, sockets."""
