@@ -13,7 +13,7 @@ import msgspec
 from api.openapi.answered import ANSWERED, Answered, answered
 from api.openapi.answers import Error
 from api.openapi.bounds import bound_number
-from control.requests.bounds import RANGES
+from control.bounds import RANGES
 
 JsonObject = dict[str, Any]
 
