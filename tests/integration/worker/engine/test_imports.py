@@ -55,7 +55,10 @@ VERB = "import ops.cli; ops.cli.cli.get_command(None, {!r})"
 @pytest.mark.parametrize(
     ("start", "others"),
     [
-        ("import worker.agent.supervision.__main__", {"structlog", "msgspec", "redis", "click"}),
+        (
+            "import worker.agent.supervision.__main__",
+            {"structlog", "msgspec", "redis", "click", "importlib.metadata", "email"},
+        ),
         ("import worker.__main__, worker.agent.agent", {"rich", "pygments", "litestar", "llguidance", "click"}),
         ("import worker.__main__, worker.standby_process", {"rich", "pygments", "litestar", "redis", "click"}),
         (
@@ -63,7 +66,7 @@ VERB = "import ops.cli; ops.cli.cli.get_command(None, {!r})"
             "api.__main__.create_app(api.settings.ApiSettings(redis_url='redis://x'))",
             {"rich", "pygments", "numpy", "api.openapi.additions", "api.openapi.reference"},
         ),
-        ("import ops.cli", {"structlog", "msgspec", "redis", "rich"}),
+        ("import ops.cli", {"structlog", "msgspec", "redis", "rich", "importlib.metadata", "email"}),
         (VERB.format("ps"), {"rich", "pygments", "litestar", "uvicorn", "psutil"}),
         # `serve` imports the client of Redis once its processes are started; the others become another process.
         *((VERB.format(verb), {"structlog", "redis", "rich"}) for verb in ("serve", "worker", "api", "bench")),
