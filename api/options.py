@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from api.images.hosts import Hosts
 from api.schemas.view import CallFormat
-from control.access.record import TENANT
+from control.keys import TENANT_NAME
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
 
@@ -43,7 +43,7 @@ def read_tenants(_context: click.Context, _parameter: click.Parameter, given: tu
     """Each tenant alone; several may be given with commas between them."""
     tenants = tuple(tenant for names in given for tenant in names.split(","))
     for tenant in tenants:
-        if not TENANT.fullmatch(tenant):
+        if not TENANT_NAME.fullmatch(tenant):
             raise click.BadParameter(f"{tenant!r} is no tenant's name; write all, or TENANT[,TENANT].")
     return tenants
 

@@ -38,10 +38,10 @@ from api.schemas.infill import Filling
 from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
+from control.bounds import LONGEST_S, RANGES, shown
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, PromptImage, ReasoningBudget, Sampling
 from control.requests import Enqueue, member_rid
-from control.requests.bounds import LONGEST_S, RANGES, shown
 
 ALL = "all"
 """In place of tenants: all share with each other."""

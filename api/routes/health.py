@@ -16,7 +16,7 @@ from api.routes.generation import Http, process_of
 from api.schemas.state import Load, Version
 from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
-from control.process import VERSION
+from control.version import VERSION
 
 
 @get(["/health", "/ping"])

@@ -14,8 +14,8 @@ from api.schemas.decoding import Warnings, decode_request, missing
 from api.schemas.generation import check_number
 from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools
+from control.bounds import RANGES
 from control.errors import RequestError
-from control.requests.bounds import RANGES
 
 
 class Turn(msgspec.Struct, kw_only=True):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from control.bounds import refusal
 from control.errors import ModelNotFound, SettingsError
 from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
-from control.requests.bounds import refusal
 
 
 @dataclass(frozen=True, slots=True)

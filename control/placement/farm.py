@@ -16,10 +16,10 @@ from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
+from control.version import VERSION
 
 NAME_GRACE_S = 1.0
 """Added to a heartbeat's life before a name counts as taken."""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import control.logs  # noqa: F401  before structlog, which imports rich without it
+
+# isort: split
 import redis
 import redis.asyncio
 import structlog

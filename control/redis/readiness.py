@@ -13,8 +13,8 @@ from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing.cluster import ABSENT, Cluster
 from control.redis.transient import transient
+from control.redis.versions import OLDEST_VERSION
 
-OLDEST_VERSION = (6, 2)
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""
 _TRY_EVERY_S = 0.25

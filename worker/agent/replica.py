@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from control.messages import Assignment, encode
-from control.process import VERSION, python_command
+from control.process import python_command
 from control.replicas.health import Beat
 from control.replicas.memory_deaths import Occupant
+from control.version import VERSION
 from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import structlog
 
-from control.process import VERSION, python_command
+from control.process import python_command
+from control.version import VERSION
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
 

@@ -15,8 +15,8 @@ from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
-from control.process import VERSION
 from control.replicas.health.memory import in_words
+from control.version import VERSION
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""

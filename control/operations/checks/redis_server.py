@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from control.operations.checks.findings import Checks
-from control.redis.readiness import OLDEST_VERSION
 from control.redis.round_trip import RoundTrip
+from control.redis.versions import OLDEST_VERSION
 from control.replicas.health.memory import NEARLY_FULL, in_words
 
 Info = dict[str, Any]

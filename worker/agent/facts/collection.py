@@ -13,8 +13,9 @@ import msgspec
 
 from control.cache import files as cache_files
 from control.placement.host_facts import FilesHere, HostFacts, Space
-from control.process import VERSION, remembered_program
+from control.process import remembered_program
 from control.redis.round_trip import RoundTrip
+from control.version import VERSION
 from worker.native import compiled, host
 from worker.repository.source import cache_folder
 from worker.selftest import switches
