@@ -35,7 +35,7 @@ from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.kv_cache import BLOCK_TOKENS

@@ -13,9 +13,8 @@ from control.messages import FinishReason, GenerationRequest, LogEntry, PromptTo
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
 from worker.engine.scoring import ScoreTarget
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.prediction import Accepted, Prediction
-from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
 log = structlog.get_logger()
 

@@ -18,13 +18,13 @@ import structlog
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.config import native_config
 from worker.models.native.forward import native_forward
 from worker.models.native.linear import PackedLinear
 from worker.models.native.loading import NativeLoader
+from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CausalModel, native_meta_model
-from worker.models.native.unsupported import NotNative, require
 from worker.models.served import NativeModel, ServedModel
 from worker.models.shard import Shard
 from worker.native.host import unavailable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch, ImageRows
 from worker.models.layers.linear import NativeLinear

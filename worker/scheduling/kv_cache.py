@@ -15,8 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from control.commands import Prefix
-from worker.scheduling.plan import StepPlan
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK_TOKENS = 64
 """The shortest prefix that is looked for: copying it costs a step more than computing a few tokens would."""

@@ -17,8 +17,7 @@ from control.errors import RequestTooLarge
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup
-from worker.scheduling.plan import StepPlan
-from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
 __all__ = ["Scheduler", "StepPlan"]
 

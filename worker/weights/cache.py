@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 
 from control import quantization
 from control.cache import files as cache_files
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.native.library import Threads
-from worker.native.zeros import large_pages
+from worker.native.memory import large_pages
 from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.native.library import Threads
 
 CLASSES = (

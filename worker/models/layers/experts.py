@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.models.layers.packing import Pack
-from worker.models.rank_weights import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
+from worker.models.shard import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
 from worker.tensors import as_tensor
 from worker.weights.stored_matrix import StoredMatrix, Weights
 

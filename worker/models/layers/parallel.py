@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.weights.sharding import ShardPlan, padded_share
 
 

@@ -11,7 +11,7 @@ from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL, DeltaRule
 from worker.families.registry import FAMILIES
 from worker.families.short_convolution import ShortConvolution
-from worker.models.native.unsupported import NotNative, require
+from worker.models.native.module import NotNative, require
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
 from worker.repository.config_fields import fields_of

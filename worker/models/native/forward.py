@@ -11,15 +11,16 @@ import structlog
 from numpy.typing import NDArray
 
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStep
 from worker.kv.states import State
 from worker.models.batch import Batch, Row
+from worker.models.native.module import NotNative
 from worker.models.native.modules import LAYERS_TABLE
 from worker.models.native.plan import Plan
-from worker.models.native.unsupported import NotNative
-from worker.native import aligned, library
+from worker.native import library
+from worker.native.memory import empty
 
 log = structlog.get_logger()
 
@@ -44,8 +45,8 @@ class NativeForward:
         ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
         self._axis_of, self._embed_layers = axis_of, embed_layers
         self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
-        self._room = aligned.empty(0, np.uint8)
-        self._hidden = aligned.empty(0, np.float32)
+        self._room = empty(0, np.uint8)
+        self._hidden = empty(0, np.float32)
         self._guesses = Guesses(plan)
         self._head_alone = library.Model.from_buffer_copy(plan.model)
         self._head_alone.depth = 0
@@ -109,14 +110,14 @@ class NativeForward:
 
     def _run(self, model: library.Model, asked: library.Batch, places: Array) -> Array:
         """`asked`, and the logits that this rank has of the tokens `places`."""
-        logits = aligned.empty((places.size, self._plan.head.outputs), np.float32)
+        logits = empty((places.size, self._plan.head.outputs), np.float32)
         asked.hidden, asked.logits = self._hidden.ctypes.data, logits.ctypes.data
         asked.sampled, asked.sampled_count = places.ctypes.data, places.size
         pool, compiled = self._plan.threads.address, self._plan.threads.library
         what = ctypes.addressof(model), ctypes.addressof(asked)
         needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.size:
-            self._room = aligned.empty(needed, np.uint8)
+            self._room = empty(needed, np.uint8)
         compiled.furrow_step(pool, *what, self._room.ctypes.data)
         return logits
 
@@ -138,7 +139,7 @@ class Guesses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._memory, self._room = aligned.empty(0, np.float32), aligned.empty(0, np.uint8)
+        self._memory, self._room = empty(0, np.float32), empty(0, np.uint8)
         self._count = 0
         self._first: dict[int, tuple[int, State]] = {}
         """Sequence → the place of its first guess among the step's, and its state."""
@@ -160,7 +161,7 @@ class Guesses:
         if self._count:
             needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
             if needed > self._memory.size:
-                self._memory = aligned.empty(needed, np.float32)
+                self._memory = empty(needed, np.float32)
             asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
 
     def accept(self, accepted: Mapping[int, int]) -> None:
@@ -178,7 +179,7 @@ class Guesses:
         what = ctypes.addressof(self._plan.model), ctypes.addressof(asked)
         needed = compiled.furrow_replay_room(pool, *what)
         if needed > self._room.size:
-            self._room = aligned.empty(needed, np.uint8)
+            self._room = empty(needed, np.uint8)
         compiled.furrow_replay(pool, *what, self._room.ctypes.data)
 
 

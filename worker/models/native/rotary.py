@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from control.errors import ModelFilesError
 from worker.families.family import Family
 from worker.families.recurrence import FULL
-from worker.models.native.unsupported import require
+from worker.models.native.module import require
 
 
 @dataclass(frozen=True)
