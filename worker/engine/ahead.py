@@ -74,7 +74,7 @@ class RunAhead:
         sampled = [row.sid in ours for row in rows if row.sample]
         out = early.new_empty(len(sampled), early.shape[1])
         for part, which in ((early, True), (rest, False)):
-            places = [index for index, known in enumerate(sampled) if known is which]
+            places = [index for index, tokens_of in enumerate(sampled) if tokens_of is which]
             out.index_copy_(0, sent(places, torch.int64, out.device), part)
         return out
 

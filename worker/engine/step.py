@@ -352,10 +352,10 @@ class CommandCheck:
     def needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
         """Of the store's capacity, once `left` have gone and `rows` are there."""
         store = self._store
-        kept = store.used_tokens - sum(store.held(sid) for sid in left)
-        kept -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
+        resting = store.used_tokens - sum(store.held(sid) for sid in left)
+        resting -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
         states = store.state_tokens * sum(row.snapshot for row in rows)
-        return kept + states + sum(store.rounded(row.extent.end) for row in rows)
+        return resting + states + sum(store.rounded(row.extent.end) for row in rows)
 
     def images(self, command: GenerateStep, images: EngineImages | None) -> None:
         """That the rows fit the command's images and those of earlier ones. `images` are the engine's, None where the

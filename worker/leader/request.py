@@ -146,8 +146,8 @@ class RunningRequest:
         seq, cached, fingerprint = self._next(choice)
         count = self._follow(self.sequences[choice])
         predicted = count if finish is not None else None
-        told = LogEntry(seq, choice, token, finish, cause, logprobs, cached, None, vector, fingerprint, predicted)
-        self.history.append(told)
+        entry = LogEntry(seq, choice, token, finish, cause, logprobs, cached, None, vector, fingerprint, predicted)
+        self.history.append(entry)
         if finish is not None:
             self.sequences[choice] = None
 

@@ -89,9 +89,9 @@ class RankWeights:
         dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
         if dim is None:
             return checked(stored, self.checkpoint.read(stored), sizes)
-        kept = self.plan.intervals(sharded, sizes[dim])
-        sizes[dim] = sum(stop - start for start, stop in kept)
-        return checked(stored, self.checkpoint.read(stored, dim, kept), sizes)
+        intervals = self.plan.intervals(sharded, sizes[dim])
+        sizes[dim] = sum(stop - start for start, stop in intervals)
+        return checked(stored, self.checkpoint.read(stored, dim, intervals), sizes)
 
     def vocabulary(self, name: str, shape: tuple[int, ...]) -> Any:
         """The rows of a vocabulary's tensor, whose `shape` is that of all ranks together, padded with zeros to the

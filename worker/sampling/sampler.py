@@ -119,12 +119,12 @@ class Sampler:
         sampled = [Sampled(token) for token in best]
         others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
-            structs, kept = (library.Sampled * len(others))(), list[Any]()
+            structs, arrays = (library.Sampled * len(others))(), list[Any]()
             for index, struct in zip(others, structs, strict=True):
                 struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
-                kept.append(_fill(struct, rows[index]))
+                arrays.append(_fill(struct, rows[index]))
             self._threads.sample(structs)
-            for index, struct, (ranks, rankings, *_) in zip(others, structs, kept, strict=True):
+            for index, struct, (ranks, rankings, *_) in zip(others, structs, arrays, strict=True):
                 if struct.token == NO_TOKEN_LEFT:
                     raise NoTokenLeft
                 sampled[index] = _result(struct, ranks, rankings)
@@ -136,13 +136,13 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
     probabilities."""
     sampling = row.sampling
     ranked = -1 if sampling.logprobs is None else min(sampling.logprobs, struct.vocabulary)
-    kept: list[NDArray[Any]] = [np.empty(max(ranked, 0), np.int64), np.empty(max(ranked, 0), np.float32)]
+    arrays: list[NDArray[Any]] = [np.empty(max(ranked, 0), np.int64), np.empty(max(ranked, 0), np.float32)]
 
     def place(values: Iterable[float], dtype: type = np.int64) -> tuple[int, int]:
-        kept.append(np.array(list(values), dtype))
-        return kept[-1].ctypes.data, len(kept[-1])
+        arrays.append(np.array(list(values), dtype))
+        return arrays[-1].ctypes.data, len(arrays[-1])
 
-    struct.ranked, struct.ranks, struct.rankings = ranked, kept[0].ctypes.data, kept[1].ctypes.data
+    struct.ranked, struct.ranks, struct.rankings = ranked, arrays[0].ctypes.data, arrays[1].ctypes.data
     if row.forced is not None and not 0 <= row.forced < struct.vocabulary:
         raise ValueError(f"the forced token {row.forced} is not among the {struct.vocabulary} of the vocabulary")
     struct.forced = -1 if row.forced is None else row.forced
@@ -163,9 +163,9 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
         stops = sampling.stop_ids if row.must_go_on else ()
         struct.forbidden, struct.forbidden_count = place([*row.forbidden, *stops])
     if row.allowed is not None:
-        kept.append(row.allowed)
+        arrays.append(row.allowed)
         struct.allowed, struct.allowed_bytes = row.allowed.ctypes.data, len(row.allowed)
-    return kept
+    return arrays
 
 
 def _result(struct: library.Sampled, ranks: NDArray[np.int64], rankings: NDArray[np.float32]) -> Sampled:

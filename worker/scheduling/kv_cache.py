@@ -462,8 +462,8 @@ class KVMemory:
             self._left.append(sid)
 
     def forget_kept(self) -> None:
-        for kept in self.prefixes.kept:
-            self.forget(kept)
+        for sid in self.prefixes.kept:
+            self.forget(sid)
 
     def add_changes(self, plan: StepPlan) -> None:
         """Write into the plan what the ranks shall keep and forget."""

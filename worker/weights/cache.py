@@ -302,7 +302,7 @@ class WeightCache:
         path, begun = cache_files.folder(KIND) / subject.name, time.monotonic()
         try:
             structure, arrays = read_file(path, subject, tell, threads.count)
-            found = put_together(structure, arrays, threads, link)
+            contents = put_together(structure, arrays, threads, link)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -322,7 +322,7 @@ class WeightCache:
         cache_files.mark_used(path)
         seconds = round(time.monotonic() - begun, 2)
         log.info("packed weights read from the cache", file=subject.name, seconds=seconds, action="read_weights")
-        return found
+        return contents
 
     def keep(self, subject: Subject, weights: Sequence[Path], contents: Any) -> None:
         """Write `contents`, which no one may change from now on, in a thread of lower priority. Nothing is kept where a

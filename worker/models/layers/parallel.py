@@ -84,8 +84,8 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         local = ids - self._start
         mine = (local >= 0) & (local < self.embedding.weight.shape[0])
-        found = self.embedding(local.where(mine, 0))
-        return self._link.collective.all_reduce(found.masked_fill(~mine.unsqueeze(-1), 0))
+        vectors = self.embedding(local.where(mine, 0))
+        return self._link.collective.all_reduce(vectors.masked_fill(~mine.unsqueeze(-1), 0))
 
 
 class VocabParallelHead(nn.Module):

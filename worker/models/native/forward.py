@@ -75,7 +75,7 @@ class NativeForward:
         inputs = None if self._embed_layers is None else self._embed_layers(batch.tokens)
         spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
-        asked = library.Batch(
+        struct = library.Batch(
             spans=ctypes.addressof(spans),
             span_count=len(spans),
             slabs=ctypes.addressof(slabs),
@@ -87,15 +87,15 @@ class NativeForward:
             ranks=self._link.collective.world_size,
         )
         if batch.cache.states:
-            self._guesses.begin(asked, spans, batch.rows, batch.cache.states)
+            self._guesses.begin(struct, spans, batch.rows, batch.cache.states)
         if batch.axes is not None and self._axis_of is not None:
-            asked.axes, asked.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
+            struct.axes, struct.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
         if batch.ends is not None:
-            asked.ends = batch.ends.ctypes.data
+            struct.ends = batch.ends.ctypes.data
         if images is not None:
-            asked.marked, asked.marked_count = images.places.ctypes.data, images.places.size
-            asked.added, asked.added_layers = images.layers.ctypes.data, len(images.layers)
-        logits = self._run(self._plan.model, asked, batch.sampled)
+            struct.marked, struct.marked_count = images.places.ctypes.data, images.places.size
+            struct.added, struct.added_layers = images.layers.ctypes.data, len(images.layers)
+        logits = self._run(self._plan.model, struct, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
@@ -108,13 +108,13 @@ class NativeForward:
         """Logits (places, vocabulary) of more of the tokens that were stepped through last."""
         return self._whole(self._run(self._head_alone, library.Batch(), places))
 
-    def _run(self, model: library.Model, asked: library.Batch, places: Array) -> Array:
-        """`asked`, and the logits that this rank has of the tokens `places`."""
+    def _run(self, model: library.Model, batch: library.Batch, places: Array) -> Array:
+        """Run `batch`; the logits that this rank has of the tokens `places`."""
         logits = empty((places.size, self._plan.head.outputs), np.float32)
-        asked.hidden, asked.logits = self._hidden.ctypes.data, logits.ctypes.data
-        asked.sampled, asked.sampled_count = places.ctypes.data, places.size
+        batch.hidden, batch.logits = self._hidden.ctypes.data, logits.ctypes.data
+        batch.sampled, batch.sampled_count = places.ctypes.data, places.size
         pool, compiled = self._plan.threads.address, self._plan.threads.library
-        what = ctypes.addressof(model), ctypes.addressof(asked)
+        what = ctypes.addressof(model), ctypes.addressof(batch)
         needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.size:
             self._room = empty(needed, np.uint8)
@@ -146,12 +146,12 @@ class Guesses:
 
     def begin(
         self,
-        asked: library.Batch,
+        batch: library.Batch,
         spans: ctypes.Array[library.Span],
         rows: Sequence[Row],
         states: Sequence[State],
     ) -> None:
-        """Let the step `asked` keep what is needed of the guesses of `rows`, whose states are `states`."""
+        """Let the step `batch` keep what is needed of the guesses of `rows`, whose states are `states`."""
         self._first, self._count = {}, 0
         for row, state, span in zip(rows, states, spans, strict=False):
             if row.guesses:
@@ -162,7 +162,7 @@ class Guesses:
             needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
             if needed > self._memory.size:
                 self._memory = empty(needed, np.float32)
-            asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
+            batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Advance the states over the first guesses of sequences of the last step, as many as were right."""
@@ -173,10 +173,10 @@ class Guesses:
         for (sid, count), span in zip(right, spans, strict=True):
             first, state = self._first.pop(sid)
             span.first, span.count, span.state = first, count, state.memory.ctypes.data
-        asked = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
-        asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
+        batch = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
+        batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
         pool, compiled = self._plan.threads.address, self._plan.threads.library
-        what = ctypes.addressof(self._plan.model), ctypes.addressof(asked)
+        what = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
         needed = compiled.furrow_replay_room(pool, *what)
         if needed > self._room.size:
             self._room = empty(needed, np.uint8)

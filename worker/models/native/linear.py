@@ -165,6 +165,6 @@ class SplitEmbedding(Module):
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         local = ids - self.start
         mine = (local >= 0) & (local < self.count)
-        found = self.rows(np.where(mine, local, 0))
-        found[~mine] = 0
-        return self._link.collective.all_reduce(found)
+        vectors = self.rows(np.where(mine, local, 0))
+        vectors[~mine] = 0
+        return self._link.collective.all_reduce(vectors)

@@ -57,10 +57,10 @@ class Module:
 
     def at(self, path: str) -> Any:
         """The part, or the numbers, with a dotted name. Raises AttributeError or IndexError."""
-        found: Any = self
+        part: Any = self
         for name in path.split(".") if path else ():
-            found = found[int(name)] if isinstance(found, list) else getattr(found, name)
-        return found
+            part = part[int(name)] if isinstance(part, list) else getattr(part, name)
+        return part
 
     def replace(self, path: str, part: Module) -> None:
         """Put `part` where the one with the dotted name `path` is."""
