@@ -231,12 +231,12 @@ class Engine:
         a row with guesses the accepted ones are cached now."""
         sids = [row.sid for row in rows for _ in range(row.samples)]
         if self.ahead is not None:
-            self.ahead.known(sids, tokens)
+            self.ahead.note_tokens(sids, tokens)
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         counts = Counter(sid for sid, _ in chosen)
         right = {row.sid: max(0, counts[row.sid] - 1) for row in rows if row.guesses}
-        if guessed := [row.known(right[row.sid]) for row in rows if row.guesses]:
+        if guessed := [row.extent_up_to(right[row.sid]) for row in rows if row.guesses]:
             self.model.accept(right)
             self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
 

@@ -238,7 +238,7 @@ class PrefixCache:
         return list(self._kept)
 
     @property
-    def known(self) -> set[int]:
+    def followed(self) -> set[int]:
         return set(self._sequences)
 
     def is_kept(self, sid: int) -> bool:
@@ -445,7 +445,7 @@ class KVMemory:
 
     def preempt(self, sequence: Sequence) -> None:
         """As `end`, for a sequence that goes on under another sid, and may begin with what it left."""
-        if sequence.sid in self.prefixes.known:
+        if sequence.sid in self.prefixes.followed:
             # The index keeps the context as it is now, while the sequence grows.
             self.prefixes.follow(replace(sequence, output=list(sequence.output), blocks=list(sequence.blocks)))
         self.end(sequence)

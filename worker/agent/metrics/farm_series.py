@@ -65,8 +65,8 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
     def gauge(name: str, text: str, value: Callable[[health.Overview], float | None]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])
         for one in overviews:
-            if (found := value(one)) is not None:
-                family.add_metric([one.model], found)
+            if (number := value(one)) is not None:
+                family.add_metric([one.model], number)
         return family
 
     def counter(name: str, text: str, value: Callable[[health.Overview], float]) -> Metric:
