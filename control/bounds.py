@@ -86,12 +86,12 @@ FARM_NUMBERS: dict[str, Range] = {
 RANGES = REQUEST_NUMBERS | FARM_NUMBERS
 
 
-def refusal(name: str, value: float, known: Range | None = None) -> str | None:
+def refusal(name: str, value: float, bounds: Range | None = None) -> str | None:
     """The words of a refusal where `value` is out of the range of `name`; None where it is in it."""
-    known = known or RANGES[name]
-    if known.holds(value):
+    bounds = bounds or RANGES[name]
+    if bounds.holds(value):
         return None
-    return f"Invalid value for '{name}': {shown(value)} must be {known}."
+    return f"Invalid value for '{name}': {shown(value)} must be {bounds}."
 
 
 def shown(value: float) -> str:

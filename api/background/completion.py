@@ -239,10 +239,10 @@ class ResponseCompletion:
 
     async def _look_at_all(self, due: Callable[[], Call[list[tuple[str, str]]]]) -> None:
         clock = asyncio.get_running_loop().time
-        until, found = clock() + _ROUND_S, PAGE
-        while found == PAGE and clock() < until:
+        until, count = clock() + _ROUND_S, PAGE
+        while count == PAGE and clock() < until:
             page = await arun(self._client, due())
-            found = len(page)
+            count = len(page)
             for rid, owner in page:
                 if rid not in self._following:
                     await self._look_safely(rid, owner)

@@ -146,12 +146,12 @@ def _matches(chat: ChatLabels, model: str | None, labels: dict[str, str]) -> boo
 
 def kept_messages(rid: str, messages: list[Message]) -> list[dict[str, Any]]:
     """The messages of a chat with ids, as they are listed."""
-    kept: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         fields_sent: dict[str, Any] = msgspec.to_builtins(message)
         fields = {name: value for name, value in fields_sent.items() if value is not None}
         content = fields.get("content")
         parts = content if isinstance(content, list) else None
         text = None if parts is not None else content
-        kept.append(fields | {"content": text, "content_parts": parts, "id": f"chatcmpl-{rid}-{place}"})
-    return kept
+        listed.append(fields | {"content": text, "content_parts": parts, "id": f"chatcmpl-{rid}-{place}"})
+    return listed

@@ -323,11 +323,11 @@ def refusal(
     path: str, sent: Iterable[tuple[bytes, bytes]], status: int, message: str, code: str, retry_after: float | None
 ) -> tuple[dict[str, str], bytes]:
     """Headers and content for a request with this path and the headers `sent`."""
-    found, rid = problem_of(status, message, code, retry_after), new_rid()
-    headers = {"content-type": "application/json", "x-request-id": rid, **found.headers}
-    content = found.encode()
+    problem, rid = problem_of(status, message, code, retry_after), new_rid()
+    headers = {"content-type": "application/json", "x-request-id": rid, **problem.headers}
+    content = problem.encode()
     if is_anthropic(path, any(name == HEADER.encode() for name, _ in sent)):
-        content = msgspec.json.encode(anthropic_error(found, rid))
+        content = msgspec.json.encode(anthropic_error(problem, rid))
         headers["request-id"] = rid
     headers["content-length"] = str(len(content))
     return headers, content

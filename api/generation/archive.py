@@ -116,8 +116,8 @@ class Archive:
             words += list_chat(stored.rid, stored.owner, created_ms, self.ttl_ms, self._number)
         for _ in range(_MOST_CALLS):
             keep = keep_response(stored, self.ttl_ms, self.quota)
-            kept, *_ = await self._batches.run_every(_LANE, [keep, *words])
-            if kept:
+            stays, *_ = await self._batches.run_every(_LANE, [keep, *words])
+            if stays:
                 return
         raise RedisUnavailable("there is no room for another stored response")
 

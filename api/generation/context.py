@@ -187,7 +187,7 @@ def _thinking(messages: list[Message], edit: Edit) -> tuple[list[Message], int]:
         turn += message.role == "user"
         turns.append(turn)
     thought = sorted({turn for turn, message in zip(turns, messages, strict=True) if message.reasoning_content})
-    keep = len(thought) if edit.keeps_all else edit.kept(_KEPT_TURNS)
+    keep = len(thought) if edit.keeps_all else edit.keep_count(_KEPT_TURNS)
     old = set(thought[: max(0, len(thought) - keep)])
     shorter = [
         msgspec.structs.replace(message, reasoning_content=None, content=message.content or "")
@@ -202,7 +202,7 @@ def _uses(messages: list[Message], edit: Edit) -> tuple[list[Message], int]:
     """The messages with a note in place of results, newest uses and excluded tools apart; and the number of notes."""
     names = {call.id: call.function.name for message in messages for call in message.tool_calls or [] if call.function}
     results = [message.tool_call_id for message in messages if message.role == "tool" and message.tool_call_id]
-    old = results[: max(0, len(results) - edit.kept(_KEPT_USES))]
+    old = results[: max(0, len(results) - edit.keep_count(_KEPT_USES))]
     cleared = {identity for identity in old if names.get(identity) not in (edit.exclude_tools or [])}
     cleared -= {message.tool_call_id for message in messages if message.content == CLEARED}
     return [_cleared(message, cleared, names, edit) for message in messages], len(cleared)

@@ -40,7 +40,7 @@ class ExistingRequests:
         RequestNotFound, and as `Models.resolve`."""
         served = None
         if model is not None:
-            served = await self._models.known(self._models.real_name(model)) or await self._models.resolve(model)
+            served = await self._models.find(self._models.real_name(model)) or await self._models.resolve(model)
         places = [served] if served is not None else await self._models.all_served()
         looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
         for place, outcome in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
@@ -58,7 +58,7 @@ class ExistingRequests:
         except RequestNotFound:
             self._models.check_lost(model)
             raise
-        return await self._models.known(model), followed.fields
+        return await self._models.find(model), followed.fields
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         """Follow a request from the places of the cursor, or from its beginning if it has none.

@@ -360,7 +360,7 @@ class Models:
         real = self._real_name(name)
         return self._served[real][1].assets if real is not None and real in self._served else None
 
-    async def known(self, name: str) -> ServedModel | None:
+    async def find(self, name: str) -> ServedModel | None:
         """A model by its own name, whatever its state, or as it was when it was unloaded a short time ago; None where
         it has no assets (any more) that can be used. Raises RedisUnavailable; ModelUnavailable while they are tried."""
         self._check_away()

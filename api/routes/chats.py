@@ -109,8 +109,8 @@ async def list_chat_messages(
 
 def _labels(request: Request[Any, Any, Any]) -> dict[str, str]:
     """The filters `metadata[key]=value` of the query."""
-    given = request.query_params.multi_items()
-    return {name[len(_LABEL) : -1]: value for name, value in given if name.startswith(_LABEL) and name.endswith("]")}
+    query = request.query_params.multi_items()
+    return {name[len(_LABEL) : -1]: value for name, value in query if name.startswith(_LABEL) and name.endswith("]")}
 
 
 def _json(body: bytes) -> Response[bytes]:

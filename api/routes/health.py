@@ -89,12 +89,12 @@ async def _obstacle(process: Process) -> str | None:
         )
     if any(one.paused for one in overviews if one.state == "loaded"):
         return None
-    found = [
+    results = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded
     ]
-    if not found:
+    if not results:
         return "no tokenizer is there yet"
-    return None if None in found else "; ".join(f"{reason}" for reason in found)
+    return None if None in results else "; ".join(f"{reason}" for reason in results)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4")

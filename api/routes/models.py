@@ -79,7 +79,7 @@ def _card(request: Http, name: str) -> ModelCard:
         card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:
         card.state, card.detail, card.revision = overview.state, overview.detail or None, overview.revision
-        card.replicas, card.rolled_out = overview.wanted, overview.rolled_out
+        card.replicas, card.rolled_out = overview.desired, overview.rolled_out
         card.backends = _backends(overview)
         card.system_fingerprint = card.backends[0].system_fingerprint if len(card.backends) == 1 else None
     return card

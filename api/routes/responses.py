@@ -145,9 +145,9 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
         return item
     stored = await process.archive.find(item["id"], who)
     if stored is not None:
-        for known in [*stored.input, *(await process.completion.current(stored))["output"]]:
-            if known["id"] == item["id"]:
-                return known
+        for candidate in [*stored.input, *(await process.completion.current(stored))["output"]]:
+            if candidate["id"] == item["id"]:
+                return candidate
     raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
 
 

@@ -30,7 +30,7 @@ class Edit(msgspec.Struct, kw_only=True):
     def keeps_all(self) -> bool:
         return self.keep == "all" or (isinstance(self.keep, Amount) and self.keep.type == "all")
 
-    def kept(self, default: int) -> int:
+    def keep_count(self, default: int) -> int:
         """The number of newest uses or turns that are kept."""
         return max(0, self.keep.value) if isinstance(self.keep, Amount) else default
 

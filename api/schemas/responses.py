@@ -200,7 +200,7 @@ def _echo(request: ResponseRequest, tools: ResponseTools, *, stored: bool) -> di
         "text": text,
         "tools": [
             {"strict": None, "parameters": None, "description": None, **tool} if tool["type"] == "function" else tool
-            for tool in tools.kept
+            for tool in tools.definitions
         ],
         "tool_choice": request.tool_choice if request.tool_choice is not None else "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,

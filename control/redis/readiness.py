@@ -29,7 +29,7 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
     a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
     began = said = time.monotonic()
-    told = ""
+    reported = ""
     while True:
         error = _not_yet(client, say)
         if error is None:
@@ -38,8 +38,8 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         if now - began >= seconds:
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
         why = str(error) or type(error).__name__
-        if why != told or now - said >= _SAY_EVERY_S:
-            told, said = why, now
+        if why != reported or now - said >= _SAY_EVERY_S:
+            reported, said = why, now
             say(f"waiting for Redis at {address(client)}: {why}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 

@@ -230,11 +230,11 @@ class Replies:
             message = decode_reply(text)
         except msgspec.DecodeError as error:
             raise Poisoned("bad_reply", f"a reply can't be read ({error}): {text[:200]!r}", -1) from error
-        known = self._early.get(message.seq, {})
+        replies = self._early.get(message.seq, {})
         if (
             message.epoch != self._epoch
             or message.seq < seq
-            or message.rank in known
+            or message.rank in replies
             or message.rank not in self._ranks
         ):
             self.stale += 1

@@ -162,7 +162,7 @@ class _Repair:
         return reply[0] == "MOVED"
 
 
-def _equal(logged: LogEntry, given: LogEntry) -> bool:
+def _equal(logged: LogEntry, other: LogEntry) -> bool:
     """Sequence number, choice, token and end are what an entry is."""
     one = logged.seq, logged.choice, logged.token, logged.finish
-    return one == (given.seq, given.choice, given.token, given.finish)
+    return one == (other.seq, other.choice, other.token, other.finish)

@@ -87,9 +87,9 @@ class Detokenizer:
         """Keep the last tokens only. UTF-8 synchronises itself: a character cut at the front never changes the end."""
         waiting = len(text) - len(self._sent)
         del self._tokens[: -2 * _CHARACTER_BYTES]
-        kept = self._decode(self._tokens)
+        rest = self._decode(self._tokens)
         self._border = 0
-        self._sent = kept[: max(0, len(kept) - waiting)]
+        self._sent = rest[: max(0, len(rest) - waiting)]
 
 
 def begun(text: str, strings: Sequence[str]) -> int:

@@ -20,8 +20,7 @@ from worker.families.registry import FAMILIES
 from worker.kv.stores import store_for
 from worker.models.batch import Row
 from worker.models.loading import load
-from worker.sampling.sampler import SamplingRow
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import SamplingRow, StepSampler
 from worker.sampling.tensor_sampler import TensorSampler
 from worker.scheduling.sequence import Sequence
 

@@ -132,8 +132,8 @@ class ReplicaProcesses:
         """Start every rank that has no process, once the pause is over."""
         if self.stopping or self.failed is not None or time.monotonic() < self.due:
             return
-        wanted = zip(self.assignment.ranks, self.assignment.devices, strict=True)
-        missing = [(rank, device) for rank, device in wanted if rank not in self.processes]
+        parts = zip(self.assignment.ranks, self.assignment.devices, strict=True)
+        missing = [(rank, device) for rank, device in parts if rank not in self.processes]
         if missing and self._end_outdated():
             return  # until they are gone
         if missing and self.standby is not None and self.standby.awaited(self.preparation):

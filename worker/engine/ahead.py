@@ -43,7 +43,7 @@ class RunAhead:
         self._places = {row.sid: (row.offset, index) for index, row in enumerate(following)}
         self._tokens = {}
 
-    def known(self, sids: list[int], tokens: list[int]) -> None:
+    def note_tokens(self, sids: list[int], tokens: list[int]) -> None:
         """The host has read what was sampled."""
         self._tokens = {sid: token for sid, token in zip(sids, tokens, strict=True) if sid in self._places}
 
@@ -74,7 +74,7 @@ class RunAhead:
         sampled = [row.sid in ours for row in rows if row.sample]
         out = early.new_empty(len(sampled), early.shape[1])
         for part, which in ((early, True), (rest, False)):
-            places = [index for index, known in enumerate(sampled) if known is which]
+            places = [index for index, is_early in enumerate(sampled) if is_early is which]
             out.index_copy_(0, sent(places, torch.int64, out.device), part)
         return out
 

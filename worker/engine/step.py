@@ -235,12 +235,12 @@ class Engine:
         a row with guesses the accepted ones are cached now."""
         sids = [row.sid for row in rows for _ in range(row.samples)]
         if self.ahead is not None:
-            self.ahead.known(sids, tokens)
+            self.ahead.note_tokens(sids, tokens)
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         counts = Counter(sid for sid, _ in chosen)
         right = {row.sid: max(0, counts[row.sid] - 1) for row in rows if row.guesses}
-        if guessed := [row.known(right[row.sid]) for row in rows if row.guesses]:
+        if guessed := [row.extent_up_to(right[row.sid]) for row in rows if row.guesses]:
             self.model.accept(right)
             self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
 
@@ -356,10 +356,10 @@ class CommandCheck:
     def needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
         """Of the store's capacity, once `left` have gone and `rows` are there."""
         store = self._store
-        kept = store.used_tokens - sum(store.held(sid) for sid in left)
-        kept -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
+        resting = store.used_tokens - sum(store.held(sid) for sid in left)
+        resting -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
         states = store.state_tokens * sum(row.snapshot for row in rows)
-        return kept + states + sum(store.rounded(row.extent.end) for row in rows)
+        return resting + states + sum(store.rounded(row.extent.end) for row in rows)
 
     def images(self, command: GenerateStep, images: EngineImages | None) -> None:
         """That the rows fit the command's images and those of earlier ones. `images` are the engine's, None where the

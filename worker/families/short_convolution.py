@@ -48,11 +48,11 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
             )
     _switch(config, "tie_embedding", True)
     feed_forward_width(config)
-    given = config.get("layer_types")
-    if given is None:
+    kinds = config.get("layer_types")
+    if kinds is None:
         attending = _attending(config, layers)
-        given = [FULL if layer in attending else CONVOLUTION for layer in range(layers)]
-    return ShortConvolution(checked_kinds(config, given, CONVOLUTION), taps, width)
+        kinds = [FULL if layer in attending else CONVOLUTION for layer in range(layers)]
+    return ShortConvolution(checked_kinds(config, kinds, CONVOLUTION), taps, width)
 
 
 def feed_forward_width(config: dict[str, Any]) -> int:
@@ -70,14 +70,14 @@ def feed_forward_width(config: dict[str, Any]) -> int:
 
 def _attending(config: dict[str, Any], layers: int) -> set[int]:
     """The layers with attention: those that are listed, or all."""
-    given = config.get("full_attn_idxs")
-    if given is None:
+    attending = config.get("full_attn_idxs")
+    if attending is None:
         return set(range(layers))
-    if not isinstance(given, list) or not all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < layers for one in cast(list[Any], given)
+    if not isinstance(attending, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < layers for one in cast(list[Any], attending)
     ):
-        raise _wrong("full_attn_idxs", given, f"a list of layers below num_hidden_layers = {layers}")
-    return set(cast(list[int], given))
+        raise _wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
+    return set(cast(list[int], attending))
 
 
 def _above_zero(width: int) -> int:

@@ -196,10 +196,10 @@ class _Decode:
         first = 0 if variant.window is None else max(0, self._lowest + 1 - variant.window)
         key = self.pool.keys[layer][self._front, :, first : self._longest]
         value = self.pool.values[layer][self._front, :, first : self._longest]
-        asked = query.transpose(0, 1)
+        queries = query.transpose(0, 1)
         if not (self.whole and self._busy is None):
-            asked = asked.index_select(0, self._asked)
-        out = dense.decode(asked, key, value, self._bias(variant.window, first, query), variant)
+            queries = queries.index_select(0, self._asked)
+        out = dense.decode(queries, key, value, self._bias(variant.window, first, query), variant)
         return out if self._busy is None else out.index_select(0, self._busy)
 
     def _bias(self, window: int | None, first: int, like: Tensor) -> Tensor | None:
@@ -224,8 +224,8 @@ class _Prefill:
         first = 0 if variant.window is None else max(0, extent.offset + 1 - variant.window)
         key = self.pool.keys[layer][self.slot, :, first : extent.end]
         value = self.pool.values[layer][self.slot, :, first : extent.end]
-        asked = query[:, self.start : self.stop]
-        return dense.prefill(asked, key, value, self._bias(variant, first, query), variant)
+        queries = query[:, self.start : self.stop]
+        return dense.prefill(queries, key, value, self._bias(variant, first, query), variant)
 
     def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
         window = variant.window

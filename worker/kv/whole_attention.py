@@ -55,12 +55,12 @@ class WholeAttention:
 
     def _mask(self, count: int, window: int) -> Tensor:
         """True where a position (row) sees another one (column)."""
-        known = self._masks.get((count, window))
-        if known is None:
+        mask = self._masks.get((count, window))
+        if mask is None:
             places = torch.arange(count, device=self._layout.device)
             behind = places[:, None] - places[None, :]
-            known = behind.abs() < window
+            mask = behind.abs() < window
             if self._layout.causal:
-                known &= behind >= 0
-            self._masks[count, window] = known
-        return known
+                mask &= behind >= 0
+            self._masks[count, window] = mask
+        return mask

@@ -43,7 +43,7 @@ from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.kv_cache import BLOCK_TOKENS
@@ -313,8 +313,8 @@ class Leader:
         """Raises GroupError where other requests could change an answer although the model must not be served so."""
         backend = self._backend
         if self._spec.deterministic and not (backend is not None and backend.batch_invariant):
-            known = "an older version" if backend is None else "; ".join((*backend.kernels, backend.collective))
-            raise GroupError("load", SettingsError(NOT_DETERMINISTIC.format(known)), [])
+            described = "an older version" if backend is None else "; ".join((*backend.kernels, backend.collective))
+            raise GroupError("load", SettingsError(NOT_DETERMINISTIC.format(described)), [])
 
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know

@@ -18,7 +18,7 @@ from worker.leader.request import RunningRequest, emissions_of, prompt_entries
 from worker.rank import series
 from worker.rank.counters import Counters
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepTokens
+from worker.sampling.sampler import StepTokens
 from worker.scheduling.scheduler import Scheduler, StepPlan
 from worker.scheduling.sequence import Finisher, Flow, Sequence
 

@@ -28,7 +28,7 @@ from worker.leader.group import Group
 from worker.leader.request import RunningRequest, score_targets
 from worker.leader.running_requests import Capacity, RunningRequests
 from worker.rank.heartbeat import Progress
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import StepSampler, StepTokens
 from worker.sampling.vectors import VectorSampler
 from worker.scheduling.scheduler import StepPlan
 from worker.scheduling.sequence import Sequence

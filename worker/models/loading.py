@@ -18,13 +18,13 @@ import structlog
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.config import native_config
 from worker.models.native.forward import native_forward
 from worker.models.native.linear import PackedLinear
 from worker.models.native.loading import NativeLoader
+from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CausalModel, native_meta_model
-from worker.models.native.unsupported import NotNative, require
 from worker.models.served import NativeModel, ServedModel
 from worker.models.shard import Shard
 from worker.native.host import unavailable
@@ -139,11 +139,11 @@ def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCac
         return _served(shard, _filled(shard, model, threads)[0], threads)
     made_of = fingerprint(files, (shard.storage or shard.dtype).name, shard.quant, shard.dequantize)
     subject = subject_of(files.weights, made_of, shard.quant, group.rank, group.world_size, threads)
-    found: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
-    if found is not None:
-        if found[1] is not None:
-            found[1].report()
-        return _served(shard, found[0], threads)
+    cached: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
+    if cached is not None:
+        if cached[1] is not None:
+            cached[1].report()
+        return _served(shard, cached[0], threads)
     filled = _filled(shard, model, threads)
     served = _served(shard, filled[0], threads)
     if served is not None:

@@ -31,9 +31,9 @@ _default_type = threading.Lock()
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
     out: transformers would look for libraries of its own. Raises ModelFilesError for what that class refuses."""
-    kept = {name: value for name, value in config.items() if name not in _NOT_OF_THE_TEXT}
+    fields = {name: value for name, value in config.items() if name not in _NOT_OF_THE_TEXT}
     try:
-        return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(kept))
+        return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(fields))
     except Exception as error:  # each class has checks of its own
         raise ModelFilesError(f"transformers refuses config.json: {type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from control.errors import RankError
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch
 from worker.models.native.forward import Array, NativeForward

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch, ImageRows
 from worker.models.layers.linear import NativeLinear
@@ -94,14 +94,14 @@ class TorchModel(ServedModel):
         more = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
         if batch.ends is not None:
             more["ends"] = batch.ends
-        body, given = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
+        body, inputs = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
         if batch.images is not None:
             embedded = self._module.get_input_embeddings()(batch.tokens)
             embedded[batch.images.places] = batch.images.rows.to(embedded.dtype)
-            given = {"inputs_embeds": embedded.unsqueeze(0)}
+            inputs = {"inputs_embeds": embedded.unsqueeze(0)}
         with _positions(body, batch.axes), _added(body, batch.images):
             logits = self._module(
-                **given,
+                **inputs,
                 position_ids=batch.positions.unsqueeze(0),
                 logits_to_keep=places,
                 use_cache=False,

@@ -19,7 +19,7 @@ from worker.models.layers.experts import tensor_of
 from worker.models.layers.linear import NativeLinear, PackedEmbedding
 from worker.models.layers.packing import Packing
 from worker.models.native.modules import LAYERS_TABLE
-from worker.models.rank_weights import RankWeights, are_experts, rounded
+from worker.models.shard import RankWeights, are_experts, rounded
 from worker.tensors import torch_type
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer

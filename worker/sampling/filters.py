@@ -34,9 +34,9 @@ def positions(ids: Sequence[Iterable[int]], logits: torch.Tensor) -> tuple[torch
 def add_bias(logits: torch.Tensor, biases: Sequence[dict[int, float]]) -> torch.Tensor:
     """OpenAI's logit_bias: a number to add to single logits."""
     vocabulary = logits.shape[-1]
-    known = [{token: bias for token, bias in row.items() if 0 <= token < vocabulary} for row in biases]
-    values = torch.tensor([bias for row in known for bias in row.values()], dtype=logits.dtype, device=logits.device)
-    return logits.index_put(positions(known, logits), values, accumulate=True)
+    valid = [{token: bias for token, bias in row.items() if 0 <= token < vocabulary} for row in biases]
+    values = torch.tensor([bias for row in valid for bias in row.values()], dtype=logits.dtype, device=logits.device)
+    return logits.index_put(positions(valid, logits), values, accumulate=True)
 
 
 def penalise_repetition(
@@ -92,9 +92,9 @@ def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor
     """Values (others removed) and ids of each row's `top_k` best, best first; ties with the last of them stay. The
     result has as many columns as the row with most of them needs."""
     vocabulary = logits.shape[-1]
-    wanted = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
+    counts = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
     best = logits.topk(min(max(top_k), vocabulary), dim=-1)
-    threshold = best.values.gather(-1, wanted - 1)
+    threshold = best.values.gather(-1, counts - 1)
     # A row may have fewer than `top_k` that are possible; the impossible ones are equals in their thousands.
     columns = max(1, int(((logits >= threshold) & (logits > REMOVED)).sum(dim=-1).max()))
     if columns > best.values.shape[-1]:

@@ -182,8 +182,8 @@ def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
     tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
     if flat:
         values, ids = scaled[flat].sort(dim=-1, descending=True)
-        kept = filters.keep_top_p(values, top_p[flat], total[flat])
-        tokens[flat] = _draw(kept, ids, [rows[index] for index in flat])
+        remaining = filters.keep_top_p(values, top_p[flat], total[flat])
+        tokens[flat] = _draw(remaining, ids, [rows[index] for index in flat])
     return tokens
 
 
@@ -215,14 +215,14 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
 
 def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:
     """Log probabilities by row index, of those rows that want them."""
-    wanted = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
-    if not wanted:
+    counts = {index: row.sampling.logprobs for index, row in enumerate(rows) if row.sampling.logprobs is not None}
+    if not counts:
         return {}
-    indices = list(wanted)
+    indices = list(counts)
     logarithms = logits[indices].log_softmax(dim=-1)
     chosen = logarithms.gather(-1, torch.tensor([[tokens[index]] for index in indices], device=logits.device))
-    best = logarithms.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
-    rows_of = zip(wanted.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+    best = logarithms.topk(min(max(counts.values()), logits.shape[-1]), dim=-1)
+    rows_of = zip(counts.items(), chosen[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
     return {
         index: TokenLogprobs(own, list(zip(ids[:count], values[:count], strict=True)))
         for (index, count), own, ids, values in rows_of

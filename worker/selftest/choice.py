@@ -152,7 +152,7 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in _SOURCES:
         place = _WORKER / name
         files = (
@@ -161,5 +161,5 @@ def _sources() -> str:
             else sorted(path for path in place.rglob("*") if path.suffix in (".py", ".cpp", ".h"))
         )
         for path in files:
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

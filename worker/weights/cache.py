@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 
 from control import quantization
 from control.cache import files as cache_files
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.native.library import Threads
-from worker.native.zeros import large_pages
+from worker.native.memory import large_pages
 from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
 
 log = structlog.get_logger()
@@ -302,7 +302,7 @@ class WeightCache:
         path, begun = cache_files.folder(KIND) / subject.name, time.monotonic()
         try:
             structure, arrays = read_file(path, subject, tell, threads.count)
-            found = put_together(structure, arrays, threads, link)
+            contents = put_together(structure, arrays, threads, link)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -322,7 +322,7 @@ class WeightCache:
         cache_files.mark_used(path)
         seconds = round(time.monotonic() - begun, 2)
         log.info("packed weights read from the cache", file=subject.name, seconds=seconds, action="read_weights")
-        return found
+        return contents
 
     def keep(self, subject: Subject, weights: Sequence[Path], contents: Any) -> None:
         """Write `contents`, which no one may change from now on, in a thread of lower priority. Nothing is kept where a

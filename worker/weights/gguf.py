@@ -104,15 +104,15 @@ class Array:
         """Raises ModelFilesError for items that are no strings of UTF-8."""
         if self.kind != STRING:
             raise ModelFilesError(f"{self.path}: {self.key} is a list of numbers, and one of strings is needed.")
-        data, position, read, found = self.data, self.start, _LENGTH.unpack_from, list[str]()
+        data, position, read, texts = self.data, self.start, _LENGTH.unpack_from, list[str]()
         try:
             for _ in range(self.count):
                 begin = position + 8
                 position = begin + read(data, position)[0]
-                found.append(str(data[begin:position], "utf-8"))
+                texts.append(str(data[begin:position], "utf-8"))
         except UnicodeDecodeError as error:
-            raise ModelFilesError(f"{self.path}: item {len(found)} of {self.key} is no UTF-8: {error}.") from error
-        return found
+            raise ModelFilesError(f"{self.path}: item {len(texts)} of {self.key} is no UTF-8: {error}.") from error
+        return texts
 
     def numbers(self) -> list[Any]:
         """Raises ModelFilesError for strings."""
@@ -210,11 +210,16 @@ def _fields(cursor: Cursor, count: int) -> dict[str, Any]:
 
 
 def _alignment(path: Path, fields: dict[str, Any]) -> int:
-    given = fields.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 < given <= MAX_ALIGNMENT or given & (given - 1):
-        shown = "an array" if isinstance(given, Array) else repr(given)[:40]
+    alignment = fields.get("general.alignment", DEFAULT_ALIGNMENT)
+    if (
+        not isinstance(alignment, int)
+        or isinstance(alignment, bool)
+        or not 0 < alignment <= MAX_ALIGNMENT
+        or alignment & (alignment - 1)
+    ):
+        shown = "an array" if isinstance(alignment, Array) else repr(alignment)[:40]
         raise ModelFilesError(f"{path}: general.alignment is {shown}; a power of two up to {MAX_ALIGNMENT} is needed.")
-    return given
+    return alignment
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
@@ -351,11 +356,11 @@ def architecture_of(model: GgufModel) -> tuple[Family, Gguf]:
 
 def split_files(path: Path) -> list[Path]:
     """All files of the model that `path` is a part of, in order, whether they exist or not."""
-    found = SPLIT.fullmatch(path.name)
-    if found is None:
+    match = SPLIT.fullmatch(path.name)
+    if match is None:
         return [path]
-    count = int(found["count"])
-    return [path.with_name(f"{found['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    count = int(match["count"])
+    return [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
 def read_model(path: Path) -> GgufModel:
@@ -385,8 +390,8 @@ def _check_parts(headers: list[Header]) -> None:
     """The numbers in the parts' metadata are those of their names, and no tensor is missing."""
     parts = len(headers)
     for number, header in enumerate(headers):
-        given, count = header.fields.get("split.no", 0), header.fields.get("split.count", 0)
-        if (parts == 1 and count in (0, 1)) or (given == number and count == parts):
+        index, count = header.fields.get("split.no", 0), header.fields.get("split.count", 0)
+        if (parts == 1 and count in (0, 1)) or (index == number and count == parts):
             continue
         if parts == 1:
             raise ModelFilesError(
@@ -394,13 +399,13 @@ def _check_parts(headers: list[Header]) -> None:
                 f"their names back, such as NAME-00001-of-{_shown(count):0>5}.gguf."
             )
         raise ModelFilesError(
-            f"{header.path} is part {_shown(given)} (from 0) of {_shown(count)} by its metadata, and part {number} of "
+            f"{header.path} is part {_shown(index)} (from 0) of {_shown(count)} by its metadata, and part {number} of "
             f"{parts} by its name. Download it again."
         )
-    path, wanted = headers[0].path, headers[0].fields.get("split.tensors.count")
-    found = sum(len(one.tensors) for one in headers)
-    if parts > 1 and wanted is not None and wanted != found:
-        raise ModelFilesError(f"{path} promises {_shown(wanted)} tensors in {parts} files, which have {found}.")
+    path, promised = headers[0].path, headers[0].fields.get("split.tensors.count")
+    present = sum(len(one.tensors) for one in headers)
+    if parts > 1 and promised is not None and promised != present:
+        raise ModelFilesError(f"{path} promises {_shown(promised)} tensors in {parts} files, which have {present}.")
 
 
 def _shown(value: Any) -> str:

@@ -43,11 +43,11 @@ class GgufCheckpoint(MappedTensors):
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
         one whose blocks a border would cut."""
-        found = self._place(name)
-        if found is None:
+        location = self._place(name)
+        if location is None:
             missing = self._kind.stored_name(name) or name
             raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
-        stored, place, half = found
+        stored, place, half = location
         self._unread.pop(stored, None)
         if (expert := expert_of(name)) is not None:
             place = _slice(stored, place, expert)

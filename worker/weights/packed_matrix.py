@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from worker.native.library import Matrix, Threads
-from worker.native.zeros import zeros
+from worker.native.memory import zeros
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 CHUNK = 8192

@@ -30,18 +30,18 @@ def text_name(stored: str) -> str | None:
     """The name that a tensor of a checkpoint has in the model of its text part; None for a tensor of another part."""
     if _OTHER.match(stored):
         return None
-    found = _TEXT.match(stored)
-    if found is None:
+    match = _TEXT.match(stored)
+    if match is None:
         return stored
-    return f"{'lm_head.' if found['head'] else 'model.'}{stored[found.end() :]}"
+    return f"{'lm_head.' if match['head'] else 'model.'}{stored[match.end() :]}"
 
 
 def image_name(stored: str) -> str | None:
     """The name of a tensor of the image part, without the prefixes of the checkpoint; None for other tensors."""
-    found = _STORED.fullmatch(stored)
-    if found is None:
+    match = _STORED.fullmatch(stored)
+    if match is None:
         return None
-    name = found["name"]
+    name = match["name"]
     return _TOWER + name.removeprefix(_INNER) if name.startswith(_INNER) else name
 
 

@@ -36,10 +36,10 @@ class StoredTogether(Checkpoint):
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` and `.bias` for the parts of an expert."""
-        found = _EXPERT.fullmatch(name)
-        if found is None:
+        match = _EXPERT.fullmatch(name)
+        if match is None:
             return super().read(name, dim, ranges)
-        experts, number, part, leaf = found[1], int(found[2]), found[3], found[4]
+        experts, number, part, leaf = match[1], int(match[2]), match[3], match[4]
         rows = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[part]
         stem = f"{experts}.{'down' if part == 'down' else 'gate_up'}_proj"
         [(start, stop)] = ranges or [(None, None)]
@@ -79,11 +79,11 @@ class StoredAbove(Checkpoint):
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> NDArray[Any]:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
-        found = _EXPERT.fullmatch(name)
-        if found is None or name in self:
+        match = _EXPERT.fullmatch(name)
+        if match is None or name in self:
             return super().read(name, dim, ranges)
-        part, stem = found[3], found[1].removesuffix("experts") + self._stored[found[3] == "down"]
-        matrix = one_of(super().read(stem), stem, int(found[2]))
+        part, stem = match[3], match[1].removesuffix("experts") + self._stored[match[3] == "down"]
+        matrix = one_of(super().read(stem), stem, int(match[2]))
         if part != "down":
             gate, up = np.array_split(matrix, 2)
             matrix = gate if part == "gate" else up

@@ -78,7 +78,7 @@ def check_days(days: int) -> int:
 
 def _within_bounds(limits: KeyLimits) -> dict[str, Any]:
     """The limits that are given. Raises RequestError for a number beyond its range."""
-    fields = limits.given()
+    fields = limits.set_fields()
     for name, value in fields.items():
         if isinstance(value, int):
             check_number(name, value)

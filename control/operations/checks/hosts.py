@@ -160,8 +160,8 @@ def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
         message = f"the clock of Redis' machine differs by {seconds:+.1f} s from those of all hosts"
         checks.warning("clock", message, remedy)
     else:
-        told = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
-        checks.warning("clock", f"clocks differ from that of Redis: {told}", remedy)
+        differences = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
+        checks.warning("clock", f"clocks differ from that of Redis: {differences}", remedy)
 
 
 def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:

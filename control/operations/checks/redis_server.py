@@ -30,8 +30,8 @@ def check_version(info: Info, checks: Checks) -> None:
         remedy = "Use Redis 6.2 to 8 or Valkey 7.2 to 9, on which Furrow is tested."
         checks.warning("version", f"{kind} {version} is a server that Furrow is not tested on", remedy)
         return
-    known = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
-    if known < OLDEST_VERSION:
+    numbers = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
+    if numbers < OLDEST_VERSION:
         checks.error("version", f"{kind} {version} is too old", "Install Redis 6.2 or newer, or Valkey 7.2 or newer.")
     else:
         checks.ok("version", f"{kind} {version}")

@@ -44,11 +44,11 @@ def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
             after = "-"
             while True:
                 queue = keys.queue(priority, tenant)
-                found = run(client, read("XRANGE", queue, after, "+", "COUNT", PAGE, parse=entries))
-                if not found:
+                waiting = run(client, read("XRANGE", queue, after, "+", "COUNT", PAGE, parse=entries))
+                if not waiting:
                     break
-                yield [rid for _, rid in found]
-                after = f"({found[-1][0]}"
+                yield [rid for _, rid in waiting]
+                after = f"({waiting[-1][0]}"
 
 
 def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:

@@ -114,29 +114,29 @@ def correct(client: SyncRedis, model: str, counted: Counted) -> bool:
 
 def _members(client: SyncRedis, key: str) -> dict[str, int]:
     """The members of a sorted set with their scores, read in pages."""
-    found, cursor = dict[str, int](), 0
+    scores, cursor = dict[str, int](), 0
     while True:
         cursor, page = run(client, read("ZSCAN", key, cursor, "COUNT", PAGE, parse=tuple[int, list[tuple[str, float]]]))
-        found |= {member: int(score) for member, score in page}
+        scores |= {member: int(score) for member, score in page}
         if not int(cursor):
-            return found
+            return scores
 
 
 def _count_queues(client: SyncRedis, keys: ModelKeys, flows: Sequence[Flow]) -> dict[Flow, _Queue]:
-    found = {flow: _Queue() for flow in flows}
+    queues = {flow: _Queue() for flow in flows}
     after = dict.fromkeys(flows, "")
     while after:
         calls = [Call("waiting_page", (keys.queue(*flow),), (last, PAGE), list[Any]) for flow, last in after.items()]
         pages = dict(zip(after, run_every(client, calls), strict=True))
         for flow, (last, requests, tokens, sequences, length) in pages.items():
-            queue = found[flow]
+            queue = queues[flow]
             queue.requests += requests
             queue.tokens += tokens
             queue.sequences += sequences
             queue.length = length
             after[flow] = last
         after = {flow: after[flow] for flow, page in pages.items() if page[1] == PAGE}
-    return found
+    return queues
 
 
 def _numbers(reply: list[Any]) -> list[int]:

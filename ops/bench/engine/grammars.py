@@ -24,7 +24,7 @@ from ops.bench.common.summary import median
 from worker.engine.step import Forward
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Finisher, Sequence
 
 ANSWER = {

@@ -43,9 +43,9 @@ def _decode(query, out, partial, key_pages, value_pages, tables, owners, positio
     row, place = tl.arange(0, TILE), tl.arange(0, PADDED_DIM)
     head, real = kv_head * GROUP + row, row < GROUP
     mask = real[:, None] & (place < DIM)[None, :]
-    asked = tl.load(query + head[:, None] * query_head + token * query_token + place[None, :], mask=mask, other=0.0)
+    queries = tl.load(query + head[:, None] * query_head + token * query_token + place[None, :], mask=mask, other=0.0)
     best, total, sums = over_range(
-        asked, length - 1 + row * 0, begin, end, tables + owner * table_row, kv_head, key_pages, value_pages,
+        queries, length - 1 + row * 0, begin, end, tables + owner * table_row, kv_head, key_pages, value_pages,
         scale, cap, window, CAPPED, KV_HEADS, DIM, PADDED_DIM, TILE, PAGE, KEYS, WIDENED, LOG2_E)
     if SPLITS == 1:
         result = normalised(best, total, sums, sinks, head, real, SINKS, LOG2_E)
@@ -89,8 +89,8 @@ def _processors(device: torch.device) -> int:
 
 def splits_for(rows: int, kv_heads: int, device: torch.device) -> int:
     """Splits that give each of the device's processors about two programs, a power of two."""
-    wanted = 2 * _processors(device) // max(1, rows * kv_heads)
-    return min(MOST_SPLITS, triton.next_power_of_2(max(1, wanted)))
+    splits = 2 * _processors(device) // max(1, rows * kv_heads)
+    return min(MOST_SPLITS, triton.next_power_of_2(max(1, splits)))
 
 
 def decode(

@@ -31,11 +31,11 @@ def _prefill(query, out, key_pages, value_pages, tables, owners, positions, tile
     token, head = row // PADDED_GROUP, kv_head * GROUP + row % PADDED_GROUP
     real = (token < count) & (row % PADDED_GROUP < GROUP)
     mask = real[:, None] & (place < DIM)[None, :]
-    asked = tl.load(query + head[:, None] * query_head + (first + token)[:, None] * query_token + place[None, :],
+    queries = tl.load(query + head[:, None] * query_head + (first + token)[:, None] * query_token + place[None, :],
                     mask=mask, other=0.0)
     table = tables + tl.load(owners + first) * table_row
     best, total, sums = over_range(
-        asked, offset + token, tl.maximum(offset - window + 1, 0), offset + count, table, kv_head, key_pages,
+        queries, offset + token, tl.maximum(offset - window + 1, 0), offset + count, table, kv_head, key_pages,
         value_pages, scale, cap, window, CAPPED, KV_HEADS, DIM, PADDED_DIM, TILE, PAGE, KEYS, WIDENED, LOG2_E)
     result = normalised(best, total, sums, sinks, head, real, SINKS, LOG2_E)
     target = ((first + token) * (KV_HEADS * GROUP) + head) * DIM

@@ -26,11 +26,11 @@ def capped(scores, cap):
 
 # fmt: off
 @triton.jit
-def over_range(asked, sees, begin, end, table, kv_head, key_pages, value_pages, scale, cap, window,
+def over_range(queries, sees, begin, end, table, kv_head, key_pages, value_pages, scale, cap, window,
                CAPPED: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
                TILE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, WIDENED: tl.constexpr,
                LOG2_E: tl.constexpr):
-    """`asked` (rows, dim), of which each sees the `window` positions up to `sees` (rows), over positions
+    """`queries` (rows, dim), of which each sees the `window` positions up to `sees` (rows), over positions
     [begin, end) of the sequence with this table → (best, total, sums)."""
     place = tl.arange(0, PADDED_DIM)
     best = tl.full([TILE], float("-inf"), tl.float32)
@@ -45,7 +45,7 @@ def over_range(asked, sees, begin, end, table, kv_head, key_pages, value_pages, 
         # Memory behind the end is uninitialised, so it is not read.
         key = tl.load(key_pages + line[None, :] + place[:, None],
                       mask=inside[None, :] & (place < DIM)[:, None], other=0.0)
-        scores = product(asked, key, WIDENED) * scale
+        scores = product(queries, key, WIDENED) * scale
         if CAPPED:
             scores = capped(scores, cap)
         visible = inside[None, :] & (keys[None, :] <= sees[:, None]) & (keys[None, :] > sees[:, None] - window)

@@ -19,13 +19,13 @@ def _gated(gate, up, out, gate_row, up_row, WIDTH: tl.constexpr, BLOCK: tl.const
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = place < WIDTH
-    given = tl.load(gate + row * gate_row + place, mask=mask, other=0.0)
-    value = given.to(tl.float32)
+    values = tl.load(gate + row * gate_row + place, mask=mask, other=0.0)
+    value = values.to(tl.float32)
     # x · sigmoid(x), or GELU by way of tanh, as x · (1 + tanh(y)) / 2 = x · sigmoid(2 y).
     slope = value
     if GELU:
         slope = 2.0 * 0.7978845608028654 * (value + 0.044715 * value * value * value)
-    active = (value / (1.0 + tl.exp(tl.minimum(-slope, 80.0)))).to(given.dtype).to(tl.float32)
+    active = (value / (1.0 + tl.exp(tl.minimum(-slope, 80.0)))).to(values.dtype).to(tl.float32)
     factor = tl.load(up + row * up_row + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * WIDTH + place, active * factor, mask=mask)
 # fmt: on

@@ -17,15 +17,15 @@ def _rms_norm(rows, weight, out, outer_stride, inner_stride, inner, eps,
     place = tl.arange(0, PADDED_DIM)
     mask = place < DIM
     start = row // inner * outer_stride + row % inner * inner_stride
-    given = tl.load(rows + start + place, mask=mask, other=0.0)
-    value = given.to(tl.float32)
+    values = tl.load(rows + start + place, mask=mask, other=0.0)
+    value = values.to(tl.float32)
     value = value / tl.sqrt(tl.sum(value * value, 0) / DIM + eps)
     factor = tl.load(weight + place, mask=mask, other=0.0)
     # Rounded where the modelling code rounds: gemma's after the weight, which is kept as its difference to one.
     if ONE_ADDED:
         result = value * (1.0 + factor.to(tl.float32))
     else:
-        result = value.to(given.dtype).to(tl.float32) * factor.to(tl.float32)
+        result = value.to(values.dtype).to(tl.float32) * factor.to(tl.float32)
     tl.store(out + row * DIM + place, result, mask=mask)
 # fmt: on
 

@@ -24,7 +24,7 @@ def stacked(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Te
     """The parts (rows, …) one under the other, always as a copy. A tensor of safetensors may be the mapped file, which
     may change in place, and whose alignment would change the speed and the last bits of products."""
     rows = sum(part.shape[0] for part in parts)
-    kept = torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=device)
-    for place, part in zip(kept.split([part.shape[0] for part in parts]), parts, strict=True):
+    rows_of_all = torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=device)
+    for place, part in zip(rows_of_all.split([part.shape[0] for part in parts]), parts, strict=True):
         place.copy_(part)
-    return kept
+    return rows_of_all

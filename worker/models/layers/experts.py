@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.models.layers.packing import Pack
-from worker.models.rank_weights import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
+from worker.models.shard import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
 from worker.tensors import as_tensor
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
@@ -34,8 +34,8 @@ class PackedExperts(nn.Module):
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
             gate, up = self.gate_up[expert](hidden[tokens]).chunk(2, dim=-1)
-            found = self.down[expert](self._combine(gate, up))
-            out.index_add_(0, tokens, found * weights[tokens, places, None])
+            outputs = self.down[expert](self._combine(gate, up))
+            out.index_add_(0, tokens, outputs * weights[tokens, places, None])
         return out
 
 
@@ -52,11 +52,11 @@ def packed(
     a tensor's name and its part as stored, and gives what `pack` takes."""
     layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
     sizes = sizes_of(module)
-    for leaf, kept in layers.items():
+    for leaf, linears in layers.items():
         for expert in range(getattr(module, leaf).shape[0]):
             parts = weights.expert(name, leaf, sizes, expert)
             bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
-            kept.append(pack([converted(stored, part) for stored, part in parts], bias))
+            linears.append(pack([converted(stored, part) for stored, part in parts], bias))
     return PackedExperts(layers[GATE_UP], layers[DOWN], _combine(module))
 
 

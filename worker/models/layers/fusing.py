@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from worker.models.siblings import LinearGroup, groups_of
+from worker.models.shard import LinearGroup, groups_of
 
 
 def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:

@@ -38,9 +38,9 @@ def _equal(norm: Any) -> FusedRMSNorm | None:
         return None
     weighted = isinstance(weight, Tensor)
     sample = torch.randn(4, *(weight.shape if weighted else (16,)), generator=torch.Generator().manual_seed(0))
-    wanted = norm(sample)
+    expected = norm(sample)
     for candidate in (weight.detach(), 1.0 + weight.detach()) if weighted else (None,):
         fused = FusedRMSNorm(candidate, eps)
-        if torch.allclose(fused(sample), wanted, rtol=TOLERANCE, atol=TOLERANCE):
+        if torch.allclose(fused(sample), expected, rtol=TOLERANCE, atol=TOLERANCE):
             return fused
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.weights.sharding import ShardPlan, padded_share
 
 
@@ -84,8 +84,8 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         local = ids - self._start
         mine = (local >= 0) & (local < self.embedding.weight.shape[0])
-        found = self.embedding(local.where(mine, 0))
-        return self._link.collective.all_reduce(found.masked_fill(~mine.unsqueeze(-1), 0))
+        vectors = self.embedding(local.where(mine, 0))
+        return self._link.collective.all_reduce(vectors.masked_fill(~mine.unsqueeze(-1), 0))
 
 
 class VocabParallelHead(nn.Module):

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.module import Module, Numbers
-from worker.native import aligned
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
+from worker.native.memory import empty
 from worker.weights.packed_matrix import PackedMatrix
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -84,9 +84,9 @@ class PackedLinear(Module):
     def product(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """inputs (…, inputs) float32 → (…, outputs) float32."""
         rows = np.ascontiguousarray(inputs)
-        out = aligned.empty((*rows.shape[:-1], self.outputs), np.float32)
+        out = empty((*rows.shape[:-1], self.outputs), np.float32)
         threads, count = self.threads, rows.size // self.inputs
-        room = aligned.empty(threads.library.furrow_product_room(self._address, count), np.uint8)
+        room = empty(threads.library.furrow_product_room(self._address, count), np.uint8)
         threads.library.furrow_product(
             threads.address, self._address, rows.ctypes.data, count, out.ctypes.data, room.ctypes.data
         )
@@ -95,7 +95,7 @@ class PackedLinear(Module):
     def look_up(self, ids: NDArray[Any]) -> NDArray[Any]:
         """The weights of the outputs `ids` (…) int64 as rows (…, inputs) float32."""
         ids = np.ascontiguousarray(ids)
-        out = aligned.empty((*ids.shape, self.inputs), np.float32)
+        out = empty((*ids.shape, self.inputs), np.float32)
         self.threads.library.furrow_look_up(self._address, ids.ctypes.data, ids.size, out.ctypes.data)
         return out
 
@@ -165,6 +165,6 @@ class SplitEmbedding(Module):
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         local = ids - self.start
         mine = (local >= 0) & (local < self.count)
-        found = self.rows(np.where(mine, local, 0))
-        found[~mine] = 0
-        return self._link.collective.all_reduce(found)
+        vectors = self.rows(np.where(mine, local, 0))
+        vectors[~mine] = 0
+        return self._link.collective.all_reduce(vectors)

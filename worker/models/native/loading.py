@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.families.recurrence import Recurrence
 from worker.models.native import recurrent
 from worker.models.native.linear import (
@@ -24,8 +24,17 @@ from worker.models.native.linear import (
 )
 from worker.models.native.module import Module, Unfilled
 from worker.models.native.modules import LAYERS_TABLE, CausalModel, Linear
-from worker.models.rank_weights import DOWN, GATE_UP, RankWeights, are_experts, have_biases, rounded, sizes_of
-from worker.models.siblings import LinearGroup, groups_of
+from worker.models.shard import (
+    DOWN,
+    GATE_UP,
+    LinearGroup,
+    RankWeights,
+    are_experts,
+    groups_of,
+    have_biases,
+    rounded,
+    sizes_of,
+)
 from worker.native.library import Threads
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from control.errors import ModelFilesError
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import WholeLayout
 from worker.models.layers.packing import packing
 from worker.models.pooled.encoder import BertEncoder

@@ -42,11 +42,11 @@ class RowThreads:
 def divided(counts: Sequence[int], most: int) -> list[slice]:
     """Neighbouring places of `counts` in at most `most` parts of about equal sums, each of LEAST_TOKENS or more."""
     total = sum(counts)
-    wanted = max(1, min(most, len(counts), total // LEAST_TOKENS))
+    threads = max(1, min(most, len(counts), total // LEAST_TOKENS))
     borders, done = [0], 0
     for place, count in enumerate(counts):
         # The border goes to the side on which it is nearer to an equal share.
-        if place > borders[-1] and len(borders) < wanted and done + count / 2 > total * len(borders) / wanted:
+        if place > borders[-1] and len(borders) < threads and done + count / 2 > total * len(borders) / threads:
             borders.append(place)
         done += count
     return [slice(start, stop) for start, stop in zip(borders, [*borders[1:], len(counts)], strict=True)]

@@ -81,8 +81,8 @@ class GatedDelta(nn.Module):
         matrices = state.matrices(self.layer)
         for token in range(len(inputs)):
             matrices.mul_(keeping[token, :, None, None])
-            known = torch.einsum("hkv,hk->hv", matrices, key[token])
-            change = (value[token] - known) * learning[token, :, None]
+            recalled = torch.einsum("hkv,hk->hv", matrices, key[token])
+            change = (value[token] - recalled) * learning[token, :, None]
             matrices.add_(key[token, :, :, None] * change[:, None, :])
             out[token] = torch.einsum("hkv,hk->hv", matrices, query[token])
 

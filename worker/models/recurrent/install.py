@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR, DeltaRule, Recurrence
 from worker.families.short_convolution import ShortConvolution

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.families.mamba import Mamba
 from worker.kv.slab_attention import SlabAttention, StateTensors
 

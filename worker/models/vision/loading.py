@@ -49,8 +49,8 @@ def _encoder(part: ImagePart, dtype: torch.dtype, text: Any) -> QwenEncoder | Si
     """The modules, with parameters on the meta device."""
     if part.images.tower == "siglip":
         tokens = (part.input.side // part.input.unit) ** 2
-        given = {"text_config": {"hidden_size": text.hidden_size}, "mm_tokens_per_image": tokens}
-        return SiglipEncoder(_configuration(part, given), dtype)
+        fields = {"text_config": {"hidden_size": text.hidden_size}, "mm_tokens_per_image": tokens}
+        return SiglipEncoder(_configuration(part, fields), dtype)
     return QwenEncoder(_configuration(part, {}).vision_config, dtype)
 
 

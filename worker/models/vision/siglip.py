@@ -32,6 +32,6 @@ class SiglipEncoder(nn.Module):
         return self.vision_tower.encoder.layers
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.vision_tower(pixel_values=image.unsqueeze(0), return_dict=True)
-        rows = self.multi_modal_projector(found.last_hidden_state)[0]
+        encoded = self.vision_tower(pixel_values=image.unsqueeze(0), return_dict=True)
+        rows = self.multi_modal_projector(encoded.last_hidden_state)[0]
         return rows, rows.new_empty(0, *rows.shape)

@@ -14,7 +14,7 @@ from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
 from worker.leader.leader import limits_on
 from worker.rank.rank_worker import RankWorker
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 

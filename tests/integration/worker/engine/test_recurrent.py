@@ -127,8 +127,8 @@ def test_the_models_have_recurrent_layers_in_cpp(
     monkeypatch.setattr(forward, "Plan", noted)
     served = load(checkpoint(family), collective=Solo(), dtype="float32")
     (plan,) = plans
-    assert [layer.delta for layer in plan._layers] == [0, -1, 1]
-    assert (plan.model.delta_count, plan.model.output_gate) == (2, int("qwen" in family))
+    assert [layer.recurrent for layer in plan._layers] == [0, -1, 1]
+    assert (plan.model.recurrent_count, plan.model.output_gate) == (2, int("qwen" in family))
     assert len(served.cache_layout.layers) == 1
     assert served.cache_layout.state_tokens > 0
 

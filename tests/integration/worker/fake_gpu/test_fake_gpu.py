@@ -30,7 +30,7 @@ from worker.engine.step import Engine
 from worker.kv.stores import store_for
 from worker.models.kernels import modules as kernels
 from worker.models.loading import load
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
 JOBS = [Job(sid, list(range(5 + 9 * sid)), 16, 4, start=sid) for sid in range(3)]

@@ -17,7 +17,7 @@ from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import filters
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import StepSampler, StepTokens
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.sequence import Finisher, Sequence
 

@@ -12,8 +12,7 @@ import torch
 from control.messages import ReasoningBudget, Sampling
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import constraints
-from worker.sampling.sampler import LogitsHealth
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import LogitsHealth, StepSampler, StepTokens
 from worker.sampling.tensor_sampler import TensorLogits, TensorSampler
 from worker.scheduling.sequence import Sequence
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from ml_dtypes import bfloat16
 
-from worker.native.zeros import LARGE_PAGE, LEAST_SHARED, zeros
+from worker.native.memory import LARGE_PAGE, LEAST_SHARED, zeros
 
 
 @pytest.mark.parametrize("kind", [np.float32, bfloat16, np.int8])
@@ -32,7 +32,7 @@ def test_what_is_not_written_is_not_resident() -> None:
 
 def test_small_ones_share_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrices of experts are small, and so are the pages that they would get one by one."""
-    monkeypatch.setattr("worker.native.zeros._rest", np.empty(0, np.uint8))
+    monkeypatch.setattr("worker.native.memory._rest", np.empty(0, np.uint8))
     several = [zeros(count, np.int8) for count in (LEAST_SHARED, 3 * LEAST_SHARED + 1, LEAST_SHARED)]
     for number, one in enumerate(several):
         assert one.ctypes.data % 64 == 0 and not one.any()

@@ -1,8 +1,10 @@
-"""Memory of a CPU that is zero and costs nothing until it is touched."""
+"""Arrays that C++ reads: they begin at the border of a cache line, where numpy promises 16 bytes. Zeros cost nothing
+until they are touched."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import threading
 from typing import Any
@@ -13,11 +15,18 @@ from numpy.typing import DTypeLike, NDArray
 LARGE_PAGE = 2 * 2**20
 LEAST_SHARED = 64 * 2**10
 """Bytes from which on arrays share large pages; smaller ones are read from few pages anyway."""
-_LINE = 64
+LINE = 64
 _SHARED = 16 * LARGE_PAGE
 
 _rest: NDArray[np.uint8] = np.empty(0, np.uint8)
 _lock = threading.Lock()
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array whose values are whatever was there; large ones are not touched."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
+    return _from_line(np.empty(size + LINE, np.uint8), size).view(kind).reshape(shape)
 
 
 def zeros(count: int, dtype: DTypeLike, large: bool = True) -> NDArray[Any]:
@@ -26,17 +35,17 @@ def zeros(count: int, dtype: DTypeLike, large: bool = True) -> NDArray[Any]:
     kind = np.dtype(dtype)
     size = count * kind.itemsize
     if size < 2 * LARGE_PAGE:
-        return (_part(size) if large and size >= LEAST_SHARED else _small(size)).view(kind)
+        part = _part(size) if large and size >= LEAST_SHARED else _from_line(np.zeros(size + LINE, np.uint8), size)
+        return part.view(kind)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, kind)
 
 
-def _small(size: int) -> NDArray[np.uint8]:
-    """`size` bytes from the border of a cache line on, where numpy promises 16 bytes."""
-    whole = np.zeros(size + _LINE, np.uint8)
-    begin = -whole.ctypes.data % _LINE
+def _from_line(whole: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """`size` of the bytes `whole`, from the first border of a cache line on."""
+    begin = -whole.ctypes.data % LINE
     return whole[begin : begin + size]
 
 
@@ -46,7 +55,7 @@ def _part(size: int) -> NDArray[np.uint8]:
     with _lock:
         if len(_rest) < size:
             _rest = large_pages(_SHARED)
-        part, _rest = _rest[:size], _rest[-(-size // _LINE) * _LINE :]
+        part, _rest = _rest[:size], _rest[-(-size // LINE) * LINE :]
         return part
 
 
