@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from api.chat.reading.response_template import form_of
+from api.chat.reading.table import TABLE
 from api.images.hosts import Hosts
-from api.schemas.view import CallFormat
+from api.schemas.view import OWN
 from control.keys import TENANT_NAME
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
@@ -46,6 +50,30 @@ def read_tenants(_context: click.Context, _parameter: click.Parameter, words: tu
         if not TENANT_NAME.fullmatch(tenant):
             raise click.BadParameter(f"{tenant!r} is no tenant's name; write all, or TENANT[,TENANT].")
     return tenants
+
+
+def read_chat_template(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The absolute path of a file of text."""
+    return None if path is None else _readable(path)[0]
+
+
+def read_response_template(_context: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    """The absolute path of a file with a response template."""
+    if path is None:
+        return None
+    absolute, text = _readable(path)
+    try:
+        form_of(OWN, json.loads(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{path!r} is no response template: {error}.") from None
+    return absolute
+
+
+def _readable(path: str) -> tuple[str, str]:
+    try:
+        return str(Path(path).resolve()), Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path!r} can't be read: {error}.") from None
 
 
 class ApiOption(click.Option):
@@ -189,8 +217,21 @@ _OPTIONS = (
     ),
     _option(
         "--tool-parser",
-        type=click.Choice(get_args(CallFormat)),
+        type=click.Choice(sorted(TABLE)),
         help="Format in which the models write tool calls [default: the format of their chat templates].",
+    ),
+    _option(
+        "--response-template",
+        metavar="FILE",
+        callback=read_response_template,
+        help="JSON file that says how the models write calls and reasoning: transformers' `response_template` "
+        "[default: that of a model's tokenizer_config.json, else the format of its chat template].",
+    ),
+    _option(
+        "--chat-template",
+        metavar="FILE",
+        callback=read_chat_template,
+        help="Jinja file that is rendered in place of the models' own chat templates.",
     ),
 )
 

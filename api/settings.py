@@ -36,6 +36,10 @@ class ApiSettings:
     without an effect."""
     tool_parser: CallFormat | None = None
     """The form in which every model writes its calls; None: what its template shows."""
+    response_template: str | None = None
+    """The path of a response template that is read in place of each model's own."""
+    chat_template: str | None = None
+    """The path of a chat template that is rendered in place of each model's own."""
     trusted_templates: tuple[str, ...] = ()
     """Names of models, and SHA-256 of chat templates, whose templates are rendered without bounds of work."""
     api_id: str = field(default_factory=_api_id)

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from api.chat.enforcement import answer_grammar
-from api.chat.forms import Forms
-from api.chat.reading.hermes import CLOSE, OPEN
-from api.chat.reading.llama3 import PYTHON_TAG
-from api.chat.reading.qwen_xml import END_FUNCTION, FUNCTION, may_be_text
+from api.chat.forms import PLAIN, Forms
+from api.chat.reading.arguments import may_be_text
+from api.chat.reading.calls import call_id
+from api.chat.reading.form import CallForm, Form, Ids
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import EFFORTS, ChatRequest, Offer, template_messages
 from api.schemas.decoding import refusal
 from api.schemas.generation import Constraint, grammar_of, only_one
 from api.schemas.image_parts import ImageSource
-from api.schemas.view import CallFormat, Calling, Reading, Thinking
+from api.schemas.view import Calling, Reading, Thinking
 from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
 _RESERVED = ("messages", "tools")
 """Variables of a template that have a field of their own in the request."""
-_MARKS = ("<tool_call>", "</tool_call>", PYTHON_TAG)
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_NOT_UNDERSTOOD = (
+    "'tools': calls of this model are not understood, what it writes is text. Name their form with `furrow api "
+    "--tool-parser` or `--response-template`."
+)
+_PLAIN_CALLS = (
+    "'tools': calls of this model are not understood, the demanded call is plain JSON. Name their form with "
+    "`furrow api --tool-parser` or `--response-template`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,8 @@ class ChatPrompt:
     """The grammar of the answer, where it is not free."""
     images: list[ImageSource] = field(default_factory=list[ImageSource])
     """In the order of their placeholders in the text."""
+    warnings: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """What of the request has not its whole effect, and the parameter."""
 
 
 def chat_prompt(
@@ -44,20 +55,31 @@ def chat_prompt(
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say; and
     NeedsProcess where the template can't be rendered in this process."""
     offer = request.offer
-    variables = _variables(request, assets, template, forms, offer)
+    variables = _variables(request, assets, template, offer)
     images = None if assets.images is None else list[ImageSource]()
     messages, config = template_messages(request.messages, images), assets.tokenizer_config
     images = images or []
-    calling = _calling(offer, forms)
+    warnings: list[tuple[str, str]] = []
+    if offer is not None and forms.calls is None:
+        warnings.append((_PLAIN_CALLS if offer.must else _NOT_UNDERSTOOD, "tools"))
+        if offer.must:
+            forms = replace(forms, calls=PLAIN, own=None)
+        else:
+            offer = None
+    form = forms.form
+    if form is not None:
+        _fit_ids(messages, form.ids)
+    calling = _calling(offer, forms, form)
     if request.continue_final_message:
         text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
         thinking = continued_thinking(_shown(forms.thinking, request), text, content)
-        calling = continued_calling(calling, content) if thinking is None or not thinking.begun else calling
+        open_thinking = thinking is not None and thinking.begun
+        calling = calling if open_thinking else continued_calling(calling, form, content)
     else:
         text = render(template, messages, config, variables)
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
-    constraint, thinks = _constraint(request, offer, forms, None if over else thinking, vocabulary)
+    constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary)
     if constraint is not None and calling is not None and calling.begun:
         raise RequestError(
             f"'{constraint.param}' constrains the answer, but the last message ends within a call, which no "
@@ -65,13 +87,21 @@ def chat_prompt(
             param=constraint.param,
         )
     thinking = thinking if thinks else None
-    if thinking is None and calling is None:
-        return ChatPrompt(text, None, constraint, images)
-    return ChatPrompt(text, Reading(thinking, calling, _marks(thinking, calling, vocabulary)), constraint, images)
+    if thinking is None and calling is None and not forms.text:
+        return ChatPrompt(text, None, constraint, images, warnings)
+    reading = Reading(
+        thinking,
+        calling,
+        _marks(thinking, form, vocabulary),
+        forms.text,
+        forms.own,
+        hidden=bool(forms.text) and request.include_reasoning is False,
+    )
+    return ChatPrompt(text, reading, constraint, images, warnings)
 
 
 def _constraint(
-    request: ChatRequest, offer: Offer | None, forms: Forms, thinking: Thinking | None, vocabulary: Vocabulary
+    request: ChatRequest, offer: Offer | None, form: Form | None, thinking: Thinking | None, vocabulary: Vocabulary
 ) -> tuple[Constraint | None, bool]:
     """The grammar of the answer, and True if reasoning may come before it.
 
@@ -87,16 +117,17 @@ def _constraint(
         if offer is not None:
             only_one(["tools", constraint.param])
         return constraint, False
-    if constraint is not None and offer is None and thinking is None:
+    marked = form is not None and any(form.answer)
+    if constraint is not None and offer is None and thinking is None and not marked:
         return constraint, True
-    text = answer_grammar(offer, forms.calls, thinking, vocabulary, answer)
+    text = answer_grammar(offer, form, thinking, vocabulary, answer)
     if text is None:
         return None, True
     return Constraint(Grammar("lark", text), "tools" if constraint is None else constraint.param), True
 
 
 def _variables(
-    request: ChatRequest, assets: ModelAssets, template: Template | None, forms: Forms, offer: Offer | None
+    request: ChatRequest, assets: ModelAssets, template: Template | None, offer: Offer | None
 ) -> dict[str, Any]:
     source = assets.chat_template
     template_kwargs = request.chat_template_kwargs or {}
@@ -119,13 +150,6 @@ def _variables(
         raise RequestError(
             "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
             "'tools' from the request.",
-            param="tools",
-            code="tools_not_supported",
-        )
-    if forms.calls is None:
-        raise RequestError(
-            "This model writes calls of tools in a form that this server can't read. Name a form that fits with "
-            "`furrow api --tool-parser`, or remove 'tools' from the request.",
             param="tools",
             code="tools_not_supported",
         )
@@ -174,13 +198,35 @@ def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
     return thinking and msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
 
 
-def _calling(offer: Offer | None, forms: Forms) -> Calling | None:
-    if offer is None or forms.calls is None:
+def _fit_ids(messages: list[dict[str, Any]], ids: Ids) -> None:
+    """Give calls and results of the history ids in the form that the template demands; calls keep theirs that fit."""
+    if ids == "any":
+        return
+    fitting: dict[str, str] = {}
+    number = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            own = call["id"]
+            fits = ids == "nine" and _NINE.fullmatch(own) is not None
+            fitting[own] = own if fits else call_id(ids, own, call["function"]["name"], number)
+            call["id"] = fitting[own]
+            number += 1
+        if "tool_call_id" in message:
+            own = message["tool_call_id"]
+            fits = ids == "nine" and _NINE.fullmatch(own) is not None
+            message["tool_call_id"] = fitting.get(own, own if fits else call_id(ids, own, message.get("name", ""), 0))
+
+
+def _calling(offer: Offer | None, forms: Forms, form: Form | None) -> Calling | None:
+    if offer is None or forms.calls is None or form is None or form.calls is None:
         return None
+    shapes = form.calls.shapes
+    names = any(shape.bare or shape.known for shape in shapes) or forms.thinking is not None
+    parameters = any(shape.kind == "parameters" for shape in shapes)
     return Calling(
         format=forms.calls,
-        names=[function.name for function in offer.functions] if forms.calls == "llama3" else [],
-        literal=_literal(offer) if forms.calls == "qwen_xml" else {},
+        names=[function.name for function in offer.functions] if names else [],
+        literal=_literal(offer) if parameters else {},
         single=offer.single,
         named=offer.named,
     )
@@ -198,18 +244,14 @@ def _literal(offer: Offer) -> dict[str, list[str]]:
     return parameters
 
 
-def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:
-    texts = [*((thinking.open, thinking.close) if thinking else ()), *(_MARKS if calling else ())]
-    return {token: text for text in texts if (token := vocabulary.hidden(text)) is not None}
+def _marks(thinking: Thinking | None, form: Form | None, vocabulary: Vocabulary) -> dict[int, str]:
+    """The special tokens of the form, by id."""
+    texts = [*((thinking.open, thinking.close) if thinking else ()), *(form.marks if form is not None else ())]
+    return vocabulary.hidden_in(texts)
 
 
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """The blank at its end is lost where a template trims a message."""
-_PAIRS: dict[CallFormat, tuple[tuple[str, str], ...]] = {
-    "hermes": ((OPEN, CLOSE),),
-    "qwen_xml": ((OPEN, CLOSE), (FUNCTION, END_FUNCTION)),
-    "llama3": ((PYTHON_TAG, PYTHON_TAG),),
-}
 
 
 def render_continued(
@@ -257,17 +299,24 @@ def continued_thinking(thinking: Thinking | None, prompt: str, content: str) -> 
     return None if said or prompt.rstrip().endswith(thinking.close) else thinking
 
 
-def continued_calling(calling: Calling | None, content: str) -> Calling | None:
+def continued_calling(calling: Calling | None, form: Form | None, content: str) -> Calling | None:
     """As `calling`, for the continuation of `content`: a call that this has begun is read from its beginning."""
-    if calling is None:
-        return None
+    if calling is None or form is None or form.calls is None:
+        return calling
     said = content.strip()
     begun = ""
-    for opened, closed in _PAIRS[calling.format]:
+    for opened, closed in _pairs(form.calls):
         at = content.rfind(opened)
         if at >= 0 and closed not in content[at + len(opened) :]:
             begun = content[at:]
             break
-    if not begun and calling.format == "llama3" and said.startswith("{"):
+    if not begun and form.calls.shape.bare and said.startswith("{"):
         begun = content
     return msgspec.structs.replace(calling, begun=begun, continued=bool(said))
+
+
+def _pairs(calls: CallForm) -> list[tuple[str, str]]:
+    """What opens a call, and what ends it."""
+    closes = [close.strip() for close in calls.close] or [calls.open[0].strip() if calls.open else "\0"]
+    pairs = [(opened.strip(), closes[0]) for opened in calls.open]
+    return pairs + [(start, shape.tail.strip() or closes[0]) for shape in calls.shapes for start in shape.starts]

@@ -1,15 +1,19 @@
 """A grammar for calls in the model's own form, and for reasoning before what is demanded: what makes it certain.
 
-The text is Lark with `%json`, as llguidance reads it; a token that was added to the vocabulary stands as `<[id]>`,
-because quoted text never matches one.
+It is made from the data by which answers are read. The text is Lark with `%json`, as llguidance reads it; a token that
+was added to the vocabulary stands as `<[id]>`, because quoted text never matches one.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, cast
 
-from api.chat.reading import hermes, qwen_xml
+from api.chat.reading.arguments import may_be_text
+from api.chat.reading.form import CallForm, CallShape, Form
+from api.chat.reading.table import TABLE
+from api.chat.relaxed_grammar import RelaxedGrammar
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import LARK, Function, Offer
 from api.schemas.escaped_lark import in_json_string
@@ -19,11 +23,13 @@ _TEXT = "TEXT: /(.|\\n)+/"
 _ONE_SPACE = {"whitespace_pattern": "[ ]?"}
 _LENIENT = {**_ONE_SPACE, "lenient": True, "coerce_one_of": True}
 """For tools that are not strict: keywords that can't be enforced are passed over."""
+_HOLE = re.compile(r"(\{id\}|\{index\}|\{arguments\}|\{parameters\})")
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def answer_grammar(
     offer: Offer | None,
-    form: CallFormat | None,
+    form: Form | CallFormat | None,
     thinking: Thinking | None,
     vocabulary: Vocabulary,
     answer: str | None = None,
@@ -34,93 +40,139 @@ def answer_grammar(
     no call, as Lark. Where neither a call nor that is demanded, strict functions still are what they say, if the
     model's opening tag is a token of its own.
     """
-    calling = offer is not None and form is not None
-    if not calling and answer is None:
+    form = TABLE.get(form) if isinstance(form, str) else form
+    calls = form.calls if form is not None and offer is not None else None
+    if calls is None and answer is None:
         return None
-    writer = _Writer(form or "hermes", vocabulary)
-    prefix = writer.reasoning(thinking) if thinking is not None else []
-    rules = writer.calls(offer) if offer is not None and form is not None else []
-    if offer is None or form is None:
+    writer = _Writer(form or Form(""), vocabulary)
+    rules = writer.calls(calls, offer) if calls is not None and offer is not None else []
+    if calls is None or offer is None:
         body = "answer"
     elif offer.must:
         body = "calls"
     elif answer is not None:
         body = "(answer | calls)"
-    elif form != "llama3" and vocabulary.knows(hermes.OPEN) and any(function.strict for function in offer.functions):
+    elif any(function.strict for function in offer.functions) and writer.opens_with_token(calls):
         body = "TEXT? (call TEXT?)?" if offer.single else "TEXT? (call TEXT?)*"
     else:
         return None
     if answer is not None:
-        rules.append(f"answer: {answer}")
+        rules += writer.answer(answer)
+    prefix = writer.reasoning(thinking) if thinking is not None else []
     return "\n".join([f"start: {'reasoning ' if prefix else ''}{body}", *rules, *prefix, _TEXT])
 
 
 class _Writer:
-    """Writes the rules of one format."""
+    """Writes the rules of one form."""
 
-    def __init__(self, form: CallFormat, vocabulary: Vocabulary) -> None:
+    def __init__(self, form: Form, vocabulary: Vocabulary) -> None:
         self._form, self._vocabulary = form, vocabulary
-        self.separator = "; " if form == "llama3" else "\n"
 
-    def calls(self, offer: Offer) -> list[str]:
+    def calls(self, calls: CallForm, offer: Offer) -> list[str]:
         """The rules for one call of an offered function, and for as many as are wanted."""
-        more = "" if offer.single else f" ({json.dumps(self.separator)} call)*"
+        shape = calls.shape
         names = " | ".join(f"call{index}" for index in range(len(offer.functions)))
-        rules = [rule for index, function in enumerate(offer.functions) for rule in self.function(index, function)]
-        return [f"calls: call{more}", f"call: {names}", *rules]
+        rules = [
+            rule for index, function in enumerate(offer.functions) for rule in self._function(index, function, shape)
+        ]
+        opened = "" if shape.bare else self.spelled(calls.open[0] if calls.open else "")
+        closed = "" if shape.bare else self.spelled(calls.close[0] if calls.close else "")
+        if shape.listed:
+            opened, closed = f'{opened} "["', f'"]" {closed}'
+        if shape.between and not shape.bare:
+            more = "" if offer.single else f" ({self.spelled(shape.between)} one)*"
+            return [f"calls: {opened} one{more} {closed}", f"call: {opened} one {closed}", f"one: {names}", *rules]
+        single = offer.single or self._form.channels is not None
+        more = "" if single else f" ({self.spelled(shape.between or shape.apart)} call)*"
+        return [f"calls: call{more}", f"call: {opened} one {closed}", f"one: {names}", *rules]
 
-    def function(self, index: int, function: Function) -> list[str]:
-        name = json.dumps(function.name)
-        if self._form == "qwen_xml":
-            return self._tagged(index, function)
-        schema = _text_in_json(function) or _schema(
-            function, function.parameters or {"type": "object", "properties": {}}
-        )
-        if self._form == "llama3":
-            head = _quoted(f'{{"name": {name}, "parameters": ')
-            return [f'call{index}: {head} {schema} "}}"']
-        head, tail = _quoted(f'\n{{"name": {name}, "arguments": '), _quoted("}\n")
-        return [f"call{index}: {self._tag(hermes.OPEN)} {head} {schema} {tail} {self._tag(hermes.CLOSE)}"]
+    def opens_with_token(self, calls: CallForm) -> bool:
+        """True if a call can't be begun by text."""
+        plain = not calls.shape.bare and not self._form.content and self._form.channels is None
+        return plain and bool(calls.open) and self._vocabulary.knows(calls.open[0].strip())
+
+    def answer(self, answer: str) -> list[str]:
+        """The rules for an answer in a demanded format, in the marks of the form."""
+        before, after = (self.spelled(text) for text in self._form.answer)
+        return [f"answer: {before} format {after}".rstrip(), f"format: {answer}"]
 
     def reasoning(self, thinking: Thinking) -> list[str]:
         """The rules for a reasoning in front; where the prompt has not opened it, it may be left out."""
-        close = self._tag(thinking.close)
+        close = self.spelled(thinking.close)
+        following = self.spelled(self._form.channels.following) if self._form.channels is not None else "BLANK?"
         if close.startswith("<["):
-            rules = [f"reasoned: TEXT? {close} BLANK?"]
+            rules = [f"reasoned: TEXT? {close} {following}"]
         else:
-            rules = [f"reasoned: thought BLANK?\nthought[suffix={close}]: /(.|\\n)*/"]
-        opened = "reasoned" if thinking.begun else f"({self._tag(thinking.open)} reasoned)?"
+            rules = [f"reasoned: thought {following}\nthought[suffix={close}]: /(.|\\n)*/"]
+        opened = "reasoned" if thinking.begun else f"({self.spelled(thinking.open)} reasoned)?"
         return [f"reasoning: {opened}", *rules, "BLANK: /[ \\n]{1,4}/"]
 
-    def _tagged(self, index: int, function: Function) -> list[str]:
-        """Qwen's XML has one element per parameter; those that are required must be there."""
+    def spelled(self, text: str) -> str:
+        """A text as the model writes it: what is a token of its own stands as that."""
+        pieces: list[str] = []
+        at = 0
+        for start, end, token in self._vocabulary.added_in(text):
+            pieces += [_quoted(text[at:start])] if start > at else []
+            pieces.append(f"<[{token}]>")
+            at = end
+        pieces += [_quoted(text[at:])] if at < len(text) else []
+        return " ".join(pieces)
+
+    def _function(self, index: int, function: Function, shape: CallShape) -> list[str]:
+        """The rules for a call of one function."""
+        call = shape.call.replace(shape.optional, "") if shape.optional else shape.call
+        rules: list[str] = []
+        parts: list[str] = []
+        for piece in _HOLE.split(call.replace("{name}", function.name)):
+            match piece:
+                case "{id}":
+                    parts.append("/[a-zA-Z0-9]{9}/")
+                case "{index}":
+                    parts.append("/[0-9]{1,2}/")
+                case "{arguments}" | "{parameters}":
+                    part, more = self._arguments(f"call{index}", function, shape)
+                    parts += [part] if part else []
+                    rules += more
+                case text:
+                    parts += [self.spelled(text)] if text else []
+        return [f"call{index}: {' '.join(parts)}", *rules]
+
+    def _arguments(self, rule: str, function: Function, shape: CallShape) -> tuple[str, list[str]]:
+        """What the arguments are, and the rules for it."""
+        if shape.kind == "parameters":
+            return self._parameters(rule, function, shape)
+        if shape.kind in ("relaxed", "python"):
+            grammar = RelaxedGrammar(rule, self.spelled(shape.quote) or _quoted('"'), python=shape.kind == "python")
+            return grammar.arguments(function.parameters or _NO_ARGUMENTS), grammar.rules
+        return _text_in_json(function) or _schema(function, function.parameters or _NO_ARGUMENTS), []
+
+    def _parameters(self, rule: str, function: Function, shape: CallShape) -> tuple[str, list[str]]:
+        """One element per parameter; those that are required must be there."""
         schema = function.parameters or {}
         properties: dict[str, Any] = schema.get("properties") or {}
         required: list[str] = schema.get("required") or []
         rules: list[str] = []
         elements: list[str] = []
+        before, _, after = shape.parameter.partition("{value}")
+        end = after.rstrip("\n")
+        rest = self.spelled(after[len(end) :])
         for place, (key, value) in enumerate(properties.items()):
-            name = f"call{index}_{place}"
-            head = _quoted(f"{qwen_xml.PARAMETER}{key}>\n")
-            if isinstance(value, dict) and isinstance(value.get(LARK), str):
-                rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {_END}")
-            elif qwen_xml.may_be_text(value):
-                rules += [f"{name}: {head} {name}_text", f"{name}_text[suffix={_END}]: {_text_of(value)}"]
+            name = f"{rule}_{place}"
+            text = may_be_text(value)
+            head = self.spelled(before.replace("{key}", key).replace("{text}", "true" if text else "false"))
+            closed = self.spelled(end)
+            if isinstance(value, dict) and isinstance(cast(dict[str, Any], value).get(LARK), str):
+                rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {closed}")
+            elif text and "<[" in closed:
+                values = _text_of(value)
+                rules.append(f"{name}: {head} {values if values.startswith('(') else 'TEXT?'} {closed}")
+            elif text:
+                rules += [f"{name}: {head} {name}_text", f"{name}_text[suffix={closed}]: {_any_text(value)}"]
             else:
                 definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-                rules += [f"{name}: {head} {_schema(function, {**value, **definitions})} {_END}"]
-            elements.append(f'({name} "\\n")' + ("" if key in required else "?"))
-        head, tail = _quoted(f"\n{qwen_xml.FUNCTION}{function.name}>\n"), _quoted(f"{qwen_xml.END_FUNCTION}\n")
-        body = " ".join(elements)
-        open_tag, close_tag = self._tag(qwen_xml.OPEN), self._tag(qwen_xml.CLOSE)
-        return [f"call{index}: {open_tag} {head} {body} {tail} {close_tag}", *rules]
-
-    def _tag(self, text: str) -> str:
-        token = self._vocabulary.tokenizer.token_to_id(text) if self._vocabulary.knows(text) else None
-        return _quoted(text) if token is None else f"<[{token}]>"
-
-
-_END = json.dumps("\n" + qwen_xml.END_PARAMETER)
+                rules += [f"{name}: {head} {_schema(function, {**value, **definitions})} {closed}"]
+            elements.append(f"({name} {rest})".replace(" )", ")") + ("" if key in required else "?"))
+        return " ".join(elements), rules
 
 
 def _text_of(schema: Any) -> str:
@@ -128,7 +180,11 @@ def _text_of(schema: Any) -> str:
     values: Any = schema.get("enum") if isinstance(schema, dict) else None
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return "(" + " | ".join(_quoted(value) for value in values) + ")"
-    return "/(.|\\n)*/"
+    return ""
+
+
+def _any_text(schema: Any) -> str:
+    return _text_of(schema) or "/(.|\\n)*/"
 
 
 def _schema(function: Function, schema: Any) -> str:

@@ -1,14 +1,23 @@
-"""The forms of a model's reasoning and calls, from its chat template and its special tokens."""
+"""The forms of a model's reasoning and calls: its own response template, else what its chat template shows."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from api.chat.reading.llama3 import PYTHON_TAG
+import structlog
+
+from api.chat.reading.form import Form
+from api.chat.reading.response_template import FormError, form_of
+from api.chat.reading.table import TABLE, reasoning_pairs, rows
 from api.chat.tokens import Vocabulary
-from api.schemas.view import CallFormat, Thinking
+from api.schemas.view import OWN, CallFormat, Thinking
 
-_THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+PLAIN = "plain"
+"""The form of calls that are demanded of a model whose own form is not known."""
+
+log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,26 +26,66 @@ class Forms:
 
     calls: CallFormat | None = None
     thinking: Thinking | None = None
+    text: CallFormat = ""
+    """The form of a text that has channels or marks of its own."""
+    own: Any = None
+    """The response template of a model that has its own."""
+
+    @property
+    def writes_text(self) -> bool:
+        """True if a text argument stands in a call as it is."""
+        form = self.form
+        return form is not None and form.calls is not None and form.calls.shape.kind == "parameters"
+
+    @property
+    def form(self) -> Form | None:
+        """All that an answer may be made of, where it is more than text and reasoning."""
+        if self.own is not None:
+            return form_of(OWN, self.own)
+        return TABLE.get(self.calls or self.text)
 
 
-def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | None = None) -> Forms:
-    """The forms in the template, or of marks that only the tokenizer has; `calls`, if given, is that of calls."""
+def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | None = None, own: Any = None) -> Forms:
+    """The forms in the template, or of marks that only the tokenizer has; `calls`, if given, is that of calls. `own`
+    is the model's own response template; one that can't be read is passed over."""
     source = template or ""
-    return Forms(calls or _calls(source, vocabulary), _thinking(source, vocabulary))
+    name = calls or _told(source, vocabulary)
+    form = TABLE.get(name or "")
+    # Transformers' form has no words for headers: text between channels would be an answer.
+    if own is not None and calls is None and (form is None or form.channels is None):
+        try:
+            own_form = form_of(OWN, own)
+        except FormError as error:
+            log.warning("a response template is passed over", action="response_template", reason=str(error))
+        else:
+            pair = own_form.reasoning[0] if own_form.reasoning else None
+            marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
+            thinking = marks or _thinking(source, vocabulary)
+            return Forms(OWN if own_form.calls is not None else None, thinking, _text(own_form), own)
+    told = None if form is None or form.calls is None else name
+    return Forms(told, _thinking(source, vocabulary, form), "" if form is None else _text(form))
 
 
-def _calls(source: str, vocabulary: Vocabulary) -> CallFormat | None:
-    if "<function=" in source and "<parameter=" in source:
-        return "qwen_xml"
-    if "<tool_call>" in source:
-        return "hermes"
-    if PYTHON_TAG in source or ("tools" in source and ("ipython" in source or vocabulary.knows(PYTHON_TAG))):
-        return "llama3"
+def _text(form: Form) -> str:
+    """The name of a form that also says how texts without calls are read."""
+    plain = form.channels is None and not form.content and not any(pair.anywhere for pair in form.reasoning)
+    return "" if plain else form.name
+
+
+def _told(source: str, vocabulary: Vocabulary) -> str | None:
+    """The first form in the table that the template shows."""
+    plain = re.sub(r"\\(?=[\"'])", "", source)
+    for name, row in rows().items():
+        for told in row.told_by:
+            if all(text in plain for text in told.template) and all(vocabulary.knows(text) for text in told.tokens):
+                return name
     return None
 
 
-def _thinking(source: str, vocabulary: Vocabulary) -> Thinking | None:
-    for start, end in _THINKING:
-        if start in source or end in source or (vocabulary.knows(start) and vocabulary.knows(end)):
-            return Thinking(start, end)
+def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> Thinking | None:
+    for pair in [*(form.reasoning if form is not None else ()), *reasoning_pairs()]:
+        opened, closed = pair.open.strip(), pair.close.strip()
+        known = closed in source and closed.startswith(("</", "[/"))
+        if opened in source or known or (vocabulary.knows(opened) and vocabulary.knows(closed)):
+            return Thinking(pair.open if form is not None and form.channels else opened, closed)
     return None

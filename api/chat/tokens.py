@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ WHOLE_CHARACTERS = 1 << 20
 _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
 """Tokens that cutting a text may add at the two ends of a piece; far more than it does in practice."""
+_MARK = re.compile(r"[<>\[\]|｜]")
+"""What tells a mark from a word or white space that was added to a vocabulary."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -206,6 +209,26 @@ class Vocabulary:
     def added(self, text: str) -> int | None:
         """The token whose text this is, if it was added to the vocabulary."""
         return self.tokenizer.token_to_id(text) if self.knows(text) else None
+
+    def added_in(self, text: str) -> list[tuple[int, int, int]]:
+        """The added tokens in a text that are marks: start, end and id of each; of two at a place the longer."""
+        found = [(mark, self.tokenizer.token_to_id(mark[0])) for mark in self._marks.finditer(text)]
+        return [(mark.start(), mark.end(), token) for mark, token in found if token is not None]
+
+    def hidden_in(self, texts: Sequence[str]) -> dict[int, str]:
+        """The special tokens that stand in the texts, by id: their texts are skipped when tokens are decoded."""
+        found = [self.hidden(text) for text in texts]
+        ids = {token for text in texts for _, _, token in self.added_in(text)} | {
+            one for one in found if one is not None
+        }
+        return {token: self.tokenizer.id_to_token(token) or "" for token in sorted(ids & self._hidden)}
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Finds the added tokens that are no plain words or white space."""
+        names = [self.tokenizer.id_to_token(token) or "" for token in self._special]
+        marks = sorted((name for name in names if _MARK.search(name)), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
     def special_texts(self) -> list[str]:
         """The texts of all tokens that mean something else than they spell."""

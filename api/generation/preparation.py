@@ -71,6 +71,8 @@ class Written:
     reading: Reading | None
     constraint: Constraint | None
     images: list[ImageSource]
+    warnings: Sequence[tuple[str, str]] = ()
+    """What of the body has not its whole effect, and the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def written(body: Body, served: ServedModel) -> Written:
     if isinstance(body, CompletionRequest):
         return Written(body.prompts, None, grammar_of(body), [])
     prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
-    return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images)
+    return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images, prompt.warnings)
 
 
 async def encoded(prompts: Written, body: Body, served: ServedModel, images: RequestImages) -> Prompts:
@@ -427,6 +429,8 @@ async def _prepared(
     size = max(caller.body_bytes, size_of(body))
     texts = await served.run(size, caller.images.tenant, written, body)
     reading, constraint = texts.reading, texts.constraint
+    for text, param in texts.warnings:
+        caller.warnings.add(text, param)
     grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
     prompts = await encoded(texts, body, served, caller.images)
     caller.images.loaded.clear()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -117,12 +118,14 @@ def serve(
     previous: ServedModel | None,
     images: ImageLoader | None,
     tool_parser: CallFormat | None,
+    response_template: Any = None,
     trusted: Collection[str] = (),
     report: Report | None = None,
 ) -> ServedModel:
     """The model that `assets` describe. Raises any error of a tokenizer that can't be used; ModelFileRefused for one
     that is not to be used. Where the tokenizer has a process of its own, `prepare` is to be called first.
 
+    `response_template` is one that is read in place of the model's own.
     `trusted` has the names of models, and the SHA-256 of templates, whose templates are rendered without bounds.
     `report` is called when a file of the model broke its bounds.
 
@@ -144,7 +147,8 @@ def serve(
     if not encodes:
         log.info("a tokenizer gets a process", action="confine", model=name, reason=judgement.encoding)
     template = _template(name, assets.chat_template, trusted)
-    forms = forms_of(assets.chat_template, vocabulary, tool_parser)
+    own = assets.tokenizer_config.get("response_template") if response_template is None else response_template
+    forms = forms_of(assets.chat_template, vocabulary, tool_parser, own)
     size = text_bytes(assets.context_length, longest)
     gaps = fill_in_middle_of(vocabulary)
     named = letters(vocabulary, assets)
@@ -243,6 +247,8 @@ class Models:
         """`async_client`: for the looks at a small farm; without it all are made in a thread."""
         self._client, self._images, self._reader = client, images, OverviewReader(client, async_client)
         self._tool_parser: CallFormat | None = settings.tool_parser
+        self._response_template = _content(settings.response_template, msgspec.json.decode)
+        self._chat_template: str | None = _content(settings.chat_template, str)
         self._longest_text = settings.body_limits.text_bytes
         self._aliases, self._any_name = _aliases(settings.served_model_names)
         self._overviews: dict[str, health.Overview] = {}
@@ -497,7 +503,11 @@ class Models:
 
     def _serve(self, name: str, assets: ModelAssets, made: ServedModel | None) -> ServedModel:
         report = partial(self._report, name)
-        return serve(name, assets, made, self._images, self._tool_parser, self._trusted, report)
+        if self._chat_template is not None:
+            assets = msgspec.structs.replace(assets, chat_template=self._chat_template)
+        return serve(
+            name, assets, made, self._images, self._tool_parser, self._response_template, self._trusted, report
+        )
 
     def _report(self, name: str, file: str, deed: str) -> None:
         """Tell operators of a file that broke its bounds."""
@@ -536,6 +546,11 @@ class Models:
 
     def _takes_requests(self, name: str) -> bool:
         return self._overviews[name].state in _WAITING_STATES
+
+
+def _content(path: str | None, read: Callable[[str], Any]) -> Any:
+    """The content of a file of an option; None without one."""
+    return None if path is None else read(Path(path).read_text(encoding="utf-8"))
 
 
 def _refusal(name: str, error: Exception) -> ModelFileRefused | None:

@@ -80,7 +80,7 @@ async def create_response(request: Http) -> Response[Any]:
             return response
 
         served = await model_for(request, parsed.model)
-        for text, param in await off_loop(8 * len(body), unenforced, parsed.tools or [], served.forms.calls):
+        for text, param in await off_loop(8 * len(body), unenforced, parsed.tools or [], served.forms.writes_text):
             caller.warnings.add(text, param)
         chat = await _chat(parsed, items, served, caller, stored=stored)
         if stored:

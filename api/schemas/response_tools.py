@@ -14,7 +14,6 @@ from api.schemas.chat import MAX_TOOLS
 from api.schemas.decoding import missing
 from api.schemas.escaped_lark import in_json_string
 from api.schemas.tool_functions import BUILT_IN, function_of
-from api.schemas.view import CallFormat
 from control.errors import RequestError
 
 Kind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
@@ -70,10 +69,11 @@ class ResponseTools:
         return None
 
 
-def unenforced(tools: list[Definition], form: CallFormat | None) -> list[tuple[str, str]]:
-    """Warnings about grammars that can't be enforced in the form in which the model writes calls."""
+def unenforced(tools: list[Definition], written: bool) -> list[tuple[str, str]]:
+    """Warnings about grammars that can't be enforced in the form in which the model writes calls. `written`: it writes
+    a text as it is, not inside JSON."""
     warnings: list[tuple[str, str]] = []
-    for tool in read_tools(tools).offered if form != "qwen_xml" else []:
+    for tool in read_tools(tools).offered if not written else []:
         grammar = _grammar(tool)
         if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
             place = f"{tool.place}.format"

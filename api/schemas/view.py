@@ -8,7 +8,9 @@ import msgspec
 
 from control.errors import RequestError
 
-CallFormat = Literal["hermes", "qwen_xml", "llama3"]
+CallFormat = str
+"""The name of a form in the table of `api.chat.reading`, or OWN for a model's own response template."""
+OWN = "own"
 
 
 class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +50,12 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     calling: Calling | None = None
     marks: dict[int, str] = {}
     """Special tokens, by id, that the parsers must see though their text is never shown."""
+    form: CallFormat = ""
+    """The form of a text that has more than calls and reasoning in it, such as channels."""
+    own: Any = None
+    """The response template of a model that has its own."""
+    hidden: bool = False
+    """True if the client does not want to see reasoning."""
 
 
 SEALED = "reasoning.encrypted_content"

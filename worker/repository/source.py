@@ -42,6 +42,7 @@ OPTIONAL = (
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "preprocessor_config.json",
     "processor_config.json",
 )

@@ -103,7 +103,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         logits,
         rows,
         lambda row: bool(row.forbidden),
-        lambda part, its: filters.remove(part, [row.forbidden for row in its]),
+        lambda part, its: filters.remove(part, [list(row.forbidden) for row in its]),
     )
     _on(
         logits,

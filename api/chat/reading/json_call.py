@@ -11,19 +11,21 @@ from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 
 _HEAD = re.compile(
-    r'\s*\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*"(?P<name>(?:[^"\\]|\\.)+)"\s*,'
-    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*\{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)*"(?:name|tool_name)"\s*:\s*'
+    r'"(?P<name>(?:[^"\\]|\\.)+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """The usual beginning, after which the arguments can be passed on as they come."""
+_KEYED_HEAD = re.compile(r'\s*\{\s*"(?P<name>(?:[^"\\]|\\.)+)"\s*:\s*(?=\{)')
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
 _NO_OBJECT = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
-_KEYS = ("name", "arguments", "parameters", "type", "id")
+_KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id")
 _HEAD_CHARACTERS = 1024
 """Where the beginning is longer than this, the call is read as a whole at its end."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _OUTSIDE_STRINGS = frozenset('{}[]:,"+-. \t\r\n0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
 
 
-class _Brackets:
+class Brackets:
     """Finds the end of a JSON object or list in a text that comes in pieces; it checks no grammar."""
 
     def __init__(self) -> None:
@@ -59,11 +61,11 @@ class _Brackets:
 class JsonCall:
     """Reads one object. `push` returns the text after it once it is over; if then nothing `begun`, that is all text."""
 
-    def __init__(self, calls: Calls, names: Collection[str] | None = None) -> None:
-        """With `known` names, an object that calls something else is no call."""
-        self._calls, self._known = calls, names
+    def __init__(self, calls: Calls, names: Collection[str] | None = None, *, keyed: bool = False) -> None:
+        """With `names`, an object that calls something else is no call. `keyed`: the name is the object's only key."""
+        self._calls, self._known, self._keyed = calls, names, keyed
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
-        self._brackets = _Brackets()
+        self._brackets = Brackets()
         self.held = ""
         """The text that was read without effect so far."""
         self.begun = False
@@ -90,19 +92,19 @@ class JsonCall:
         self.held += text
         start = self.held[:_HEAD_CHARACTERS]
         key = _FIRST_KEY.match(start)
-        if _NO_OBJECT.match(start) or (key is not None and key[1] not in _KEYS):
+        if _NO_OBJECT.match(start) or (key is not None and key[1] not in _KEYS and not self._keyed):
             return self._over()
-        if head := _HEAD.match(start):
+        if head := (_KEYED_HEAD if self._keyed else _HEAD).match(start):
             name = _value(f'"{head["name"]}"')
             if not isinstance(name, str) or not self._knows(name):
                 return self._over()
             self._begin(piece, name)
             rest, self.held = self.held[head.end() :], ""
-            self._state, self._brackets = "arguments", _Brackets()
+            self._state, self._brackets = "arguments", Brackets()
             return rest
         end = self._brackets.scan(text)
         if end is None:
-            return None
+            return self._over() if self._keyed and len(self.held) > _HEAD_CHARACTERS else None
         whole = len(self.held) - len(text) + end
         return self._whole(self.held[:whole], self.held[whole:], piece)
 
@@ -110,12 +112,12 @@ class JsonCall:
         """A complete object whose beginning was an unusual one."""
         value = _value(text)
         members = cast(dict[str, Any], value) if isinstance(value, dict) else {}
-        name = members.get("name")
+        name = members.get("name", members.get("tool_name"))
         arguments = members.get("arguments", members.get("parameters"))
         if not isinstance(name, str) or not name or not self._knows(name):
             return self._over()
         if not isinstance(arguments, str):
-            arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+            arguments = as_json({} if arguments is None else arguments)
         self._begin(piece, name)
         self._calls.argue(piece, arguments)
         self.held = ""
@@ -131,10 +133,13 @@ class JsonCall:
             return None
         if rest[0] != "," or not rest[1:].lstrip().startswith('"'):
             return rest
-        self._state, self._brackets = "extra", _Brackets()
+        self._state, self._brackets = "extra", Brackets()
         self._brackets.scan("{")
         end = self._brackets.scan(rest)
         return None if end is None else rest[end:]
+
+    def end(self, piece: Piece) -> None:
+        """A call that has begun was told as it came."""
 
     def _begin(self, piece: Piece, name: str) -> None:
         self.begun = True
@@ -146,6 +151,12 @@ class JsonCall:
     def _over(self) -> str:
         held, self.held = self.held, ""
         return held
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text; halves of a character, which UTF-8 has not, are written as escapes."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or not _SURROGATE.search(text) else json.dumps(value)
 
 
 def _value(text: str) -> Any:

@@ -15,6 +15,8 @@ class ThinkingParser:
         self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
         self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
         self._held = ""
+        self._mark = ""
+        """A control token with which the opening mark may begin."""
         self._said = thinking.continued
         """True once any reasoning was given out."""
 
@@ -27,7 +29,17 @@ class ThinkingParser:
 
     def takes(self, mark: str) -> bool:
         """True if a mark that comes now opens or closes the reasoning."""
-        return mark == (self._close if self._state == "thinking" else self._open if self._state == "opening" else None)
+        if self._state == "thinking":
+            return mark == self._close
+        if self._state == "opening" and self._open.startswith(mark) and not self._held.strip():
+            self._mark = mark
+            return True
+        return False
+
+    def reopen(self, thinking: Thinking) -> None:
+        """Reasoning has begun once more."""
+        self._open, self._close = thinking.open, thinking.close
+        self._state, self._said = "thinking", False
 
     def push(self, text: str) -> tuple[str, str]:
         self._held += text
@@ -45,7 +57,7 @@ class ThinkingParser:
     def end(self) -> tuple[str, str]:
         """The text that was held back, at the end of the answer."""
         if self._state == "opening":
-            return (self._take(), "") if self._begun else ("", self._take())
+            return (self._unmarked(), "") if self._begun else ("", self._unmarked())
         return (self._take(), "") if self._state == "thinking" else ("", "")
 
     def _opening(self) -> None:
@@ -55,10 +67,9 @@ class ThinkingParser:
             return
         if start.startswith(self._open):
             self._held, self._state = start[len(self._open) :], "thinking"
-        elif self._begun:
-            self._state = "thinking"
         else:
-            self._state = "after"
+            self._held = self._unmarked()
+            self._state = "thinking" if self._begun else "after"
 
     def _think(self) -> str:
         if not self._said:
@@ -72,6 +83,10 @@ class ThinkingParser:
         self._held = self._held[len(certain) :]
         self._said = self._said or bool(certain)
         return certain
+
+    def _unmarked(self) -> str:
+        """The held text without a control token that began no mark."""
+        return self._take().replace(self._mark, "", 1) if self._mark else self._take()
 
     def _take(self) -> str:
         held, self._held = self._held, ""

@@ -130,7 +130,6 @@ def test_the_switch_of_reasoning_at_the_top_of_the_body(fields: dict[str, Any], 
     ("template", "fields", "param"),
     [
         (PLAIN, {"tools": [WEATHER]}, "tools"),
-        ("{{ tools }}", {"tools": [WEATHER]}, "tools"),
         ("{{ reasoning_effort }}", {"reasoning_effort": "colossal"}, "reasoning_effort"),
         (
             PLAIN,
@@ -152,6 +151,20 @@ def test_what_a_template_can_not_say(template: str, fields: dict[str, Any], para
     with pytest.raises(RequestError) as caught:
         prompt(template, **fields)
     assert caught.value.param == param
+
+
+def test_tools_of_a_model_whose_form_is_not_known() -> None:
+    """A call that is demanded is plain JSON, else the answer is text; both with a warning, and the tools are shown."""
+    template = PLAIN + "{{ tools | length }}"
+    free = prompt(template, tools=[WEATHER])
+    assert (free.text, free.reading, free.constraint) == ("x1", None, None)
+    demanded = prompt(template, tools=[WEATHER], tool_choice="required")
+    assert demanded.text == "x1" and demanded.constraint is not None and demanded.constraint.param == "tools"
+    assert demanded.reading is not None and demanded.reading.calling == Calling("plain", names=["get_weather"])
+    for found in (free, demanded):
+        [(text, param)] = found.warnings
+        assert "calls of this model are not understood" in text and len(text) <= 200 and param == "tools"
+    assert prompt(TEMPLATE, tools=[WEATHER]).warnings == []
 
 
 def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.models import rank_weights
-from worker.models.rank_weights import LARGEST, rounded
+from worker.models import shard
+from worker.models.shard import LARGEST, rounded
 
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 
@@ -33,7 +33,7 @@ def test_rounding_saturates(
     shape: tuple[int, ...], kind: Any, storage: np.dtype[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks and threads as in one piece: to the nearest number, and to the largest instead of infinity."""
-    monkeypatch.setattr(rank_weights, "_BLOCK", 64)
+    monkeypatch.setattr(shard, "_BLOCK", 64)
     weights = numbers(shape, kind)
     most = LARGEST[storage.name]
     wide = weights.astype(np.float64 if kind is np.float64 else np.float32)
@@ -46,7 +46,7 @@ def test_rounding_saturates(
 
 def test_columns_of_a_larger_matrix_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's share may be a view whose rows do not lie one after the other."""
-    monkeypatch.setattr(rank_weights, "_BLOCK", 64)
+    monkeypatch.setattr(shard, "_BLOCK", 64)
     whole = numbers((50, 32), np.float32)
     assert np.array_equal(
         rounded(whole[:, 8:24], FLOAT16).view(np.uint16),

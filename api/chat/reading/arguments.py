@@ -1,0 +1,370 @@
+"""Arguments of calls as JSON while they come: JSON, parameters between marks, and relaxed values."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, Protocol
+
+from api.chat.reading.form import CallShape
+from api.chat.reading.json_call import Brackets, as_json
+from control.text.text import begun
+
+_KEY_CHARACTERS = 256
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+"""Models write Python's names for JSON's."""
+
+
+class Arguments(Protocol):
+    """Reads the arguments of one call."""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The next part of the arguments as JSON, and the text after them once they are over."""
+        ...
+
+    def end(self) -> str:
+        """The answer is over: what of the arguments is still held back."""
+        ...
+
+
+class JsonArguments:
+    """A JSON object, which is passed on as it comes."""
+
+    def __init__(self) -> None:
+        self._brackets = Brackets()
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        end = self._brackets.scan(text)
+        return (text, None) if end is None else (text[:end], text[end:])
+
+    def end(self) -> str:
+        return ""
+
+
+class Parameters:
+    """Each argument between marks of its own, such as `<parameter=KEY>value</parameter>`.
+
+    The form has no types: a value is text, unless the tool's schema, or the form itself, says that it is something
+    else. Then it is JSON where it reads as JSON, and text where it does not.
+    """
+
+    def __init__(self, shape: CallShape, literal: frozenset[str]) -> None:
+        """`literal`: the parameters that are no text."""
+        before, _, after = shape.parameter.partition("{value}")
+        self._parts = [part for part in re.split(r"(\{key\}|\{text\})|\s+", before) if part]
+        self._open = self._parts[0]
+        self._close = after.strip()
+        self._line_before, self._line_after = before.endswith("\n"), after.startswith("\n")
+        self._ends = ("\n" + self._close, self._close) if self._line_after else (self._close,)
+        self._names = literal
+        self._state: Literal["between", "head", "value", "over"] = "between"
+        self._held, self._searched, self._count = "", 0, 0
+
+    @property
+    def first(self) -> str:
+        """What the first of them begins with."""
+        return self._open
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        self._held += text
+        out: list[str] = []
+        while True:
+            if self._state == "between":
+                self._held = self._held.lstrip()
+                if len(self._held) < len(self._open) and self._open.startswith(self._held):
+                    break
+                self._state = "head" if self._held.startswith(self._open) else "over"
+            if self._state == "head":
+                head = self._head()
+                if head is None:
+                    break
+                out.append(head)
+                self._state, self._searched = "value" if head else "over", 0
+            if self._state == "over":
+                out.append("}" if self._count else "{}")
+                rest, self._held = self._held, ""
+                return "".join(out), rest
+            if not self._value(out):
+                break
+        return "".join(out), None
+
+    def end(self) -> str:
+        if self._state != "value":
+            return ""
+        rest, self._held = self._held, ""
+        if self._fresh:
+            return "" if self._literal else '"'
+        return literal(rest) if self._literal else quoted(rest)
+
+    def _head(self) -> str | None:
+        """The key as JSON; empty where there is none, None while that is unknown."""
+        rest, key, text = self._held, "", ""
+        for place, part in enumerate(self._parts):
+            if part not in ("{key}", "{text}"):
+                rest = rest.lstrip() if place else rest
+                if not rest.startswith(part):
+                    return None if part.startswith(rest) else ""
+                rest = rest[len(part) :]
+                continue
+            following = self._parts[place + 1] if place + 1 < len(self._parts) else "\n"
+            value, found, after = rest.partition(following)
+            if not found:
+                return None if len(rest) <= _KEY_CHARACTERS else ""
+            if len(value) > _KEY_CHARACTERS:
+                return ""
+            key, text = (value.strip(), text) if part == "{key}" else (key, value.strip())
+            rest = following + after
+        self._literal = text == "false" or (not text and key in self._names)
+        self._held, self._fresh = rest, True
+        self._count += 1
+        return (", " if self._count > 1 else "{") + as_json(key) + ": "
+
+    def _value(self, out: list[str]) -> bool:
+        """A text goes out as it comes; what may be JSON is read at its end. True once the value is over."""
+        if self._fresh:
+            if not self._held:
+                return False
+            if self._line_before:
+                self._held = self._held.removeprefix("\n")
+            self._fresh = False
+            out.append("" if self._literal else '"')
+        at = self._held.find(self._close, max(0, self._searched - len(self._close)))
+        if at >= 0:
+            text = self._held[:at]
+            text = text.removesuffix("\n") if self._line_after else text
+            out.append(literal(text) if self._literal else quoted(text) + '"')
+            self._held, self._state = self._held[at + len(self._close) :], "between"
+            return True
+        if self._literal:
+            self._searched = len(self._held)
+            return False
+        cut = len(self._held) - begun(self._held, self._ends)
+        out.append(quoted(self._held[:cut]))
+        self._held = self._held[cut:]
+        return False
+
+
+_WORD = re.compile(r"[^\s,:={}\[\]()'\"<]+")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "\n": ""}
+_CODE_DIGITS = {"x": 2, "u": 4, "U": 8}
+_WORD_CHARACTERS = 4096
+_CLOSES = {"{": "}", "[": "]", "(": "]"}
+
+
+class RelaxedArguments:
+    """Values with bare keys, Python's names and quotes of their own; and the keyword arguments of a Python call.
+
+    It begins at the bracket that opens the arguments, and is over behind the one that closes it.
+    """
+
+    def __init__(self, quote: str = "", *, keywords: bool = False) -> None:
+        """`quote` is a mark around texts; `keywords`: the outermost bracket has `key=value`."""
+        self._quotes = [mark for mark in (quote, '"', "'") if mark]
+        self._raw = quote
+        self._keywords = keywords
+        self._stack: list[str] = []
+        self._held = ""
+        self._quote = ""
+        """The quote that is open."""
+        self._key = False
+        """True where a key is to come."""
+        self._comma = False
+        """True where a comma is to be written before the next value."""
+        self._word = ""
+        """A word that may be a key."""
+        self._positional = 0
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        self._held += text
+        out: list[str] = []
+        rest: str | None = None
+        while self._held and rest is None:
+            if self._quote:
+                if not self._string(out):
+                    break
+            else:
+                step = self._structure(out)
+                if step is None:
+                    break
+                if step:
+                    rest, self._held = self._held, ""
+        return "".join(out), rest
+
+    def end(self) -> str:
+        out: list[str] = []
+        if self._word:
+            self._say_word(out)
+        elif not self._quote and (word := _WORD.fullmatch(self._held.strip())) and not self._key:
+            self._value(out, _constant(word[0]))
+        return "".join(out)
+
+    @property
+    def _named(self) -> bool:
+        """True where the bracket that is open has keys."""
+        return self._stack[-1] == "{" or (self._stack[-1] == "(" and len(self._stack) == 1 and self._keywords)
+
+    def _structure(self, out: list[str]) -> bool | None:
+        """Take the next character or word; True once the arguments are over, None where more text is needed."""
+        held = self._held = self._held.lstrip()
+        if not held:
+            return None
+        first = held[0]
+        if first in ":=" and (self._word or not self._key):
+            self._held = held[1:]
+            if self._word:
+                self._value(out, as_json(self._word))
+                self._word = ""
+            out.append(": ")
+            self._key = self._comma = False
+            return False
+        if self._word:
+            self._say_word(out)
+        if first in _CLOSES:
+            if self._stack:
+                self._number(out)
+                self._value(out, "[" if first in "[(" else "{")
+            else:
+                out.append("{")
+            self._stack.append(first)
+            self._comma, self._key = False, self._named
+        elif first in "}])":
+            opened = self._stack.pop()
+            top = not self._stack
+            out.append("}" if top else _CLOSES[opened])
+            self._held = held[1:]
+            self._comma, self._key = False, False
+            return top
+        elif first == ",":
+            self._comma, self._key = True, self._named
+        else:
+            return self._text(held, out)
+        self._held = held[1:]
+        return False
+
+    def _text(self, held: str, out: list[str]) -> bool | None:
+        """A quote opens, or a word comes."""
+        if self._raw.startswith(held) and len(held) < len(self._raw):
+            return None
+        quote = next((mark for mark in self._quotes if held.startswith(mark)), None)
+        if quote is not None:
+            self._number(out)
+            self._value(out, '"')
+            self._quote, self._held = quote, held[len(quote) :]
+            return False
+        word = _WORD.match(held)
+        if word is None:  # a character that opens nothing
+            self._held = held[1:]
+            return False
+        if word.end() == len(held) and len(held) < _WORD_CHARACTERS:
+            return None
+        self._held = held[word.end() :]
+        if self._key:
+            self._word = word[0]
+        else:
+            self._value(out, _constant(word[0]))
+        return False
+
+    def _say_word(self, out: list[str]) -> None:
+        """A word in a key's place without a value behind it is a value without a key."""
+        word, self._word = self._word, ""
+        self._number(out)
+        self._value(out, _constant(word))
+
+    def _number(self, out: list[str]) -> None:
+        """Name a value of a Python call that has no key by its place."""
+        if self._key and self._stack and self._stack[-1] == "(":
+            self._value(out, f'"{self._positional}"')
+            out.append(": ")
+            self._positional += 1
+            self._key = self._comma = False
+
+    def _value(self, out: list[str], text: str) -> None:
+        out.append(", " + text if self._comma else text)
+        self._comma = False
+
+    def _string(self, out: list[str]) -> bool:
+        """Pass on a text; False where more is needed."""
+        held, quote = self._held, self._quote
+        if quote == self._raw:
+            at = held.find(quote)
+            if at < 0:
+                cut = len(held) - begun(held, (quote,))
+                out.append(quoted(held[:cut]))
+                self._held = held[cut:]
+                return False
+            out.append(quoted(held[:at]) + '"')
+            self._held, self._quote = held[at + len(quote) :], ""
+            return True
+        stop = next((at for at, character in enumerate(held) if character in (quote, "\\")), len(held))
+        out.append(quoted(held[:stop]))
+        self._held = held = held[stop:]
+        if not held:
+            return False
+        if held[0] == quote:
+            out.append('"')
+            self._held, self._quote = held[1:], ""
+            return True
+        return self._escape(out)
+
+    def _escape(self, out: list[str]) -> bool:
+        held = self._held
+        if len(held) < 2:
+            return False
+        size = _CODE_DIGITS.get(held[1])
+        if size is None:
+            out.append(_ESCAPES.get(held[1], "\\\\" + quoted(held[1])))
+            self._held = held[2:]
+            return True
+        if len(held) < 2 + size and re.fullmatch(r"[0-9a-fA-F]*", held[2:]):
+            return False
+        digits = held[2 : 2 + size]
+        if not re.fullmatch(r"[0-9a-fA-F]+", digits) or len(digits) < size or int(digits, 16) > 0x10FFFF:
+            out.append("\\\\")
+            self._held = held[1:]
+            return True
+        code = int(digits, 16)
+        out.append(f"\\u{code:04x}" if code < 0x10000 else quoted(chr(code)))
+        self._held = held[2 + size :]
+        return True
+
+
+def may_be_text(schema: Any) -> bool:
+    """True if a text is a value of the schema; a schema without a type allows it."""
+    if not isinstance(schema, dict):
+        return True
+    kinds: Any = schema.get("type")
+    if kinds is not None:
+        return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), list):
+            return any(may_be_text(choice) for choice in schema[name])
+    if isinstance(schema.get("enum"), list):
+        return any(isinstance(value, str) for value in schema["enum"])
+    return "$ref" not in schema
+
+
+def quoted(text: str) -> str:
+    """A text as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def literal(text: str) -> str:
+    """A value of a parameter that is no text, as JSON."""
+    value = text.strip()
+    try:
+        json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return _CONSTANTS.get(value) or json.dumps(text, ensure_ascii=False)
+    return value
+
+
+def _constant(word: str) -> str:
+    """A bare word as JSON: a number, a constant, or its text."""
+    if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
+        return word
+    return _CONSTANTS.get(word) or as_json(word)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

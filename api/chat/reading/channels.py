@@ -1,0 +1,142 @@
+"""Answers whose texts have headers, as in OpenAI's harmony: `<|channel|>analysis<|message|>…<|end|>`.
+
+The header says what a text is: reasoning, content, or the arguments of a call where it names a recipient.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from api.chat.piece import Piece
+from api.chat.reading.calls import Calls
+from api.chat.reading.form import Channels
+from control.text.text import begun
+
+_HEADER_CHARACTERS = 512
+_BLANK = re.compile(r"\s+$")
+
+
+class ChannelReader:
+    """Reads the texts of one choice. Text without a header is content."""
+
+    def __init__(self, channels: Channels, calls: Calls, *, thinking: bool = False, hidden: bool = False) -> None:
+        """`thinking`: the prompt ends inside reasoning. `hidden`: reasoning is not shown."""
+        self._channels, self._calls, self._hidden = channels, calls, hidden
+        self._marks = (*channels.opens, channels.message, *channels.closes)
+        self._words = tuple(channels.opens) + tuple(channels.closes)
+        recipient = re.escape(channels.recipient)
+        self._recipient = re.compile(rf"{recipient}(?:functions\.)?([^\s<]+)")
+        self._first = re.compile(rf"\s*{recipient}")
+        self._kind: Literal["header", "reasoning", "content", "call", "none"] = "reasoning" if thinking else "none"
+        self._header = ""
+        self._held = ""
+        self._blank = ""
+        self._fresh = True
+        """True until the text that is open has a character that is no white space."""
+        self._reasoned = False
+        """True once there was reasoning before."""
+
+    @property
+    def thinking(self) -> bool | None:
+        """True if the next token belongs to the reasoning; None while that is unknown."""
+        if self._kind == "header" or (self._kind == "none" and not self._held):
+            return None
+        return self._kind == "reasoning"
+
+    def push(self, text: str, piece: Piece) -> None:
+        self._held += text
+        while True:
+            held = self._held
+            if self._kind == "none" and not self._header and self._begins_with_recipient(held):
+                self._kind = "header"
+            places = [(at, mark) for mark in self._marks if (at := held.find(mark)) >= 0]
+            if not places:
+                cut = len(held) - begun(held, self._marks)
+                if self._kind == "none" and self._channels.recipient.startswith(held.strip()[:3] or "\0"):
+                    cut = 0
+                self._held = held[cut:]
+                self._say(held[:cut], piece)
+                return
+            at, mark = min(places)
+            self._say(held[:at], piece)
+            self._held = held[at + len(mark) :]
+            self._met(mark, piece)
+
+    def mark(self, text: str, piece: Piece) -> None:
+        """A control token."""
+        if text in self._marks:
+            self.push(text, piece)
+        elif self._kind == "header":
+            self._header += " "
+
+    def end(self, piece: Piece) -> None:
+        """The answer is over."""
+        held, self._held = self._held, ""
+        self._say(held, piece)
+        if self._kind in ("content", "none"):
+            piece.text += self._blank
+        self._blank = ""
+
+    def _begins_with_recipient(self, held: str) -> bool:
+        return self._first.match(held) is not None
+
+    def _met(self, mark: str, piece: Piece) -> None:
+        if mark == self._channels.message:
+            self._open(piece)
+        elif mark in self._channels.closes:
+            self._close()
+        elif self._kind != "header":
+            self._close()
+            self._kind, self._header = "header", ""
+            self._header += f" {mark} "
+        else:
+            self._header += f" {mark} "
+
+    def _open(self, piece: Piece) -> None:
+        """The header is over: its text follows."""
+        header, self._header = self._header, ""
+        self._blank, self._fresh = "", True
+        recipient = self._recipient.search(header)
+        if self._kind != "header":
+            self._kind = "content"
+        elif recipient is not None:
+            self._calls.begin(piece, recipient[1])
+            self._kind = "call"
+        elif any(re.search(rf"\b{re.escape(name)}\b", header) for name in self._channels.reasoning):
+            self._kind = "reasoning"
+        else:
+            self._kind = "content"
+
+    def _close(self) -> None:
+        self._kind, self._header, self._blank = "none", "", ""
+
+    def _say(self, text: str, piece: Piece) -> None:
+        if not text:
+            return
+        if self._kind == "header":
+            self._header = (self._header + text)[:_HEADER_CHARACTERS]
+        elif self._kind == "call":
+            self._calls.argue(piece, text)
+        else:
+            self._tell(text, piece)
+
+    def _tell(self, text: str, piece: Piece) -> None:
+        """Text without the white space at its ends, which belongs to the marks; a break between two texts."""
+        text = self._blank + text
+        if self._fresh:
+            text = text.lstrip() if self._kind != "none" else text
+            if not text.strip():
+                self._blank = "" if self._kind != "none" else text
+                return
+        said = _BLANK.sub("", text) if self._kind == "reasoning" else text.rstrip()
+        self._blank = text[len(said) :]
+        if not said:
+            return
+        if self._kind == "reasoning":
+            parted = "\n\n" if self._fresh and self._reasoned else ""
+            piece.reasoning += "" if self._hidden else parted + said
+            self._reasoned = True
+        else:
+            piece.text += said
+        self._fresh = False

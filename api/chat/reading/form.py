@@ -1,0 +1,136 @@
+"""A form: how a family of models writes reasoning, text and calls; transformers' `response_template`, and more.
+
+The data is the inverse of a chat template: `fields`, each with the marks around it. Furrow's extensions are the content
+`calls` of `tool_calls`, which says what a call looks like (`CallShape`), `channels` for texts whose headers say what
+they are, `answer` and `ids`. Decision 30 names them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["object", "json", "parameters", "relaxed", "python"]
+"""How the arguments of a call are written: `object`, a JSON object that has the name as well; `json`, a JSON object
+after the name; `parameters`, each between marks of its own; `relaxed`, JSON with bare keys and its own quotes;
+`python`, a call of Python."""
+Ids = Literal["any", "nine", "numbered"]
+"""Ids of calls that a template demands: `nine` letters and digits, or `numbered`, `functions.NAME:0`."""
+
+WORD = r"[^\s<>\[\](){}\"'`|｜,;]"
+"""A character of names, which marks and white space end."""
+WORD_CHARACTERS = 256
+
+
+class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one call looks like: text with holes, and what stands around several of them.
+
+    White space is written as it stands here, and may be any when it is read.
+    """
+
+    kind: Kind
+    call: str
+    """One call: `{name}`, `{id}`, `{index}`, and `{arguments}` or `{parameters}` where the arguments are."""
+    parameter: str = ""
+    """One of the parameters: `{key}`, `{value}`, and `{text}`, true or false, where the form says what is text."""
+    optional: str = ""
+    """The part of `call` that may be missing; it is not written."""
+    between: str = ""
+    """What separates calls in one pair of marks; empty: each call has a pair of its own."""
+    apart: str = "\n"
+    """What separates pairs of marks."""
+    listed: bool = False
+    """True if the calls are a list in brackets."""
+    keyed: bool = False
+    """True if an object has the name for its only key: `{"NAME": {…}}`."""
+    starts: list[str] = []
+    """Beginnings of a call that open one without the marks."""
+    bare: bool = False
+    """True if a call may begin without a mark at the answer's beginning; then its name must be a known one."""
+    known: bool = False
+    """True if only a known name makes a call."""
+    quote: str = ""
+    """The mark around texts in `relaxed` arguments."""
+
+    @cached_property
+    def head(self) -> str:
+        """What stands before the arguments."""
+        return re.split(r"\{(?:arguments|parameters)\}", self.call)[0]
+
+    @cached_property
+    def tail(self) -> str:
+        return re.split(r"\{(?:arguments|parameters)\}", self.call)[1]
+
+
+class CallForm(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The marks around calls, and their shapes; the first of each is the one that is written."""
+
+    open: list[str]
+    close: list[str]
+    shapes: list[CallShape]
+
+    @property
+    def shape(self) -> CallShape:
+        return self.shapes[0]
+
+    @cached_property
+    def triggers(self) -> tuple[str, ...]:
+        """What opens a call."""
+        starts = [start for shape in self.shapes for start in shape.starts]
+        return tuple(dict.fromkeys(text.strip() for text in [*self.open, *starts] if text.strip()))
+
+
+class Pair(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The marks around reasoning."""
+
+    open: str
+    close: str
+    anywhere: bool = False
+    """True if it may begin anywhere; else at the answer's beginning and after a call."""
+
+
+class Channels(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Texts with headers, as in OpenAI's harmony: `<|channel|>NAME …<|message|>text<|end|>`."""
+
+    opens: list[str]
+    """What begins a header."""
+    message: str
+    """What ends it."""
+    closes: list[str]
+    """What ends a text; the first ends one that another follows, the second a call, the third the answer."""
+    reasoning: list[str]
+    """Names of channels whose texts are reasoning; others are content."""
+    following: str
+    """What is written before the header of a text that follows another."""
+    recipient: str
+    """The word before the name of a call's function."""
+
+
+class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All that an answer may be made of."""
+
+    name: str
+    reasoning: list[Pair] = []
+    calls: CallForm | None = None
+    content: list[str] = []
+    """Marks around the text, which are not part of it."""
+    answer: tuple[str, str] = ("", "")
+    """The marks that are written around an answer in a demanded format."""
+    channels: Channels | None = None
+    ids: Ids = "any"
+
+    @cached_property
+    def marks(self) -> tuple[str, ...]:
+        """All texts in which a control token may stand."""
+        texts = [mark for pair in self.reasoning for mark in (pair.open, pair.close)]
+        texts += self.content
+        if self.channels is not None:
+            texts += [*self.channels.opens, self.channels.message, *self.channels.closes, self.channels.following]
+        if self.calls is not None:
+            texts += [*self.calls.open, *self.calls.close]
+            for shape in self.calls.shapes:
+                texts += [shape.call, shape.optional, shape.parameter, shape.quote]
+        return tuple(dict.fromkeys(text for text in texts if text))

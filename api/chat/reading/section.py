@@ -1,0 +1,289 @@
+"""Tells calls from text: text until a call opens, white space around calls, what stands between calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from api.chat.piece import Piece
+from api.chat.reading.calls import CallReader, Calls
+from api.chat.reading.form import CallForm, CallShape
+from api.chat.reading.headed_call import HeadedCall, parts_of
+from api.chat.reading.json_call import JsonCall
+from api.schemas.view import Calling
+from control.text.text import begun
+
+State = Callable[[Piece], bool]
+"""Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
+
+_BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
+
+
+class Section:
+    """The text of an answer, or of its reasoning, with the calls in it.
+
+    White space between text and a call, and between calls, belongs to the form: it is not said.
+    """
+
+    def __init__(
+        self,
+        form: CallForm | None,
+        calling: Calling | None,
+        calls: Calls,
+        *,
+        drops: tuple[str, ...] = (),
+        reopens: tuple[str, ...] = (),
+        anywhere: bool = False,
+        inside: bool = False,
+    ) -> None:
+        """`drops` are marks that are never said, `reopens` those that open reasoning: after a call, or `anywhere`.
+        `inside`: the text is reasoning, in which only a known name makes a call."""
+        self._form, self._calling, self._calls = form, calling, calls
+        self._inside, self._drops, self._reopens, self._anywhere = inside, drops, reopens, anywhere
+        self._triggers = form.triggers if form is not None else ()
+        self._marks = (*self._triggers, *drops, *reopens)
+        self._first = frozenset(mark[0] for mark in self._marks)
+        self._names = calling.names if calling is not None else []
+        self._held = ""
+        """Text about which nothing could be decided yet."""
+        self._raw = ""
+        """The text that opened the current call; it is part of the answer if there is no call after it."""
+        self._blank = ""
+        """White space after the text that was said; it is said too where more text follows."""
+        self._after_call = False
+        self._tokens = set[str]()
+        """Marks that came as tokens: none of them is ever said."""
+        self.reopened = ""
+        """The mark with which reasoning has opened: `take` has the text of it."""
+        self._reader: CallReader | None = None
+        self._attempt, self._prefix = 0, ""
+        self._start_mark = ""
+        """The mark that is a part of the call that may begin."""
+        bare = form is not None and form.shape.bare and not inside
+        fresh = calling is None or not calling.continued or bool(calling.begun)
+        self._state: State = self._start if bare and fresh else self._text
+
+    def push(self, text: str, piece: Piece) -> None:
+        self._held += text
+        while self._state(piece):
+            pass
+
+    def mark(self, text: str, piece: Piece) -> None:
+        """A special token of the form: it means what its text means, and is never said."""
+        if self._state == self._start:
+            self._state = self._text
+        if self._state == self._text and not any(mark.startswith(text) for mark in self._marks):
+            self._say(self._take(), piece)
+            return
+        self._tokens.add(text)
+        self.push(text, piece)
+
+    def end(self, piece: Piece) -> None:
+        """The answer is over: what can't become a call any more is text."""
+        if self._state == self._call:
+            assert self._reader is not None
+            if self._reader.begun:
+                self._reader.end(piece)
+                self._called()
+                self._held = ""
+            else:
+                self._held = self._prefix + self._reader.held + self._held
+                self._refuse(piece)
+        elif self._state == self._opened:
+            self._refuse(piece)
+        elif self._state == self._after:
+            self._held = ""  # a mark that was cut short
+        self._say(self._take(), piece)
+        if not self._after_call:
+            self._emit(self._blank, piece)
+
+    def take(self) -> str:
+        """The text behind the mark that opened reasoning."""
+        self.reopened = ""
+        return self._take()
+
+    def _start(self, piece: Piece) -> bool:
+        """Only the answer's first character, or what follows a call, can open a call without a mark."""
+        start = self._held.lstrip()
+        if not start or (start.startswith("[") and len(start) < 2):
+            return False
+        self._state = self._text
+        if start.startswith("{") or _BARE_LIST.match(start):
+            self._begin("")
+        return True
+
+    def _text(self, piece: Piece) -> bool:
+        held = self._held
+        if self._first.isdisjoint(held):
+            self._held = ""
+            self._say(held, piece)
+            return False
+        places = [(at, -len(mark), mark) for mark in self._marks if (at := self._find(held, mark)) >= 0]
+        cut = len(held) - begun(held, self._marks)
+        if not places or min(places)[0] > cut:
+            self._held = held[cut:]
+            self._say(held[:cut], piece)
+            return False
+        at, _, mark = min(places)
+        if any(other.startswith(held[at:]) and len(other) > len(held) - at for other in self._marks):
+            self._held = held[at:]  # it may become a longer mark
+            self._say(held[:at], piece)
+            return False
+        self._say(held[:at], piece)
+        self._held = held[at + len(mark) :]
+        self._met(mark)
+        return not self.reopened
+
+    def _find(self, held: str, mark: str) -> int:
+        at = held.find(mark)
+        if mark not in self._reopens or self._anywhere or at < 0:
+            return at
+        return at if self._after_call and not held[:at].strip() else -1
+
+    def _met(self, mark: str) -> None:
+        """A mark stands before the held text."""
+        self._state = self._text
+        if mark in self._reopens:
+            self._blank, self._after_call = "", True
+            self.reopened = mark
+        elif mark in self._drops:
+            self._blank, self._after_call = "", True
+        else:
+            self._begin(mark)
+
+    def _begin(self, mark: str) -> None:
+        """A call may begin with the held text, or with a mark that is a part of it."""
+        assert self._form is not None
+        self._start_mark = ""
+        if mark and mark not in (opened.strip() for opened in self._form.open):
+            self._held = mark + self._held
+            self._start_mark, mark = mark, ""
+        self._raw, self._attempt, self._prefix, self._state = mark, 0, "", self._opened
+
+    @property
+    def _shape(self) -> CallShape:
+        assert self._form is not None
+        return self._form.shapes[self._attempt]
+
+    def _opened(self, piece: Piece) -> bool:
+        """Read a list's bracket, then a call."""
+        shape = self._shape
+        start = self._held.lstrip()
+        if not start:
+            return False
+        if start.startswith("[") and (shape.listed or shape.kind == "python") and not self._prefix:
+            self._prefix = self._held[: len(self._held) - len(start) + 1]
+            self._held = start[1:]
+            return True
+        self._read()
+        return True
+
+    def _read(self) -> None:
+        """The held text goes on with a call."""
+        assert self._form is not None
+        shape = self._shape
+        literal = self._calling.literal if self._calling is not None else {}
+        known = self._inside or shape.known or (shape.bare and not self._raw.strip(" ;"))
+        names = self._names if known else None
+        if shape.kind == "object":
+            self._reader = JsonCall(self._calls, names, keyed=shape.keyed)
+        else:
+            self._reader = HeadedCall(shape, self._calls, literal, self._form.close, names)
+        self._state = self._call
+
+    def _call(self, piece: Piece) -> bool:
+        assert self._reader is not None and self._form is not None
+        rest = self._reader.push(self._take(), piece)
+        if rest is None:
+            return False
+        self._held = rest
+        if self._reader.begun:
+            self._called()
+            self._prefix, self._start_mark, self._state = "", "", self._after
+        else:
+            self._held = self._prefix + rest
+            self._attempt, self._prefix = self._attempt + 1, ""
+            if self._attempt < len(self._form.shapes):
+                self._state = self._opened
+            else:
+                self._attempt = 0
+                if self._start_mark:
+                    self._raw, self._held = self._start_mark, self._held.removeprefix(self._start_mark)
+                return self._refuse(piece)
+        return True
+
+    def _after(self, piece: Piece) -> bool:
+        """Between a call and what follows it: a mark that closes, a separator, or the next call."""
+        assert self._form is not None
+        shape = self._shape
+        self._held = held = self._held.lstrip()
+        closes = [text for close in self._form.close if (text := close.strip())]
+        separator = shape.between.strip()
+        listed = ["]"] if shape.listed or shape.kind == "python" else []
+        known = [*closes, *listed, *([separator] if separator else [])]
+        if any(len(held) < len(text) and text.startswith(held) for text in known):
+            return False
+        close = next((text for text in closes if held.startswith(text)), None)
+        if close is not None:
+            self._held, self._state = held[len(close) :], self._text
+        elif listed and held.startswith("]"):
+            self._held = held[1:]
+        elif separator and held.startswith(separator):
+            if not held[len(separator) :].strip():
+                return False
+            self._raw = separator
+            self._held = held[len(separator) :]
+            self._read()
+        elif (first := _first_of(shape)) and closes and held.startswith(first):
+            self._raw = ""
+            self._read()
+        elif first and closes and len(held) < len(first) and first.startswith(held):
+            return False
+        elif shape.kind == "python" and closes and re.match(r"[A-Za-z_]", held):
+            self._raw = ""
+            self._read()
+        else:
+            self._state = self._text
+        return True
+
+    def _take(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _say(self, text: str, piece: Piece) -> None:
+        for mark in self._tokens:
+            text = text.replace(mark, "")
+        if not text:
+            return
+        text = self._blank + text
+        if self._after_call:
+            text = text.lstrip()
+        said = text.rstrip()
+        self._blank = text[len(said) :]
+        if said:
+            self._emit(said, piece)
+            self._after_call = False
+
+    def _emit(self, text: str, piece: Piece) -> None:
+        if self._inside:
+            piece.reasoning += text
+        else:
+            piece.text += text
+
+    def _called(self) -> None:
+        """A call has come; the white space before it is no text."""
+        self._blank, self._after_call = "", True
+
+    def _refuse(self, piece: Piece) -> bool:
+        """There was no call: its opening is text, and the rest is read as text, where another call may open."""
+        self._say(self._raw, piece)
+        self._raw, self._state = "", self._text
+        return True
+
+
+def _first_of(shape: CallShape) -> str:
+    """What the head of a call begins with, where it is a mark."""
+    if shape.kind == "object":
+        return "{"
+    parts = parts_of(shape.head)
+    return parts[0][0] if parts else ""
