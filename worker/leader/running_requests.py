@@ -180,6 +180,10 @@ class RunningRequests:
             for rid in [rid for rid, request in self._requests.items() if not request.held]:
                 self.hold(rid)
 
+    def prepare_grammars(self) -> None:
+        """Make what the first grammar needs, for which other threads stop: while nothing runs."""
+        self._grammars.prepare()
+
     def wait_for_grammar(self, seconds: float) -> bool:
         """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none."""
         if self._uncompiled:
