@@ -159,7 +159,9 @@ class _Writer:
         for place, (key, value) in enumerate(properties.items()):
             name = f"{rule}_{place}"
             text = may_be_text(value)
-            head = self.spelled(before.replace("{key}", key).replace("{text}", "true" if text else "false"))
+            kind = "string" if text else _kind(value)
+            holes = {"{key}": key, "{text}": "true" if text else "false", "{type}": kind}
+            head = self.spelled(re.sub(r"\{(?:key|text|type)\}", lambda hole: holes[hole[0]], before))  # noqa: B023
             closed = self.spelled(end)
             if isinstance(value, dict) and isinstance(cast(dict[str, Any], value).get(LARK), str):
                 rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {closed}")
@@ -173,6 +175,12 @@ class _Writer:
                 rules += [f"{name}: {head} {_schema(function, {**value, **definitions})} {closed}"]
             elements.append(f"({name} {rest})".replace(" )", ")") + ("" if key in required else "?"))
         return " ".join(elements), rules
+
+
+def _kind(schema: Any) -> str:
+    """The type of a value that is no text."""
+    kind: Any = schema.get("type") if isinstance(schema, dict) else None
+    return {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
 
 
 def _text_of(schema: Any) -> str:

@@ -58,13 +58,10 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
         except FormError as error:
             log.warning("a response template is passed over", action="response_template", reason=str(error))
         else:
-            pair = form.reasoning[0] if form.reasoning else None
-            thinking = (
-                _thinking(source, vocabulary) if pair is None else Thinking(pair.open.strip(), pair.close.strip())
-            )
-            return Forms(OWN if form.calls is not None else None, thinking, _text(form), own)
-    name = calls or _told(source, vocabulary)
-    form = TABLE.get(name or "")
+            pair = read.reasoning[0] if read.reasoning else None
+            marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
+            thinking = marks or _thinking(source, vocabulary)
+            return Forms(OWN if read.calls is not None else None, thinking, _text(read), own)
     told = None if form is None or form.calls is None else name
     return Forms(told, _thinking(source, vocabulary, form), "" if form is None else _text(form))
 
@@ -88,6 +85,7 @@ def _told(source: str, vocabulary: Vocabulary) -> str | None:
 def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> Thinking | None:
     for pair in [*(form.reasoning if form is not None else ()), *reasoning_pairs()]:
         opened, closed = pair.open.strip(), pair.close.strip()
-        if opened in source or closed in source or (vocabulary.knows(opened) and vocabulary.knows(closed)):
+        known = closed in source and closed.startswith(("</", "[/"))
+        if opened in source or known or (vocabulary.knows(opened) and vocabulary.knows(closed)):
             return Thinking(pair.open if form is not None and form.channels else opened, closed)
     return None

@@ -234,7 +234,7 @@ class Section:
             self._raw = separator
             self._held = held[len(separator) :]
             self._read()
-        elif (first := _first_of(shape)) and closes and held.startswith(first):
+        elif (first := _first_of(shape)) and (closes or shape.bare) and held.startswith(first):
             self._raw = ""
             self._read()
         elif first and closes and len(held) < len(first) and first.startswith(held):
