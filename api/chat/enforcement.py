@@ -79,7 +79,7 @@ class _Writer:
         closed = "" if shape.bare else self.spelled(calls.close[0] if calls.close else "")
         if shape.listed:
             opened, closed = f'{opened} "["', f'"]" {closed}'
-        if shape.between and not shape.bare:
+        if shape.between and (shape.listed or not shape.bare):
             more = "" if offer.single else f" ({self.spelled(shape.between)} one)*"
             return [f"calls: {opened} one{more} {closed}", f"call: {opened} one {closed}", f"one: {names}", *rules]
         single = offer.single or self._form.channels is not None
@@ -166,8 +166,9 @@ class _Writer:
             if isinstance(value, dict) and isinstance(cast(dict[str, Any], value).get(LARK), str):
                 rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {closed}")
             elif text and "<[" in closed:
-                values = _text_of(value)
-                rules.append(f"{name}: {head} {values if values.startswith('(') else 'TEXT?'} {closed}")
+                # A text takes all that is no token, the line break before the mark too.
+                values = f"{_text_of(value)} {closed}" if _text_of(value) else f"TEXT? {closed[closed.index('<[') :]}"
+                rules.append(f"{name}: {head} {values}")
             elif text:
                 rules += [f"{name}: {head} {name}_text", f"{name}_text[suffix={closed}]: {_any_text(value)}"]
             else:

@@ -94,7 +94,9 @@ class Parameters:
         rest, self._held = self._held, ""
         if self._fresh:
             return "" if self._literal else '"'
-        return literal(rest) if self._literal else quoted(rest)
+        if not self._literal:
+            return quoted(rest)
+        return rest if rest.lstrip().startswith(("[", "{")) else literal(rest)
 
     def _head(self) -> str | None:
         """The key as JSON; empty where there is none, None while that is unknown."""
@@ -192,11 +194,15 @@ class RelaxedArguments:
         return "".join(out), rest
 
     def end(self) -> str:
+        rest = (self._word + self._held).strip()
+        self._word = self._held = ""
+        if not rest:
+            return ""
+        if self._quote:
+            return quoted(rest)
         out: list[str] = []
-        if self._word:
-            self._say_word(out)
-        elif not self._quote and (word := _WORD.fullmatch(self._held.strip())) and not self._key:
-            self._value(out, _constant(word[0]))
+        whole = not self._key and (rest in _CONSTANTS or rest in _CONSTANTS.values() or _NUMBER.fullmatch(rest))
+        self._value(out, _constant(rest) if whole else '"' + quoted(rest))
         return "".join(out)
 
     @property

@@ -24,7 +24,7 @@ def written_calls(form: CallForm, calls: Sequence[Call], first: int = 0) -> str:
     texts = [_call(shape, name, arguments, first + place) for place, (name, arguments) in enumerate(calls)]
     if shape.listed:
         opened, closed = opened + "[", "]" + closed
-    if shape.between and not shape.bare:
+    if shape.between and (shape.listed or not shape.bare):
         return opened + shape.between.join(texts) + closed
     return (shape.between or shape.apart).join(opened + text + closed for text in texts)
 
