@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +9,9 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
+from api.chat.history import fitted
 from api.chat.reading.arguments import may_be_text
-from api.chat.reading.calls import call_id
-from api.chat.reading.form import CallForm, Form, Ids
+from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import EFFORTS, ChatRequest, Offer, template_messages
@@ -24,9 +23,10 @@ from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
-_RESERVED = ("messages", "tools")
+_TOOLS = ("tools", "xml_tools")
+"""Variables by which templates take tools."""
+_RESERVED = ("messages", *_TOOLS)
 """Variables of a template that have a field of their own in the request."""
-_NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NOT_UNDERSTOOD = (
     "'tools': calls of this model are not understood, what it writes is text. Name their form with `furrow api "
     "--tool-parser` or `--response-template`."
@@ -67,8 +67,7 @@ def chat_prompt(
         else:
             offer = None
     form = forms.form
-    if form is not None:
-        _fit_ids(messages, form.ids)
+    messages = fitted(messages, form, assets.chat_template or "")
     calling = _calling(offer, forms, form)
     if request.continue_final_message:
         text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
@@ -146,14 +145,15 @@ def _variables(
     if offer is None:
         _check_history(request, source)
         return variables
-    if "tools" not in names:
+    variable = next((name for name in _TOOLS if name in names), None)
+    if variable is None:
         raise RequestError(
             "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
             "'tools' from the request.",
             param="tools",
             code="tools_not_supported",
         )
-    return {**variables, "tools": offer.for_template}
+    return {**variables, variable: offer.for_template}
 
 
 def _check_history(request: ChatRequest, source: str) -> None:
@@ -196,25 +196,6 @@ def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:
 def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
     """The marks, with `begun` true where the prompt ends after an opening one."""
     return thinking and msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
-
-
-def _fit_ids(messages: list[dict[str, Any]], ids: Ids) -> None:
-    """Give calls and results of the history ids in the form that the template demands; calls keep theirs that fit."""
-    if ids == "any":
-        return
-    fitting: dict[str, str] = {}
-    number = 0
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            own = call["id"]
-            fits = ids == "nine" and _NINE.fullmatch(own) is not None
-            fitting[own] = own if fits else call_id(ids, own, call["function"]["name"], number)
-            call["id"] = fitting[own]
-            number += 1
-        if "tool_call_id" in message:
-            own = message["tool_call_id"]
-            fits = ids == "nine" and _NINE.fullmatch(own) is not None
-            message["tool_call_id"] = fitting.get(own, own if fits else call_id(ids, own, message.get("name", ""), 0))
 
 
 def _calling(offer: Offer | None, forms: Forms, form: Form | None) -> Calling | None:

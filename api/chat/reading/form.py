@@ -35,7 +35,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     call: str
     """One call: `{name}`, `{id}`, `{index}`, and `{arguments}` or `{parameters}` where the arguments are."""
     parameter: str = ""
-    """One of the parameters: `{key}`, `{value}`, and `{text}`, true or false, where the form says what is text."""
+    """One of the parameters: `{key}`, `{value}`, and where the form says what is text `{text}`, true or false, or
+    `{type}`, `string` for a text."""
     optional: str = ""
     """The part of `call` that may be missing; it is not written."""
     between: str = ""
@@ -71,6 +72,8 @@ class CallForm(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
     open: list[str]
     close: list[str]
     shapes: list[CallShape]
+    alone: bool = False
+    """True if the template takes one call in a message."""
 
     @property
     def shape(self) -> CallShape:

@@ -88,7 +88,8 @@ def _calls(field: dict[str, Any]) -> CallForm:
         shapes = msgspec.convert(field["content_args"]["shapes"], list[CallShape])
         for shape in shapes:
             _check(shape)
-        return CallForm(_marks(field, "open"), _marks(field, "close"), shapes)
+        alone = bool(field["content_args"].get("alone"))
+        return CallForm(_marks(field, "open"), _marks(field, "close"), shapes, alone)
     return _translated(field)
 
 

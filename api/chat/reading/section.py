@@ -72,7 +72,9 @@ class Section:
         """A special token of the form: it means what its text means, and is never said."""
         if self._state == self._start:
             self._state = self._text
-        if self._state == self._text and not any(mark.startswith(text) for mark in self._marks):
+        together = self._held + text
+        meant = begun(together, self._marks) or any(mark in together for mark in self._marks)
+        if self._state == self._text and not meant:
             self._say(self._take(), piece)
             return
         self._tokens.add(text)
@@ -221,7 +223,7 @@ class Section:
         separator = shape.between.strip()
         listed = ["]"] if shape.listed or shape.kind == "python" else []
         known = [*closes, *listed, *([separator] if separator else [])]
-        if any(len(held) < len(text) and text.startswith(held) for text in known):
+        if not held or any(len(held) < len(text) and text.startswith(held) for text in known):
             return False
         close = next((text for text in closes if held.startswith(text)), None)
         if close is not None:
@@ -234,7 +236,7 @@ class Section:
             self._raw = separator
             self._held = held[len(separator) :]
             self._read()
-        elif (first := _first_of(shape)) and closes and held.startswith(first):
+        elif (first := _first_of(shape)) and (closes or shape.bare) and held.startswith(first):
             self._raw = ""
             self._read()
         elif first and closes and len(held) < len(first) and first.startswith(held):
