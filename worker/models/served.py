@@ -17,8 +17,8 @@ from worker.models.native.modules import CausalModel
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.pooled.pooler import Pooler
-    from worker.models.vision.tower import VisionTower
+    from worker.models.torch.pooled.pooler import Pooler
+    from worker.models.torch.vision.tower import VisionTower
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
