@@ -46,11 +46,13 @@ def chat_prompt(
     offer = request.offer
     variables = _variables(request, assets, template, forms, offer)
     images = None if assets.images is None else list[ImageSource]()
-    messages, config = template_messages(request.messages, images), assets.tokenizer_config
+    messages = template_messages(request.messages, images)
+    config = assets.tokenizer_config
     images = images or []
     calling = _calling(offer, forms)
     if request.continue_final_message:
-        text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
+        text = render_continued(template, messages, config, variables)
+        content = messages[-1]["content"]
         thinking = continued_thinking(_shown(forms.thinking, request), text, content)
         calling = continued_calling(calling, content) if thinking is None or not thinking.begun else calling
     else:
@@ -199,7 +201,11 @@ def _literal(offer: Offer) -> dict[str, list[str]]:
 
 
 def _marks(thinking: Thinking | None, calling: Calling | None, vocabulary: Vocabulary) -> dict[int, str]:
-    texts = [*((thinking.open, thinking.close) if thinking else ()), *(_MARKS if calling else ())]
+    texts = list[str]()
+    if thinking:
+        texts += [thinking.open, thinking.close]
+    if calling:
+        texts += _MARKS
     return {token: text for text in texts if (token := vocabulary.hidden(text)) is not None}
 
 
@@ -222,7 +228,8 @@ def render_continued(
 
     Raises TemplateFailed, and RequestError for a last message that can't be continued.
     """
-    last, at = messages[-1], f"messages[{len(messages) - 1}]"
+    last = messages[-1]
+    at = f"messages[{len(messages) - 1}]"
     if last["role"] != "assistant":
         raise RequestError(
             f"'continue_final_message' continues an assistant's message, but the last one has the role "

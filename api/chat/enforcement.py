@@ -59,7 +59,8 @@ class _Writer:
     """Writes the rules of one format."""
 
     def __init__(self, form: CallFormat, vocabulary: Vocabulary) -> None:
-        self._form, self._vocabulary = form, vocabulary
+        self._form = form
+        self._vocabulary = vocabulary
         self.separator = "; " if form == "llama3" else "\n"
 
     def calls(self, offer: Offer) -> list[str]:
@@ -79,7 +80,8 @@ class _Writer:
         if self._form == "llama3":
             head = _quoted(f'{{"name": {name}, "parameters": ')
             return [f'call{index}: {head} {schema} "}}"']
-        head, tail = _quoted(f'\n{{"name": {name}, "arguments": '), _quoted("}\n")
+        head = _quoted(f'\n{{"name": {name}, "arguments": ')
+        tail = _quoted("}\n")
         return [f"call{index}: {self._tag(hermes.OPEN)} {head} {schema} {tail} {self._tag(hermes.CLOSE)}"]
 
     def reasoning(self, thinking: Thinking) -> list[str]:
@@ -110,9 +112,11 @@ class _Writer:
                 definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
                 rules += [f"{name}: {head} {_schema(function, {**value, **definitions})} {_END}"]
             elements.append(f'({name} "\\n")' + ("" if key in required else "?"))
-        head, tail = _quoted(f"\n{qwen_xml.FUNCTION}{function.name}>\n"), _quoted(f"{qwen_xml.END_FUNCTION}\n")
+        head = _quoted(f"\n{qwen_xml.FUNCTION}{function.name}>\n")
+        tail = _quoted(f"{qwen_xml.END_FUNCTION}\n")
         body = " ".join(elements)
-        open_tag, close_tag = self._tag(qwen_xml.OPEN), self._tag(qwen_xml.CLOSE)
+        open_tag = self._tag(qwen_xml.OPEN)
+        close_tag = self._tag(qwen_xml.CLOSE)
         return [f"call{index}: {open_tag} {head} {body} {tail} {close_tag}", *rules]
 
     def _tag(self, text: str) -> str:
@@ -150,7 +154,8 @@ def _text_in_json(function: Function) -> str | None:
     inner = in_json_string(grammar) if isinstance(grammar, str) and "pattern" not in value else None
     if inner is None:
         return None
-    head, tail = _quoted(f'{{{json.dumps(name)}: "'), _quoted('"}')
+    head = _quoted(f'{{{json.dumps(name)}: "')
+    tail = _quoted('"}')
     return f"{head} %lark {{\n{inner}\n}} {tail}"
 
 

@@ -136,7 +136,8 @@ class Posted:
     """
 
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
-        self._client, self._calls = client, calls
+        self._client = client
+        self._calls = calls
         self._under_way: Wire | Routed | Exception | None = self._send()
 
     def _send(self) -> Wire | Routed | Exception:
@@ -145,7 +146,8 @@ class Posted:
 
     def outcomes(self) -> list[Any]:
         """As of `run_all`."""
-        under_way, self._under_way = self._under_way or self._send(), None
+        under_way = self._under_way or self._send()
+        self._under_way = None
         sending = self._sending
         sending.begin()
         sending.take(_arrive(self._client, under_way))

@@ -134,7 +134,8 @@ def _may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) ->
 def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCache | None) -> ServedModel | None:
     """`model`, a meta model, as it was kept in `cache`, else filled from the checkpoint and kept there. None where its
     forward can't be C++."""
-    files, group = shard.files, shard.link.collective
+    files = shard.files
+    group = shard.link.collective
     if cache is None or not cache.on or pooling_of(files.config) is not None:
         return _served(shard, _filled(shard, model, threads)[0], threads)
     made_of = fingerprint(files, (shard.storage or shard.dtype).name, shard.quant, shard.dequantize)

@@ -18,7 +18,9 @@ class Calls:
     """Numbers the calls of one choice. Their ids follow from the request, so a resumed stream has the same."""
 
     def __init__(self, rid: str, choice: int, single: bool) -> None:
-        self._rid, self._choice, self._single = rid, choice, single
+        self._rid = rid
+        self._choice = choice
+        self._single = single
         self.count = 0
 
     def begin(self, piece: Piece, name: str) -> None:
@@ -49,7 +51,8 @@ class CallParser:
     triggers: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, calling: Calling, calls: Calls) -> None:
-        self._calling, self._calls = calling, calls
+        self._calling = calling
+        self._calls = calls
         self._held = ""
         """Text about which nothing could be decided yet."""
         self._raw = ""
@@ -97,12 +100,14 @@ class CallParser:
             return False
         at, trigger = min(places)
         self._say(held[:at], piece)
-        self._held, self._raw = held[at + len(trigger) :], trigger
+        self._held = held[at + len(trigger) :]
+        self._raw = trigger
         self._open(trigger)
         return True
 
     def _take(self) -> str:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
     def _say(self, text: str, piece: Piece) -> None:
@@ -117,10 +122,12 @@ class CallParser:
 
     def _called(self) -> None:
         """A call has come; the white space before it is no text."""
-        self._blank, self._after_call = "", True
+        self._blank = ""
+        self._after_call = True
 
     def _refuse(self, piece: Piece) -> bool:
         """There was no call: its opening is text, and the rest is read as text, where another call may open."""
         self._say(self._raw, piece)
-        self._raw, self._state = "", self._text
+        self._raw = ""
+        self._state = self._text
         return True

@@ -6,7 +6,8 @@ from api.chat.piece import Piece
 from api.chat.reading.json_call import JsonCall
 from api.chat.reading.json_parser import JsonCallParser
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 
 
 class HermesParser(JsonCallParser):
@@ -22,7 +23,8 @@ class HermesParser(JsonCallParser):
         if len(held) < len(CLOSE) and CLOSE.startswith(held):
             return False
         if held.startswith(CLOSE):
-            self._held, self._state = held[len(CLOSE) :], self._text
+            self._held = held[len(CLOSE) :]
+            self._state = self._text
         elif held.startswith("{"):
             self._raw = ""
             self._open(OPEN)

@@ -61,7 +61,8 @@ class JsonCall:
 
     def __init__(self, calls: Calls, names: Collection[str] | None = None) -> None:
         """With `known` names, an object that calls something else is no call."""
-        self._calls, self._known = calls, names
+        self._calls = calls
+        self._known = names
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = _Brackets()
         self.held = ""
@@ -79,7 +80,8 @@ class JsonCall:
             self._calls.argue(piece, text[:end])
             if end is None:
                 return None
-            text, self._state = text[end:], "tail"
+            text = text[end:]
+            self._state = "tail"
         if self._state == "tail":
             return self._tail(text)
         end = self._brackets.scan(text)
@@ -97,8 +99,10 @@ class JsonCall:
             if not isinstance(name, str) or not self._knows(name):
                 return self._over()
             self._begin(piece, name)
-            rest, self.held = self.held[head.end() :], ""
-            self._state, self._brackets = "arguments", _Brackets()
+            rest = self.held[head.end() :]
+            self.held = ""
+            self._state = "arguments"
+            self._brackets = _Brackets()
             return rest
         end = self._brackets.scan(text)
         if end is None:
@@ -131,7 +135,8 @@ class JsonCall:
             return None
         if rest[0] != "," or not rest[1:].lstrip().startswith('"'):
             return rest
-        self._state, self._brackets = "extra", _Brackets()
+        self._state = "extra"
+        self._brackets = _Brackets()
         self._brackets.scan("{")
         end = self._brackets.scan(rest)
         return None if end is None else rest[end:]
@@ -144,7 +149,8 @@ class JsonCall:
         return self._known is None or name in self._known
 
     def _over(self) -> str:
-        held, self.held = self.held, ""
+        held = self.held
+        self.held = ""
         return held
 
 

@@ -12,7 +12,8 @@ class JsonCallParser(CallParser):
 
     def _read(self, call: JsonCall) -> None:
         """The held text goes on with this call."""
-        self._call, self._state = call, self._object
+        self._call = call
+        self._state = self._object
 
     def _object(self, piece: Piece) -> bool:
         rest = self._call.push(self._take(), piece)

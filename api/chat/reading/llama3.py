@@ -51,7 +51,8 @@ class Llama3Parser(JsonCallParser):
         if not held[1:].strip():
             return False
         if held[1:].lstrip().startswith("{"):
-            self._held, self._raw = held[1:], ";"
+            self._held = held[1:]
+            self._raw = ";"
             self._read(JsonCall(self._calls, self._calling.names))
         else:
             self._state = self._text

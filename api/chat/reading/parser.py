@@ -39,7 +39,8 @@ class AnswerParser:
         return self._calls.count > 0
 
     def push(self, text: str, piece: Piece) -> None:
-        text, self._begun = self._begun + text, ""
+        text = self._begun + text
+        self._begun = ""
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)
             piece.reasoning += "" if self._hidden else reasoning

@@ -14,9 +14,12 @@ from api.chat.piece import Piece
 from api.chat.reading.calls import CallParser
 from control.text.text import begun
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+FUNCTION = "<function="
+END_FUNCTION = "</function>"
+PARAMETER = "<parameter="
+END_PARAMETER = "</parameter>"
 _NAME = re.compile(r"[^<>\s]{1,256}")
 _NAME_CHARACTERS = 256
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
@@ -40,7 +43,8 @@ class QwenXmlParser(CallParser):
             return self._refuse(piece)
         skipped = len(self._held) - len(start) + len(FUNCTION)
         self._raw += self._held[:skipped]
-        self._held, self._state = self._held[skipped:], self._name
+        self._held = self._held[skipped:]
+        self._state = self._name
         return True
 
     def _name(self, piece: Piece) -> bool:
@@ -49,8 +53,10 @@ class QwenXmlParser(CallParser):
             return False
         if not closed or not _NAME.fullmatch(name):
             return self._refuse(piece)
-        self._held, self._raw = rest, ""
-        self._function, self._parameters = name, 0
+        self._held = rest
+        self._raw = ""
+        self._function = name
+        self._parameters = 0
         self._calls.begin(piece, name)
         self._called()
         self._state = self._body
@@ -67,24 +73,29 @@ class QwenXmlParser(CallParser):
         if not (held.startswith(PARAMETER) and closed and len(key) <= _NAME_CHARACTERS):
             # The end of the function, or something else in its place: the call is over, and what is here is text.
             self._calls.argue(piece, "}" if self._parameters else "{}")
-            self._held, self._state = held.removeprefix(END_FUNCTION), self._close
+            self._held = held.removeprefix(END_FUNCTION)
+            self._state = self._close
             return True
         self._literal = key in self._calling.literal.get(self._function, ())
         self._calls.argue(piece, (", " if self._parameters else "{") + json.dumps(key, ensure_ascii=False) + ": ")
         self._parameters += 1
-        self._held, self._fresh, self._state = rest, True, self._value
+        self._held = rest
+        self._fresh = True
+        self._state = self._value
         return True
 
     def _value(self, piece: Piece) -> bool:
         """A text goes out as it comes; what may be JSON is read at its end. One line break at each end is no part."""
         if self._fresh and self._held:
-            self._held, self._fresh = self._held.removeprefix("\n"), False
+            self._held = self._held.removeprefix("\n")
+            self._fresh = False
             self._calls.argue(piece, "" if self._literal else '"')
         text, closed, rest = self._held.partition(END_PARAMETER)
         if closed:
             text = text.removesuffix("\n")
             self._calls.argue(piece, _literal(text) if self._literal else _quoted(text) + '"')
-            self._held, self._state = rest, self._body
+            self._held = rest
+            self._state = self._body
             return True
         if not self._literal and not self._fresh:
             cut = len(text) - begun(text, ("\n" + END_PARAMETER, END_PARAMETER))
@@ -96,7 +107,8 @@ class QwenXmlParser(CallParser):
         held = self._held.lstrip()
         if _waits(held, CLOSE):
             return False
-        self._held, self._state = held.removeprefix(CLOSE), self._text
+        self._held = held.removeprefix(CLOSE)
+        self._state = self._text
         return True
 
     def _give_up(self, piece: Piece) -> None:

@@ -12,7 +12,9 @@ class ThinkingParser:
     """`push` returns what of the text is reasoning, and what comes after it; white space at the marks is neither."""
 
     def __init__(self, thinking: Thinking) -> None:
-        self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
+        self._open = thinking.open
+        self._close = thinking.close
+        self._begun = thinking.begun
         self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
         self._held = ""
         self._said = thinking.continued
@@ -54,7 +56,8 @@ class ThinkingParser:
         if len(start) < len(self._open) and self._open.startswith(start):
             return
         if start.startswith(self._open):
-            self._held, self._state = start[len(self._open) :], "thinking"
+            self._held = start[len(self._open) :]
+            self._state = "thinking"
         elif self._begun:
             self._state = "thinking"
         else:
@@ -66,7 +69,8 @@ class ThinkingParser:
         at = self._held.find(self._close)
         if at >= 0:
             reasoning = self._held[:at].rstrip()
-            self._held, self._state = self._held[at + len(self._close) :], "gap"
+            self._held = self._held[at + len(self._close) :]
+            self._state = "gap"
             return reasoning
         certain = self._held[: len(self._held) - begun(self._held, (self._close,))].rstrip()
         self._held = self._held[len(certain) :]
@@ -74,5 +78,6 @@ class ThinkingParser:
         return certain
 
     def _take(self) -> str:
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 def load(shard: Shard, stored: np.dtype[Any], kinds: Iterable[str] | None, shapes: Shapes | None) -> ServedModel:
     """The shard, ready to serve. `stored`: the type in which its matrices are to be kept. `kinds`, `shapes`: as in
     `packing`. Raises ModelFilesError or SettingsError."""
-    config, where = shard.files.config, torch.device(shard.device)
+    config = shard.files.config
+    where = torch.device(shard.device)
     pooling = pooling_of(config)
     if pooling is not None and is_encoder(config):
         return load_encoder(shard.files, pooling, shard.link.collective, torch_type(stored), where, shard.tell)
@@ -71,7 +72,8 @@ class _Load:
 
     def filled(self, model: Any) -> Any:
         """`model`, a meta model, with this rank's weights."""
-        shard, threads = self.shard, self.packing.threads
+        shard = self.shard
+        threads = self.packing.threads
         family = validation.family_of(shard.files.config)
         quantizer = Quantizer(shard.quant, threads) if shard.quant in BLOCK_QUANTS and threads is not None else None
         with shard.open() as checkpoint:
@@ -98,7 +100,8 @@ class _Load:
         return model
 
     def served(self, model: Any) -> ServedModel:
-        config, shard = self.shard.files.config, self.shard
+        config = self.shard.files.config
+        shard = self.shard
         pooling = pooling_of(config)
         layout = shard.cache_layout(model.config, shard.plan(model.config, validation.family_of(config)))
         if pooling is None:
@@ -112,7 +115,8 @@ class _Load:
 
 def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:
     """What makes a vector or a score of the hidden states of a causal model."""
-    dtype, device = torch_type(shard.dtype), torch.device(shard.device)
+    dtype = torch_type(shard.dtype)
+    device = torch.device(shard.device)
     return load_pooler(pooling, dtype, device, label_head(shard.files, pooling, dtype, device))
 
 

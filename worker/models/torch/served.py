@@ -76,7 +76,8 @@ class TorchModel(ServedModel):
         scored = batch.scored
         if scored is None:
             return self._logits(batch, batch.sampled)
-        body, outputs = self._module.base_model, list[Any]()
+        body = self._module.base_model
+        outputs = list[Any]()
 
         def hear_body(_module: nn.Module, _inputs: Any, output: Any) -> None:
             outputs.append(output)
@@ -94,7 +95,8 @@ class TorchModel(ServedModel):
         more = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
         if batch.ends is not None:
             more["ends"] = batch.ends
-        body, inputs = self._module.base_model, {"input_ids": batch.tokens.unsqueeze(0)}
+        body = self._module.base_model
+        inputs = {"input_ids": batch.tokens.unsqueeze(0)}
         if batch.images is not None:
             embedded = self._module.get_input_embeddings()(batch.tokens)
             embedded[batch.images.places] = batch.images.rows.to(embedded.dtype)

@@ -108,8 +108,10 @@ class WeightLoader:
                 self._done()
 
     def _fill_vocabulary(self) -> None:
-        model, tied = self.model, bool(self.model.config.tie_word_embeddings)
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        model = self.model
+        tied = bool(self.model.config.tie_word_embeddings)
+        embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
         name_of = {module: name for name, module in model.named_modules()}
         table = self._vocabulary(f"{name_of[embedding]}.weight", embedding)
         apart = self.packing.keeps_stored_rows(table)

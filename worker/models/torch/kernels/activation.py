@@ -9,7 +9,8 @@ from torch import Tensor
 
 BLOCK = 1024
 
-SILU, GELU_TANH = "silu", "gelu_tanh"
+SILU = "silu"
+GELU_TANH = "gelu_tanh"
 
 
 # fmt: off

@@ -42,7 +42,9 @@ class FusedFeedForward(nn.Module):
 
     def __init__(self, layer: Any, activation: str) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = layer.gate_proj, layer.up_proj, layer.down_proj
+        self.gate_proj = layer.gate_proj
+        self.up_proj = layer.up_proj
+        self.down_proj = layer.down_proj
         # Where gate and up are one product, those two are only ways to ask for it: the weights are here.
         self.both = getattr(layer, "gate_proj_up_proj", None)
         self._activation = activation
@@ -58,10 +60,12 @@ def fuse(model: Any) -> int:
         return 0
     family = FAMILIES[model.config.model_type]
     activation = ACTIVATIONS.get(getattr(model.config, "hidden_activation", None) or model.config.hidden_act)
-    norms, gates = switches.reason_off("triton.norm") is None, switches.reason_off("triton.gate") is None
+    norms = switches.reason_off("triton.norm") is None
+    gates = switches.reason_off("triton.gate") is None
     replaced = 0
     for name, module in list(model.named_modules()):
-        kind, fused = type(module).__name__, None
+        kind = type(module).__name__
+        fused = None
         if norms and kind.endswith("RMSNorm") and hasattr(module, "weight"):
             fused = FusedNorm(module, family.norm_offset)
         elif gates and kind.endswith("MLP") and hasattr(module, "gate_proj") and activation is not None:

@@ -35,10 +35,14 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float, *, one_added: bool) -> 
     shape (1, tokens, heads, dim) into a wider tensor is read without a copy."""
     dim = inputs.shape[-1]
     if inputs.dim() == 4 and inputs.shape[0] == 1 and inputs.stride(-1) == 1:
-        inner, outer_stride, inner_stride = inputs.shape[2], inputs.stride(1), inputs.stride(2)
+        inner = inputs.shape[2]
+        outer_stride = inputs.stride(1)
+        inner_stride = inputs.stride(2)
     else:
         inputs = inputs.contiguous()
-        inner, outer_stride, inner_stride = 1, dim, dim
+        inner = 1
+        outer_stride = dim
+        inner_stride = dim
     out = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
     if out.numel():
         padded = triton.next_power_of_2(dim)

@@ -12,7 +12,8 @@ from torch import Tensor
 def _turn(heads, token, head_stride, token_stride, cos_low, cos_high, sin_low, sin_high,
           HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr):
     """All heads of one token: the pair (low, high) is one number of each half."""
-    head, place = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED_HALF)[None, :]
+    head = tl.arange(0, PADDED_HEADS)[:, None]
+    place = tl.arange(0, PADDED_HALF)[None, :]
     mask = (head < HEADS) & (place < HALF)
     start = heads + token * token_stride + head * head_stride + place
     low = tl.load(start, mask=mask, other=0.0).to(tl.float32)

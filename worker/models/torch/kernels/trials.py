@@ -16,7 +16,8 @@ def norm(request: Request) -> Iterator[Case]:
     """Over hidden rows, and over the heads of a query that is a part of a wider tensor."""
     from worker.models.torch.kernels.norm import rms_norm
 
-    shapes, rows = request.shapes, request.tokens
+    shapes = request.shapes
+    rows = request.tokens
     wide = request.random(1, rows, (shapes.heads + 2) * shapes.head_dim)
     heads = wide[..., shapes.head_dim : (shapes.heads + 1) * shapes.head_dim].view(1, rows, shapes.heads, -1)
     for inputs in (request.random(1, rows, shapes.hidden), heads):
@@ -25,7 +26,8 @@ def norm(request: Request) -> Iterator[Case]:
         def compute(inputs: Tensor = inputs, weight: Tensor = weight) -> Tensor:
             return rms_norm(inputs, weight, 1e-6, one_added=shapes.one_added)
 
-        exact, factor = inputs.double().cpu(), weight.double().cpu() + (1.0 if shapes.one_added else 0.0)
+        exact = inputs.double().cpu()
+        factor = weight.double().cpu() + (1.0 if shapes.one_added else 0.0)
         expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * factor
         shape = f"{inputs.numel() // inputs.shape[-1]} x {inputs.shape[-1]}"
         yield Case(shape, inputs.dtype, compute, expected, bytes=2 * inputs.nbytes)
@@ -37,8 +39,10 @@ def gate(request: Request) -> Iterator[Case]:
 
     width = request.shapes.inner
     both = request.random(1, request.tokens, 2 * width) * 8
-    first, second = both[..., :width], both[..., width:]
-    exact, up = first.double().cpu(), second.double().cpu()
+    first = both[..., :width]
+    second = both[..., width:]
+    exact = first.double().cpu()
+    up = second.double().cpu()
     gelu = request.shapes.gelu
     expected = (functional.gelu(exact, approximate="tanh") if gelu else functional.silu(exact)) * up
 
@@ -52,7 +56,8 @@ def rotary(request: Request) -> Iterator[Case]:
     """In place, of query and key as their projections leave them."""
     from worker.models.torch.kernels.rotary import rotate
 
-    shapes, tokens = request.shapes, request.tokens
+    shapes = request.shapes
+    tokens = request.tokens
     half = shapes.head_dim // 2
     angles = torch.arange(tokens).double().unsqueeze(1) * 100.0 ** -torch.linspace(0, 1, half).double()
     cos, sin = (request.sent(one.repeat(1, 2)) for one in (angles.cos(), angles.sin()))

@@ -25,7 +25,9 @@ class PackedExperts(nn.Module):
     def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
         """`combine` is None where C++ computes them."""
         super().__init__()
-        self.gate_up, self.down, self._combine = nn.ModuleList(gate_up), nn.ModuleList(down), combine
+        self.gate_up = nn.ModuleList(gate_up)
+        self.down = nn.ModuleList(down)
+        self._combine = combine
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
@@ -41,7 +43,8 @@ class PackedExperts(nn.Module):
 
 def clamped_swiglu(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
     """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(slope * gate)
 
 
@@ -62,7 +65,9 @@ def packed(
 
 def read(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
     """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
-    what, sizes, experts = leaf.removesuffix("_bias"), sizes_of(module), range(getattr(module, leaf).shape[0])
+    what = leaf.removesuffix("_bias")
+    sizes = sizes_of(module)
+    experts = range(getattr(module, leaf).shape[0])
     if leaf != what:
         return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
     matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)

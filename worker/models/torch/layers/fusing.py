@@ -27,7 +27,8 @@ class FusedLinear(nn.Module):
 
     def __init__(self, linear: nn.Module, widths: list[int]) -> None:
         super().__init__()
-        self.linear, self._widths = linear, widths
+        self.linear = linear
+        self._widths = widths
         self._inputs: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._unread = 0
@@ -41,7 +42,8 @@ class FusedLinear(nn.Module):
         self._unread -= 1
         if not self._unread:
             # Nothing outlives its layer, and no tensor is ever taken for a later one.
-            self._inputs, self._parts = None, ()
+            self._inputs = None
+            self._parts = ()
         return result
 
 

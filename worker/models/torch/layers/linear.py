@@ -25,7 +25,9 @@ class NativeLinear(nn.Module):
         stored = [part if isinstance(part, StoredMatrix) else as_array(part) for part in parts]
         names = [str(kind).removeprefix("torch.") for kind in kinds]
         self.packed = PackedLinear(stored, None if bias is None else as_array(bias), names, threads)
-        self.outputs, self.inputs, self.threads = self.packed.outputs, self.packed.inputs, threads
+        self.outputs = self.packed.outputs
+        self.inputs = self.packed.inputs
+        self.threads = threads
 
     @property
     def packed_bytes(self) -> int:
@@ -48,7 +50,8 @@ class PackedEmbedding(nn.Module):
         super().__init__()
         self.weight = torch.empty(table.outputs, 0)  # only to say how many rows there are
         self.table = table if own else None
-        self._look_up, self._scale = table.look_up, getattr(embedding, "embed_scale", None)
+        self._look_up = table.look_up
+        self._scale = getattr(embedding, "embed_scale", None)
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = self._look_up(ids)

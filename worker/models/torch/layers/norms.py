@@ -33,7 +33,8 @@ def fuse_norms(model: nn.Module) -> None:
 
 
 def _equal(norm: Any) -> FusedRMSNorm | None:
-    weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if "RMSNorm" not in type(norm).__name__ or not isinstance(eps, float):
         return None
     weighted = isinstance(weight, Tensor)

@@ -49,10 +49,13 @@ class WidthNorm(nn.Module):
 
     def __init__(self, norm: Any, link: Link) -> None:
         super().__init__()
-        self.weight, self._eps, self._link = norm.weight, norm.variance_epsilon, link
+        self.weight = norm.weight
+        self._eps = norm.variance_epsilon
+        self._link = link
 
     def forward(self, hidden: Tensor) -> Tensor:
-        wide, collective = hidden.to(torch.float32), self._link.collective
+        wide = hidden.to(torch.float32)
+        collective = self._link.collective
         squares = collective.all_reduce(wide.square().sum(-1, keepdim=True))
         # Heads that several ranks keep count several times in both.
         width = wide.shape[-1] * collective.world_size
@@ -66,7 +69,8 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         # Kept as a module: some families scale in their embedding's own forward.
         self.embedding = embedding
-        self._start, self._link = start, link
+        self._start = start
+        self._link = link
 
     @classmethod
     def of(cls, embedding: nn.Module, start: int, link: Link) -> VocabParallelEmbedding:
@@ -74,7 +78,8 @@ class VocabParallelEmbedding(nn.Module):
         if isinstance(embedding, nn.Embedding):
             # Its own sizes, after its rows were cut. Only training reads padding_idx, and torch refuses one
             # that is outside of the rank's rows.
-            embedding.num_embeddings, embedding.padding_idx = embedding.weight.shape[0], None
+            embedding.num_embeddings = embedding.weight.shape[0]
+            embedding.padding_idx = None
         return cls(embedding, start, link)
 
     @property
@@ -94,7 +99,8 @@ class VocabParallelHead(nn.Module):
     def __init__(self, head: nn.Module, vocab_size: int, link: Link) -> None:
         super().__init__()
         self.head = head
-        self._vocab_size, self._link = vocab_size, link
+        self._vocab_size = vocab_size
+        self._link = link
 
     def forward(self, hidden: Tensor) -> Tensor:
         if not hidden.numel():
@@ -104,7 +110,9 @@ class VocabParallelHead(nn.Module):
 
 def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
     """Wrap embedding and head, whose weights hold this rank's rows already."""
-    embedding, head, vocab_size = model.get_input_embeddings(), model.get_output_embeddings(), model.config.vocab_size
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    vocab_size = model.config.vocab_size
     start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
     model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))
     model.set_input_embeddings(VocabParallelEmbedding.of(embedding, start, link))
@@ -126,6 +134,7 @@ def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
             case "query_key_value" if hasattr(parent, "config"):
                 # The modelling code cuts the product by the numbers of heads.
                 parent.config = copy.copy(parent.config)
-                parent.config.num_attention_heads, parent.num_key_value_heads = plan.local_heads, plan.local_kv_heads
+                parent.config.num_attention_heads = plan.local_heads
+                parent.num_key_value_heads = plan.local_kv_heads
             case _:
                 pass

@@ -54,7 +54,8 @@ class Encoder(nn.Module):
 
     def __init__(self, config: dict[str, Any], threads: RowThreads) -> None:
         super().__init__()
-        self.config, self._threads = SimpleNamespace(**config), threads
+        self.config = SimpleNamespace(**config)
+        self._threads = threads
 
     @property
     def base_model(self) -> Any:
@@ -74,7 +75,8 @@ class Encoder(nn.Module):
         use_cache: bool = False,
     ) -> Any:
         """Ids, positions and types (1, T) of all sequences one after the other; `logits` (1, places, hidden)."""
-        ids, positions = input_ids[0], position_ids[0]
+        ids = input_ids[0]
+        positions = position_ids[0]
         types = torch.zeros_like(ids) if token_type_ids is None else token_type_ids[0]
 
         def compute(rows: slice) -> Tensor:
@@ -114,7 +116,8 @@ class BertEncoder(Encoder):
 def _bucket(behind: Tensor) -> Tensor:
     """The bucket of each distance: half of them for later positions; small distances have one of their own, and those
     up to 128 share the others logarithmically."""
-    half, exact = _BUCKETS // 2, _BUCKETS // 4
+    half = _BUCKETS // 2
+    exact = _BUCKETS // 4
     away = behind.abs()
     large = exact + (torch.log(away.float() / exact) / math.log(128 / exact) * (half - exact)).long()
     return (behind < 0).long() * half + torch.where(away < exact, away, large.clamp(max=half - 1))
@@ -142,7 +145,8 @@ class _Embeddings(nn.Module):
 class _Layer(nn.Module):
     def __init__(self, config: dict[str, Any], index: int) -> None:
         super().__init__()
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
+        hidden = config["hidden_size"]
+        inner = config["intermediate_size"]
         self.attention = nn.Module()
         self.attention.self = _Attention(config, index)
         self.attention.output = _Output(config, hidden)
@@ -162,7 +166,8 @@ class _Attention(nn.Module):
         super().__init__()
         hidden = config["hidden_size"]
         self.query, self.key, self.value = (Linear(hidden, hidden) for _ in range(3))
-        self._index, self._heads = index, config["num_attention_heads"]
+        self._index = index
+        self._heads = config["num_attention_heads"]
         self._variant = Variant(scaling=(hidden // self._heads) ** -0.5)
 
     def forward(self, hidden: Tensor, step: WholeAttention, bias: Bias | None) -> Tensor:

@@ -34,7 +34,9 @@ class Reader:
     """Reads tensors as parameters of one type on one device."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._device = device
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -111,9 +113,11 @@ def _classifier(config: dict[str, Any], pooling: Pooling, read: Reader) -> list[
     """The head of a cross-encoder: BERT's pooler and classifier, or RoBERTa's classifier of two layers."""
     hidden = config["hidden_size"]
     if "classifier.out_proj.weight" in read:
-        inner, outer = "classifier.dense", "classifier.out_proj"
+        inner = "classifier.dense"
+        outer = "classifier.out_proj"
     else:
-        inner, outer = f"{_prefix(read, 'pooler.dense.weight')}pooler.dense", "classifier"
+        inner = f"{_prefix(read, 'pooler.dense.weight')}pooler.dense"
+        outer = "classifier"
     return [
         Projection(read(f"{inner}.weight", [hidden, hidden]), read(f"{inner}.bias", [hidden]), "tanh"),
         Projection(read(f"{outer}.weight", [1, hidden]), read(f"{outer}.bias", [1]), pooling.activation),

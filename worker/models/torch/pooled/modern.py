@@ -63,10 +63,12 @@ class _Layer(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, config: dict[str, Any], index: int) -> None:
         super().__init__()
-        hidden, biased = config["hidden_size"], config.get("attention_bias", False)
+        hidden = config["hidden_size"]
+        biased = config.get("attention_bias", False)
         self.Wqkv = Linear(hidden, 3 * hidden, bias=biased)
         self.Wo = Linear(hidden, hidden, bias=biased)
-        self._index, self._heads = index, config["num_attention_heads"]
+        self._index = index
+        self._heads = config["num_attention_heads"]
         local = config["layer_types"][index] == SLIDING
         # A position sees those up to half of `local_attention` away.
         window = config["local_attention"] // 2 + 1 if local else None
@@ -82,7 +84,9 @@ class _Attention(nn.Module):
 class _Gated(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        hidden, inner, biased = config["hidden_size"], config["intermediate_size"], config.get("mlp_bias", False)
+        hidden = config["hidden_size"]
+        inner = config["intermediate_size"]
+        biased = config.get("mlp_bias", False)
         self.Wi = Linear(hidden, 2 * inner, bias=biased)
         self.Wo = Linear(inner, hidden, bias=biased)
         self._activation = ACTIVATIONS[config.get("hidden_act", "gelu")]

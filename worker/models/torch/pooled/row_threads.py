@@ -43,7 +43,8 @@ def divided(counts: Sequence[int], most: int) -> list[slice]:
     """Neighbouring places of `counts` in at most `most` parts of about equal sums, each of LEAST_TOKENS or more."""
     total = sum(counts)
     threads = max(1, min(most, len(counts), total // LEAST_TOKENS))
-    borders, done = [0], 0
+    borders = [0]
+    done = 0
     for place, count in enumerate(counts):
         # The border goes to the side on which it is nearer to an equal share.
         if place > borders[-1] and len(borders) < threads and done + count / 2 > total * len(borders) / threads:

@@ -26,8 +26,10 @@ class GatedDelta(nn.Module):
         head h belongs to key head h mod `key_heads`."""
         super().__init__()
         self.projections = loaded
-        self.layer, self.tiled = layer, tiled
-        self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        self.layer = layer
+        self.tiled = tiled
+        self.key_dim = config.linear_key_head_dim
+        self.value_dim = config.linear_value_head_dim
         self.value_heads = loaded.A_log.numel()
         self.key_heads = self.value_heads * config.linear_num_key_heads // config.linear_num_value_heads
         self.group = self.value_heads // self.key_heads
@@ -37,7 +39,8 @@ class GatedDelta(nn.Module):
         self.filter = nn.Parameter(loaded.conv1d.weight[:, 0].t().contiguous(), requires_grad=False)
         """Of the convolution: (taps, channels), the newest input last."""
         self.decay = nn.Parameter(-loaded.A_log.double().exp().to(loaded.A_log.dtype), requires_grad=False)
-        self.decay_bias, self.norm_weight = loaded.dt_bias, loaded.norm.weight
+        self.decay_bias = loaded.dt_bias
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
         del loaded.conv1d, loaded.norm, loaded.A_log, loaded.dt_bias
 
@@ -57,16 +60,20 @@ class GatedDelta(nn.Module):
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values side by side (T, channels), gates (T, value heads, value dim), and of each value
         head β and γ (T, value heads), in the type of states."""
-        of, wide = self.projections, self.group * self.value_dim
+        of = self.projections
+        wide = self.group * self.value_dim
         wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         if self.by_head:
             joined = of.in_proj_qkvz(hidden).view(len(hidden), self.key_heads, -1)
             parts = joined.split([self.key_dim, self.key_dim, wide, wide], -1)
-            inputs, gate = torch.cat([part.flatten(1) for part in parts[:3]], -1), parts[3]
+            inputs = torch.cat([part.flatten(1) for part in parts[:3]], -1)
+            gate = parts[3]
             learning, rate = of.in_proj_ba(hidden).view(len(hidden), self.key_heads, -1).chunk(2, -1)
         else:
-            inputs, gate = of.in_proj_qkv(hidden), of.in_proj_z(hidden)
-            learning, rate = of.in_proj_b(hidden), of.in_proj_a(hidden)
+            inputs = of.in_proj_qkv(hidden)
+            gate = of.in_proj_z(hidden)
+            learning = of.in_proj_b(hidden)
+            rate = of.in_proj_a(hidden)
         step = functional.softplus(rate.flatten(1).to(wider) + self.decay_bias)
         return (
             inputs.to(wider),
@@ -89,7 +96,8 @@ class GatedDelta(nn.Module):
     def _convolved(self, window: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys (T, value heads, key dim), of length 1 before the queries' scale, and values (T, value
         heads, value dim)."""
-        whole, taps = torch.cat([window, inputs]), self.filter.to(inputs.dtype)
+        whole = torch.cat([window, inputs])
+        taps = self.filter.to(inputs.dtype)
         count = len(inputs)
         mixed = functional.silu(torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps))
         window.copy_(whole[count:])

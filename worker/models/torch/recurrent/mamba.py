@@ -24,10 +24,14 @@ class MambaLayer(nn.Module):
     def __init__(self, loaded: Any, config: Any, shape: Mamba, layer: int, link: Link) -> None:
         """`loaded` is the module of transformers, or one with its names, that holds this rank's weights."""
         super().__init__()
-        ranks, rank = link.collective.world_size, link.collective.rank
+        ranks = link.collective.world_size
+        rank = link.collective.rank
         self.projections = loaded
-        self.layer, self.head_dim, self.state = layer, shape.head_dim, shape.state
-        self.heads, self.groups = shape.heads // ranks, max(1, shape.groups // ranks)
+        self.layer = layer
+        self.head_dim = shape.head_dim
+        self.state = shape.state
+        self.heads = shape.heads // ranks
+        self.groups = max(1, shape.groups // ranks)
         self.group_width = shape.heads * shape.head_dim // shape.groups
         """Numbers of a group of heads, on all ranks that share it."""
         shared = shape.groups % ranks != 0
@@ -40,7 +44,9 @@ class MambaLayer(nn.Module):
         self.filter_bias: Tensor | None = getattr(loaded.conv1d, "bias", None)
         wider = torch.promote_types(loaded.A_log.dtype, torch.float32)
         self.decay = nn.Parameter(-loaded.A_log.double().exp().to(wider), requires_grad=False)
-        self.step_bias, self.skip, self.norm_weight = loaded.dt_bias, loaded.D, loaded.norm.weight
+        self.step_bias = loaded.dt_bias
+        self.skip = loaded.D
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
         del loaded.conv1d, loaded.norm, loaded.A_log, loaded.dt_bias, loaded.D
 
@@ -48,7 +54,8 @@ class MambaLayer(nn.Module):
         """hidden_states (1, T, hidden) → (1, T, hidden); advances the states of the step's sequences."""
         hidden = hidden_states[0]
         wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        inner, of_groups = self.heads * self.head_dim, self.groups * self.state
+        inner = self.heads * self.head_dim
+        of_groups = self.groups * self.state
         projected = self.projections.in_proj(hidden).to(wider)
         gate, inputs, rates = projected.split([inner, inner + 2 * of_groups, self.heads], -1)
         steps = functional.softplus(rates + self.step_bias)
@@ -63,11 +70,13 @@ class MambaLayer(nn.Module):
 
     def _advance(self, state: StateTensors, inputs: Tensor, steps: Tensor, out: Tensor) -> None:
         """Run one sequence's new tokens through its state."""
-        inner, of_groups = self.heads * self.head_dim, self.groups * self.state
+        inner = self.heads * self.head_dim
+        of_groups = self.groups * self.state
         mixed = self._convolved(state.window(self.layer), inputs)
         values, into, out_of = mixed.split([inner, of_groups, of_groups], -1)
         values = values.view(-1, self.heads, self.head_dim)
-        into, out_of = self._by_head(into), self._by_head(out_of)
+        into = self._by_head(into)
+        out_of = self._by_head(out_of)
         matrices = state.matrices(self.layer)
         keeping = (self.decay * steps).exp()
         for token in range(len(inputs)):
@@ -84,7 +93,8 @@ class MambaLayer(nn.Module):
 
     def _convolved(self, window: Tensor, inputs: Tensor) -> Tensor:
         """(T, channels); the last inputs stay in the window."""
-        whole, taps = torch.cat([window, inputs]), self.filter.to(inputs.dtype)
+        whole = torch.cat([window, inputs])
+        taps = self.filter.to(inputs.dtype)
         mixed = torch.einsum("tci,ic->tc", whole.unfold(0, len(taps), 1), taps)
         window.copy_(whole[len(inputs) :])
         return functional.silu(mixed if self.filter_bias is None else mixed + self.filter_bias)

@@ -16,7 +16,8 @@ def patches(image: Tensor, patch: int, merge: int, frames: int) -> Tensor:
     """Patches (rows, channels · frames · patch²) of an image (channels, height, width), in the order in which `merge`
     by `merge` neighbours follow each other; a still image is repeated for each of `frames`."""
     channels, height, width = image.shape
-    rows, columns = height // patch, width // patch
+    rows = height // patch
+    columns = width // patch
     cut = image.reshape(channels, rows // merge, merge, patch, columns // merge, merge, patch)
     cut = cut.permute(1, 4, 2, 5, 0, 3, 6)
     cut = cut.unsqueeze(5).expand(*cut.shape[:5], frames, *cut.shape[5:])

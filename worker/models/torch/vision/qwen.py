@@ -31,5 +31,6 @@ class QwenEncoder(nn.Module):
         cut = patches(image, config.patch_size, config.spatial_merge_size, config.temporal_patch_size)
         height, width = (side // config.patch_size for side in image.shape[1:])
         encoded = self.visual(cut, grid_thw=torch.tensor([[1, height, width]]), return_dict=True)
-        rows, deep = encoded.pooler_output, getattr(encoded, "deepstack_features", ())
+        rows = encoded.pooler_output
+        deep = getattr(encoded, "deepstack_features", ())
         return rows, torch.stack(list(deep)) if len(deep) else rows.new_empty(0, *rows.shape)

@@ -26,7 +26,8 @@ class SectionedRotary(nn.Module):
 
     def __init__(self, inner: Any, axes: Tensor) -> None:
         super().__init__()
-        self.inner, self._axes = inner, axes.long()
+        self.inner = inner
+        self._axes = axes.long()
         self.positions: Tensor | None = None
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -45,8 +45,11 @@ class VisionTower:
 
     def __init__(self, part: ImagePart, encoder: Encoder, axes: Tensor | None) -> None:
         """`axes`: by which axis each frequency of a head turns; None where a token has one position."""
-        self.input, self.axes, self.whole = part.input, axes, part.whole
-        self._part, self._encoder = part, encoder
+        self.input = part.input
+        self.axes = axes
+        self.whole = part.whole
+        self._part = part
+        self._encoder = encoder
         self.progress = 0
         for block in encoder.blocks:
             block.register_forward_hook(self._block_done)
