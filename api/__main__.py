@@ -75,7 +75,8 @@ def main(
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)
     max_connections = fitting_connections(max_connections)
-    text_bytes, memory_bytes = round(max_body * MIB), round(body_memory * MIB)
+    text_bytes = round(max_body * MIB)
+    memory_bytes = round(body_memory * MIB)
     settings = ApiSettings(
         redis_url=environment.redis_url,
         host=host,

@@ -233,7 +233,7 @@ def stepping(
         exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
         isolation = CrashIsolation(lease, calls.run)
-        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future(), []), isolation)
+        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future, []), isolation)
         context = ServingContext(
             lease=lease,
             group=group,

@@ -43,8 +43,12 @@ class NativeForward:
     ) -> None:
         """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes. `embed_layers`:
         ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
-        self._axis_of, self._embed_layers = axis_of, embed_layers
-        self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
+        self._axis_of = axis_of
+        self._embed_layers = embed_layers
+        self._plan = plan
+        self._embed = embed
+        self._link = link
+        self._vocab_size = vocab_size
         self._room = empty(0, np.uint8)
         self._hidden = empty(0, np.float32)
         self._guesses = Guesses(plan)
@@ -89,12 +93,15 @@ class NativeForward:
         if batch.cache.states:
             self._guesses.begin(struct, spans, batch.rows, batch.cache.states)
         if batch.axes is not None and self._axis_of is not None:
-            struct.axes, struct.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
+            struct.axes = batch.axes.ctypes.data
+            struct.axis_of = self._axis_of.ctypes.data
         if batch.ends is not None:
             struct.ends = batch.ends.ctypes.data
         if images is not None:
-            struct.marked, struct.marked_count = images.places.ctypes.data, images.places.size
-            struct.added, struct.added_layers = images.layers.ctypes.data, len(images.layers)
+            struct.marked = images.places.ctypes.data
+            struct.marked_count = images.places.size
+            struct.added = images.layers.ctypes.data
+            struct.added_layers = len(images.layers)
         logits = self._run(self._plan.model, struct, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
@@ -111,9 +118,12 @@ class NativeForward:
     def _run(self, model: library.Model, batch: library.Batch, places: Array) -> Array:
         """Run `batch`; the logits that this rank has of the tokens `places`."""
         logits = empty((places.size, self._plan.head.outputs), np.float32)
-        batch.hidden, batch.logits = self._hidden.ctypes.data, logits.ctypes.data
-        batch.sampled, batch.sampled_count = places.ctypes.data, places.size
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        batch.hidden = self._hidden.ctypes.data
+        batch.logits = logits.ctypes.data
+        batch.sampled = places.ctypes.data
+        batch.sampled_count = places.size
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
         what = ctypes.addressof(model), ctypes.addressof(batch)
         needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.size:
@@ -139,7 +149,8 @@ class Guesses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._memory, self._room = empty(0, np.float32), empty(0, np.uint8)
+        self._memory = empty(0, np.float32)
+        self._room = empty(0, np.uint8)
         self._count = 0
         self._first: dict[int, tuple[int, State]] = {}
         """Sequence → the place of its first guess among the step's, and its state."""
@@ -152,17 +163,20 @@ class Guesses:
         states: Sequence[State],
     ) -> None:
         """Let the step `batch` keep what is needed of the guesses of `rows`, whose states are `states`."""
-        self._first, self._count = {}, 0
+        self._first = {}
+        self._count = 0
         for row, state, span in zip(rows, states, spans, strict=False):
             if row.guesses:
                 self._first[row.sid] = self._count, state
-                span.guesses, span.first_guess = row.guesses, self._count
+                span.guesses = row.guesses
+                span.first_guess = self._count
                 self._count += row.guesses
         if self._count:
             needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
             if needed > self._memory.size:
                 self._memory = empty(needed, np.float32)
-            batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
+            batch.guessed = self._memory.ctypes.data
+            batch.guess_count = self._count
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Advance the states over the first guesses of sequences of the last step, as many as were right."""
@@ -172,10 +186,14 @@ class Guesses:
         spans = (library.Span * len(right))()
         for (sid, count), span in zip(right, spans, strict=True):
             first, state = self._first.pop(sid)
-            span.first, span.count, span.state = first, count, state.memory.ctypes.data
+            span.first = first
+            span.count = count
+            span.state = state.memory.ctypes.data
         batch = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
-        batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        batch.guessed = self._memory.ctypes.data
+        batch.guess_count = self._count
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
         what = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
         needed = compiled.furrow_replay_room(pool, *what)
         if needed > self._room.size:
@@ -202,7 +220,8 @@ class _Reduction:
 
     def __init__(self, forward: NativeForward, collective: Collective) -> None:
         self.failure: Exception | None = None
-        self._forward, self._collective = forward, collective
+        self._forward = forward
+        self._collective = collective
         self.function = REDUCE(self._reduce)
 
     def _reduce(self, group: Any, address: int, count: int) -> int:
@@ -223,7 +242,9 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
         span.state = state.memory.ctypes.data
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
         span.slabs = place
-        span.first, span.count, span.offset = first, extent.count, extent.offset
+        span.first = first
+        span.count = extent.count
+        span.offset = extent.offset
         first += extent.count
         for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
             layer, values, slot, head = (stride // 4 for stride in memory.strides[:4])

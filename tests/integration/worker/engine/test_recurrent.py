@@ -27,8 +27,8 @@ from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.models.recurrent.gated_convolution import GatedConvolution
-from worker.models.recurrent.gated_delta import GatedDelta
+from worker.models.torch.recurrent.gated_convolution import GatedConvolution
+from worker.models.torch.recurrent.gated_delta import GatedDelta
 from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]

@@ -14,10 +14,10 @@ from control.messages import Grammar, Sampling, TokenLogprobs
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker.engine.step import NO_TOKEN, Forward
-from worker.sampling import filters
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
 from worker.sampling.sampler import StepSampler, StepTokens
+from worker.sampling.torch import filters
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.sequence import Finisher, Sequence
 
