@@ -20,12 +20,12 @@ from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
 from worker.models.native.config import native_config
-from worker.models.native.forward import native_forward
+from worker.models.native.forward import NativeModel, plan_of
 from worker.models.native.linear import PackedLinear
 from worker.models.native.loading import NativeLoader
 from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CausalModel, native_meta_model
-from worker.models.served import NativeModel, ServedModel
+from worker.models.served import ServedModel
 from worker.models.shard import Shard
 from worker.native.host import unavailable
 from worker.native.library import KindMissing, Threads, reason_missing, threads_here
@@ -34,7 +34,7 @@ from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
 from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import Pooling, pooling_of
+from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.selftest.shapes import of_config
 from worker.weights.cache import WeightCache, subject_of
@@ -175,31 +175,21 @@ def _filled(shard: Shard, model: CausalModel, threads: Threads) -> tuple[CausalM
 
 
 def _served(shard: Shard, model: CausalModel, threads: Threads) -> ServedModel | None:
+    """`model`, filled, ready to serve; None where its forward can't be C++."""
     pooling = pooling_of(shard.files.config)
-    layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
     if pooling is not None:
-        return _pooled(shard, model, threads, pooling)
-    tower = _tower(shard, model)
-    axes = None if tower is None or tower.axes is None else np.asarray(tower.axes)
-    forward = native_forward(model, shard.link, layout, model.config.vocab_size, axes)
-    if forward is None:
+        # Its hidden states make a vector or a score: the head is the identity, whose products are exact.
+        identity = np.eye(model.config.hidden_size, dtype=np.float32)
+        model.lm_head = PackedLinear([identity], None, ["float32"], threads)
+    layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
+    plan = plan_of(model, layout)
+    if plan is None:
         return None
-    return NativeModel(model, forward, shard.link, layout, model.config.vocab_size, tower=tower)
-
-
-def _pooled(shard: Shard, model: CausalModel, threads: Threads, pooling: Pooling) -> ServedModel | None:
-    """A model whose hidden states make a vector or a score. Its logits become the hidden states after the last norm:
-    its head is the identity, whose products are exact."""
+    if pooling is None:
+        return NativeModel(model, plan, shard.link, layout, tower=_tower(shard, model))
     from worker.models.torch.loading import causal_pooler  # only here: torch pools
 
-    width = model.config.hidden_size
-    layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
-    model.lm_head = PackedLinear([np.eye(width, dtype=np.float32)], None, ["float32"], threads)
-    forward = native_forward(model, shard.link, layout, width)
-    if forward is None:
-        return None
-    pooler = causal_pooler(shard, pooling)
-    return NativeModel(model, forward, shard.link, layout, model.config.vocab_size, pooler=pooler)
+    return NativeModel(model, plan, shard.link, layout, pooler=causal_pooler(shard, pooling))
 
 
 def _tower(shard: Shard, model: CausalModel) -> VisionTower | None:
