@@ -55,6 +55,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     """True if only a known name makes a call."""
     quote: str = ""
     """The mark around texts in `relaxed` arguments."""
+    skips: bool = False
+    """True if a short text between the arguments and the mark that closes is passed over."""
 
     @cached_property
     def head(self) -> str:

@@ -76,7 +76,7 @@ def _marks(field: dict[str, Any], key: str) -> list[str]:
     """The literal marks of a field; a pattern counts where it is a text."""
     value: Any = field.get(key)
     if value is None and f"{key}_pattern" in field:
-        return [_outline(str(field[f"{key}_pattern"]), {})[0].strip()]
+        return [_outline(str(field[f"{key}_pattern"]), {}).strip()]
     marks: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if len(marks) > _MARKS or not all(isinstance(mark, str) and 0 < len(mark) <= _MARK_CHARACTERS for mark in marks):
         raise FormError(f"{key!r} must be 1 to {_MARKS} texts of up to {_MARK_CHARACTERS} characters")
@@ -107,7 +107,7 @@ def _translated(field: dict[str, Any]) -> CallForm:
     """The calls of a field in transformers' own words: `json` or `xml-inline`, with captures and a transform."""
     name, arguments = _paths(field)
     if "open_pattern" in field:
-        outline, _ = _outline(str(field["open_pattern"]), {name: "{name}", "id": "{id}"})
+        outline = _outline(str(field["open_pattern"]), {name: "{name}", "id": "{id}"}, whole=True)
         opened, head = _split(outline)
         opens = [opened]
     else:
@@ -118,16 +118,16 @@ def _translated(field: dict[str, Any]) -> CallForm:
         case "json" if "{name}" in head:
             if args.get("unquoted_keys") or args.get("string_delims"):
                 quote = str((args.get("string_delims") or [['"']])[0][0])
-                shape = CallShape(kind="relaxed", call=head + "{arguments}", quote=quote)
+                shape = CallShape(kind="relaxed", call=head + "{arguments}", quote=quote, skips=True)
             else:
-                shape = CallShape(kind="json", call=head + "{arguments}")
+                shape = CallShape(kind="json", call=head + "{arguments}", skips=True)
         case "json":
             listed = bool(field.get("transform_each"))
             call = f'{{"{_last(name)}": "{{name}}", "{_last(arguments)}": {{arguments}}}}'
             shape = CallShape(kind="object", call=call, listed=listed, between=", " if listed else "")
         case "xml-inline":
-            tag, _ = _outline(str(args.get("tag_pattern")), {"key": "{key}", "value": "{value}"})
-            shape = CallShape(kind="parameters", call=head + "{parameters}", parameter=tag)
+            tag = _outline(str(args.get("tag_pattern")), {"key": "{key}", "value": "{value}"}, whole=True)
+            shape = CallShape(kind="parameters", call=head + "{parameters}", parameter=tag, skips=True)
         case other:
             raise FormError(f"calls of the content {other!r:.40} are not known")
     _check(shape)
@@ -158,8 +158,9 @@ def _split(outline: str) -> tuple[str, str]:
     return outline[:at], outline[at:]
 
 
-def _outline(pattern: str, holes: dict[str, str]) -> tuple[str, list[str]]:
-    """A pattern as text with holes for its named groups; white space that may be there is a line break.
+def _outline(pattern: str, holes: dict[str, str], *, whole: bool = False) -> str:
+    """A pattern as text with holes for its named groups; white space that may be there is written as it mostly is.
+    Of choices the first is taken, and what may be missing is left out, unless the `whole` pattern is to be read.
 
     Raises FormError for a pattern that is more than a text.
     """
@@ -168,11 +169,11 @@ def _outline(pattern: str, holes: dict[str, str]) -> tuple[str, list[str]]:
     parsed = re._parser.parse(pattern, re.DOTALL)  # type: ignore[attr-defined]
     groups = {number: name for name, number in parsed.state.groupdict.items()}
     out: list[str] = []
-    _write(parsed, groups, holes, out)
-    return "".join(out), list(groups.values())
+    _write(parsed, groups, holes, whole, out)
+    return "".join(out)
 
 
-def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], out: list[str]) -> None:
+def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], whole: bool, out: list[str]) -> None:
     for operation, argument in nodes:
         kind = str(operation)
         if kind == "LITERAL":
@@ -182,15 +183,16 @@ def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], 
             if number in groups:
                 _hole(groups[number], holes, out)
             else:
-                _write(inner, groups, holes, out)
+                _write(inner, groups, holes, whole, out)
         elif kind in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, inner = argument
             if _is_space(inner):
-                out.append("\n" if least or most > 1 else "")
-            elif least > 0:
+                in_json = bool(out) and out[-1] in (":", ",")
+                out.append(" " if in_json else "\n" if least or most > 1 else "")
+            elif least > 0 or whole:
                 raise FormError("a pattern repeats something that no named group holds")
-        elif kind == "BRANCH":
-            _write(argument[1][0], groups, holes, out)
+        elif kind == "BRANCH" and not whole:
+            _write(argument[1][0], groups, holes, whole, out)
         elif kind == "IN" and _is_space([(operation, argument)]):
             out.append(" ")
         elif kind not in ("AT", "ASSERT", "ASSERT_NOT"):
