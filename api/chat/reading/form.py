@@ -125,6 +125,8 @@ class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_un
     answer: tuple[str, str] = ("", "")
     """The marks that are written around an answer in a demanded format."""
     channels: Channels | None = None
+    efforts: dict[str, str] = {}
+    """Words of `reasoning_effort` that the model was not trained on, and those that stand for them."""
     ids: Ids = "any"
 
     @cached_property

@@ -6,6 +6,7 @@ text with holes, and a pattern that is more than that is refused (FormError).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,10 +15,11 @@ import msgspec
 
 from api.chat.reading.form import CallForm, CallShape, Channels, Form, Ids, Pair
 
-MOST_CHARACTERS = 65_536
-"""Of a template as JSON."""
-_MARK_CHARACTERS = 512
-_MARKS = 16
+MOST_BYTES = 16_384
+"""Of a template as JSON: it travels with each request of its model."""
+_MARK_CHARACTERS = 128
+_PATTERN_CHARACTERS = 512
+_MARKS = 8
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _STOPS = ("{arguments}", "{parameters}")
 
@@ -29,9 +31,18 @@ class FormError(ValueError):
 def form_of(name: str, template: Any) -> Form:
     """The form that a template describes. Raises FormError."""
     try:
-        if len(msgspec.json.encode(template)) > MOST_CHARACTERS:
-            raise FormError(f"it has more than {MOST_CHARACTERS} characters")
-        return _form(name, template)
+        encoded = msgspec.json.encode(template)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormError(f"it can't be read: {error}") from error
+    if len(encoded) > MOST_BYTES:
+        raise FormError(f"it has {len(encoded)} bytes as JSON; at most {MOST_BYTES} are read")
+    return _decoded(name, encoded)
+
+
+@functools.lru_cache(maxsize=256)
+def _decoded(name: str, encoded: bytes) -> Form:
+    try:
+        return _form(name, msgspec.json.decode(encoded))
     except (msgspec.ValidationError, re.error, RecursionError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise FormError(f"it can't be read: {str(error)[:200] or type(error).__name__}") from error
 
@@ -49,6 +60,7 @@ def _form(name: str, template: Any) -> Form:
     content = fields.get("content", {})
     around = [*_marks(content, "open"), *_marks(content, "close")]
     channels = template.get("channels")
+    efforts = msgspec.convert(template.get("efforts", {}), dict[str, str])
     return Form(
         name=name,
         reasoning=reasoning,
@@ -56,6 +68,7 @@ def _form(name: str, template: Any) -> Form:
         content=[mark for mark in around if mark],
         answer=msgspec.convert(template.get("answer", ("", "")), tuple[str, str]),
         channels=None if channels is None else msgspec.convert(channels, Channels),
+        efforts=efforts,
         ids=msgspec.convert(template.get("ids", "any"), Ids),
     )
 
@@ -164,8 +177,8 @@ def _outline(pattern: str, holes: dict[str, str], *, whole: bool = False) -> str
 
     Raises FormError for a pattern that is more than a text.
     """
-    if len(pattern) > _MARK_CHARACTERS:
-        raise FormError(f"a pattern has {len(pattern)} characters; at most {_MARK_CHARACTERS} are read")
+    if len(pattern) > _PATTERN_CHARACTERS:
+        raise FormError(f"a pattern has {len(pattern)} characters; at most {_PATTERN_CHARACTERS} are read")
     parsed = re._parser.parse(pattern, re.DOTALL)  # type: ignore[attr-defined]
     groups = {number: name for name, number in parsed.state.groupdict.items()}
     out: list[str] = []

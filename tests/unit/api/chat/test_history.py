@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from api.chat.history import fitted
+from api.chat.history import fitted, say_switch
 from api.chat.reading.table import TABLE
 
 Messages = list[dict[str, Any]]
@@ -83,6 +83,23 @@ def test_reasoning_has_the_names_that_the_template_reads() -> None:
         "thought": "so",
     }
     assert fit(None, dict(message), source="{{ message.thinking_budget }}")[0] == message
+
+
+@pytest.mark.parametrize("thinks", [True, False, None])
+def test_a_word_of_the_system_prompt_switches_reasoning(thinks: bool | None) -> None:
+    """Where the template reads the word; it is said once."""
+    source = "{% if '/no_think' in message.content or '/think' in message.content %}"
+    word = {True: ["/think"], False: ["/no_think"], None: []}[thinks]
+    user = {"role": "user", "content": "x"}
+    for before in ([], [{"role": "system", "content": "Be brief."}]):
+        expected = [*" ".join(one["content"] for one in before).split(), *word]
+        messages: Messages = [*before, dict(user)]
+        say_switch(messages, thinks, source)
+        say_switch(messages, thinks, source)
+        said = " ".join(message["content"] for message in messages if message["role"] == "system").split()
+        assert said == expected
+        say_switch(other := [dict(user)], thinks, "{{ messages }}")
+        assert other == [user]
 
 
 def test_harmony_takes_text_or_reasoning_beside_a_call() -> None:
