@@ -10,7 +10,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-gc.disable()  # imports leave no garbage, and collections visit all that they make
+if __name__ == "__main__":
+    gc.disable()  # a start leaves little garbage, and a collection visits all that it makes; `serve` enables it
 
 from control import logs  # before structlog, which imports rich without it
 
@@ -26,14 +27,13 @@ from api.settings import ApiSettings
 from control import access
 from control.errors import FurrowError
 from control.listening import free_port
+from control.operations.key_rule import asks_for_key, key_options, why_asked
 from control.operations.options import redis_option
 from control.process import die_with_parent
 from control.redis.connection import connect, run
 from control.redis.readiness import wait_until_ready
 from control.settings import Settings, wait_for_url
 from control.structs import describe_structs
-
-gc.enable()
 
 OWN_FILES = 128
 """Open files that are no clients' connections: those to Redis, children, sockets."""
@@ -43,7 +43,7 @@ OWN_FILES = 128
 @redis_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free port.")
-@access.key_options
+@key_options
 @api_options
 def main(
     redis_url: str | None,
@@ -65,17 +65,18 @@ def main(
         environment = Settings.from_environment()
         if environment.has_parent:
             die_with_parent()
-        asks = access.asks_for_key(host, api_keys, keys, no_auth)
+        asks = asks_for_key(host, api_keys, keys, no_auth)
         port = free_port(host, port)
         logs.configure(environment.log_format, environment.log_level)
         key_count = count_keys(environment)
         if asks and not (keys or api_keys):
-            click.echo(f"furrow api: {access.why_asked(host, key_count)}", err=True)
+            click.echo(f"furrow api: {why_asked(host, key_count)}", err=True)
     except FurrowError as error:
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)
     max_connections = fitting_connections(max_connections)
-    text_bytes, memory_bytes = round(max_body * MIB), round(body_memory * MIB)
+    text_bytes = round(max_body * MIB)
+    memory_bytes = round(body_memory * MIB)
     settings = ApiSettings(
         redis_url=environment.redis_url,
         host=host,

@@ -27,10 +27,14 @@ class GarbageCollection:
         """Collections of young objects since the last full one."""
 
     def start(self) -> None:
-        """Freeze what exists, which lives as long as the process, and whatever outlives a collection from now on."""
-        self._collect_all()
+        """Freeze what exists, which lives as long as the process, and whatever outlives a collection from now on.
+
+        Nothing is collected: a start leaves little garbage, and the first full collection takes it.
+        """
+        gc.freeze()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
         gc.callbacks.append(self._freeze_survivors)
+        gc.enable()
 
     def stop(self) -> None:
         """Return to automatic collections."""

@@ -15,7 +15,7 @@ from api.chat.reading.response_template import form_of
 from api.chat.reading.table import TABLE
 from api.images.hosts import Hosts
 from api.schemas.view import OWN
-from control.access.record import TENANT
+from control.keys import TENANT_NAME
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s*]+")
 
@@ -33,9 +33,9 @@ def check_origins(_context: click.Context, _parameter: click.Parameter, origins:
     return origins
 
 
-def read_hosts(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def read_hosts(_context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Each host alone; several may be given with commas between them."""
-    hosts = tuple(host for names in given for host in names.split(","))
+    hosts = tuple(host for names in words for host in names.split(","))
     try:
         Hosts(hosts)
     except ValueError as error:
@@ -43,11 +43,11 @@ def read_hosts(_context: click.Context, _parameter: click.Parameter, given: tupl
     return hosts
 
 
-def read_tenants(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def read_tenants(_context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Each tenant alone; several may be given with commas between them."""
-    tenants = tuple(tenant for names in given for tenant in names.split(","))
+    tenants = tuple(tenant for names in words for tenant in names.split(","))
     for tenant in tenants:
-        if not TENANT.fullmatch(tenant):
+        if not TENANT_NAME.fullmatch(tenant):
             raise click.BadParameter(f"{tenant!r} is no tenant's name; write all, or TENANT[,TENANT].")
     return tenants
 
@@ -254,6 +254,8 @@ def take_api_arguments(context: click.Context, values: dict[str, Any]) -> list[s
             value = values.pop(option.name)
             source = context.get_parameter_source(option.name)
             if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
-                given = value if option.multiple else [value]
-                words += [word for one in given for word in (option.opts[0], *([] if option.is_flag else [str(one)]))]
+                for one in value if option.multiple else [value]:
+                    words.append(option.opts[0])
+                    if not option.is_flag:
+                        words.append(str(one))
     return words

@@ -82,7 +82,8 @@ class Server(uvicorn.Server):
         return [cast(ClientConnection, connection) for connection in self.server_state.connections]
 
     def _drain(self, now: float) -> None:
-        process, running = self._process, len(self.server_state.tasks)
+        process = self._process
+        running = len(self.server_state.tasks)
         if self._until is None:
             self._until = now + process.settings.grace
             for connection in self._connections:

@@ -19,6 +19,7 @@ CLASSES = ("high", "normal", "low")
 """Priority classes in the order in which they are served."""
 
 _MODEL_NAME = re.compile(r"[^\s{}]{1,200}")
+TENANT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def check_model_name(name: str) -> str:

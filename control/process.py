@@ -13,20 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-
-
-def _version(root: Path) -> str:
-    """`root`: the folder that holds `control/`."""
-    installed = version("furrow")
-    if (root / "setup.py").exists():  # a checkout, whose files change without an installation
-        return f"{installed.partition('+')[0]}.dev0+source"
-    return installed
-
-
-VERSION = _version(Path(__file__).parent.parent)
-"""The build of Furrow that this process runs. Two builds have different versions (setup.py); all checkouts have one."""
 
 PROGRAM_VARIABLE = "FURROW_PROGRAM"
 """Environment variable of the processes that `furrow` starts: the words of `program` as JSON."""
@@ -141,7 +128,8 @@ def hide_argument(secret: str) -> None:
     """Overwrite `secret` in this process's command line as `ps` shows it. Linux only; elsewhere nothing happens."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the 48th and 49th of all fields
+        begin = int(fields[45])
+        end = int(fields[46])  # arg_start and arg_end, the 48th and 49th of all fields
         with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
             text = memory.read(end - begin)

@@ -168,12 +168,12 @@ def weight_cache_bytes() -> int:
     """FURROW_WEIGHT_CACHE, a number of GiB, in bytes; 50 GiB if unset."""
     value = os.environ.get("FURROW_WEIGHT_CACHE") or "50"
     try:
-        given = float(value)
+        gibibytes = float(value)
     except ValueError:
-        given = -1.0
-    if not 0 <= given < 2**20:
+        gibibytes = -1.0
+    if not 0 <= gibibytes < 2**20:
         raise SettingsError(
             f"FURROW_WEIGHT_CACHE={value!r} is no number of GiB: use the limit of packed weights, such as 50, or 0 to "
             "keep none"
         )
-    return int(given * 2**30)
+    return int(gibibytes * 2**30)

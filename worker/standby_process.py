@@ -47,9 +47,9 @@ def await_duty(background: bool) -> dict[str, str] | None:
     say(ready_line())
 
     def prepare(line: str) -> None:
-        asked = msgspec.json.decode(line, type=Prepare)
-        in_thread(partial(prepare_model, asked.model, asked.in_use), asked.background)
-        say(ready_line(asked.model))
+        message = msgspec.json.decode(line, type=Prepare)
+        in_thread(partial(prepare_model, message.model, message.in_use), message.background)
+        say(ready_line(message.model))
 
     line = serve_forks(channel, prepare)
     if line is None:

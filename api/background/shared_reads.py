@@ -47,14 +47,14 @@ class SharedReads:
         """`work(client, …)`; raises its errors. `fresh`: nothing that was begun before is taken."""
         loop = asyncio.get_running_loop()
         key: Hashable = (work, args, tuple(sorted(kwargs.items())))
-        known = self._readings.get(key)
-        if known is None or fresh or (known.answer.done() and loop.time() - known.began_at >= AGE_S):
-            known = _Reading(
+        reading = self._readings.get(key)
+        if reading is None or fresh or (reading.answer.done() and loop.time() - reading.began_at >= AGE_S):
+            reading = _Reading(
                 loop.run_in_executor(self._threads, lambda: work(self._client, *args, **kwargs)), loop.time()
             )
-            self._readings[key] = known
-            known.answer.add_done_callback(lambda _, made=known: self._done(key, made))
-        return await asyncio.shield(known.answer)
+            self._readings[key] = reading
+            reading.answer.add_done_callback(lambda _, made=reading: self._done(key, made))
+        return await asyncio.shield(reading.answer)
 
     def forget(self) -> None:
         """Begin every read anew from here on: something was changed."""

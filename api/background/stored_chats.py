@@ -36,7 +36,9 @@ class StoredChats:
     """Records of requests with `store: true`; one that has not ended yet is not there for a client."""
 
     def __init__(self, batches: Batches, archive: Archive, completion: ResponseCompletion) -> None:
-        self._batches, self._archive, self._completion = batches, archive, completion
+        self._batches = batches
+        self._archive = archive
+        self._completion = completion
 
     async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """The record, with its response. Raises RequestNotFound for one that is unknown, has not ended, failed, was
@@ -70,7 +72,9 @@ class StoredChats:
         Raises RequestNotFound where `after` is none of the owner's.
         """
         place = await self._place_after(after, who, newest_first)
-        bodies, looked, last = list[bytes](), 0, ""
+        bodies = list[bytes]()
+        looked = 0
+        last = ""
         async for rid, matches in self._all(who, place, newest_first, model, labels):
             if matches and (stored := await self._read(rid, who, with_input=False)) is not None:
                 if len(bodies) == limit:
@@ -146,12 +150,12 @@ def _matches(chat: ChatLabels, model: str | None, labels: dict[str, str]) -> boo
 
 def kept_messages(rid: str, messages: list[Message]) -> list[dict[str, Any]]:
     """The messages of a chat with ids, as they are listed."""
-    kept: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         fields_sent: dict[str, Any] = msgspec.to_builtins(message)
         fields = {name: value for name, value in fields_sent.items() if value is not None}
         content = fields.get("content")
         parts = content if isinstance(content, list) else None
         text = None if parts is not None else content
-        kept.append(fields | {"content": text, "content_parts": parts, "id": f"chatcmpl-{rid}-{place}"})
-    return kept
+        listed.append(fields | {"content": text, "content_parts": parts, "id": f"chatcmpl-{rid}-{place}"})
+    return listed

@@ -68,7 +68,9 @@ class Piece(msgspec.Struct):
     def mute(self) -> None:
         """Forget all but the end: the client has the rest already."""
         self.text = self.reasoning = ""
-        self.calls, self.scored, self.ids = [], [], []
+        self.calls = []
+        self.scored = []
+        self.ids = []
 
     def add_call(self, delta: CallDelta) -> None:
         """Add a part of a call; parts of one call in a row become one."""
@@ -89,7 +91,9 @@ class Piece(msgspec.Struct):
 
     def collect(self, other: Piece) -> None:
         """Take in a later piece of the same choice where only the sums are shown, not the order."""
-        self.seq, self.finish, self.stop = other.seq, other.finish, other.stop
+        self.seq = other.seq
+        self.finish = other.finish
+        self.stop = other.stop
         self.text += other.text
         self.reasoning += other.reasoning
         for delta in other.calls:

@@ -63,7 +63,9 @@ class GenerationFailed(errors.FurrowError):
 
     def __init__(self, message: str, *, code: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.code, self.status, self.retry_after = code, status, retry_after
+        self.code = code
+        self.status = status
+        self.retry_after = retry_after
 
 
 class ShuttingDown(errors.FurrowError):
@@ -245,7 +247,8 @@ def problem_of(
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The application's handler for every exception."""
-    refusal, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
+    refusal = problem(error, f"{request.method} {request.url.path}")
+    rid = new_rid()
     if refusal.status == 500 and not isinstance(error, GenerationFailed):
         log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
     if isinstance(error, ClientDisconnected):
@@ -323,11 +326,12 @@ def refusal(
     path: str, sent: Iterable[tuple[bytes, bytes]], status: int, message: str, code: str, retry_after: float | None
 ) -> tuple[dict[str, str], bytes]:
     """Headers and content for a request with this path and the headers `sent`."""
-    found, rid = problem_of(status, message, code, retry_after), new_rid()
-    headers = {"content-type": "application/json", "x-request-id": rid, **found.headers}
-    content = found.encode()
+    problem = problem_of(status, message, code, retry_after)
+    rid = new_rid()
+    headers = {"content-type": "application/json", "x-request-id": rid, **problem.headers}
+    content = problem.encode()
     if is_anthropic(path, any(name == HEADER.encode() for name, _ in sent)):
-        content = msgspec.json.encode(anthropic_error(found, rid))
+        content = msgspec.json.encode(anthropic_error(problem, rid))
         headers["request-id"] = rid
     headers["content-length"] = str(len(content))
     return headers, content

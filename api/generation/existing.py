@@ -32,15 +32,18 @@ class ExistingRequests:
         settings: ApiSettings,
         shutdown: Shutdown,
     ) -> None:
-        self._batches, self._models, self._sessions = batches, models, sessions
-        self._settings, self._shutdown = settings, shutdown
+        self._batches = batches
+        self._models = models
+        self._sessions = sessions
+        self._settings = settings
+        self._shutdown = shutdown
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
         """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
         RequestNotFound, and as `Models.resolve`."""
         served = None
         if model is not None:
-            served = await self._models.known(self._models.real_name(model)) or await self._models.resolve(model)
+            served = await self._models.find(self._models.real_name(model)) or await self._models.resolve(model)
         places = [served] if served is not None else await self._models.all_served()
         looks = [self._batches.run(place.name, requests.follow(place.name, rid, "", tenant, 2**40)) for place in places]
         for place, outcome in zip(places, await asyncio.gather(*looks, return_exceptions=True), strict=True):
@@ -58,7 +61,7 @@ class ExistingRequests:
         except RequestNotFound:
             self._models.check_lost(model)
             raise
-        return await self._models.known(model), followed.fields
+        return await self._models.find(model), followed.fields
 
     async def resume(self, cursor: Cursor, caller: Caller, model: str | None) -> Session:
         """Follow a request from the places of the cursor, or from its beginning if it has none.
@@ -67,7 +70,9 @@ class ExistingRequests:
         follows it gets the time to bring it back. Raises RequestNotFound if it is gone, or another tenant's.
         """
         clock = asyncio.get_running_loop().time
-        began, wait, logged = clock(), self._settings.lost_wait if cursor.places else 0.0, False
+        began = clock()
+        wait = self._settings.lost_wait if cursor.places else 0.0
+        logged = False
         while True:
             try:
                 return await self._follow(cursor, caller, model)

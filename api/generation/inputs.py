@@ -45,7 +45,8 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
         alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
         names = [name if alone else f"{name}[{index}]" for index in range(len(encoded))]
     else:
-        encoded, name = _pairs(body, served, pooling), _pairs_name(body)
+        encoded = _pairs(body, served, pooling)
+        name = _pairs_name(body)
         names = [f"{name}[{index}]" for index in range(len(encoded))]
     for place, one in zip(names, encoded, strict=True):
         _check(place, name, one.tokens, served)
@@ -54,7 +55,8 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
 
 def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
     chosen = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
-    inputs, prompt = body.inputs, _prompt(chosen, pooling)
+    inputs = body.inputs
+    prompt = _prompt(chosen, pooling)
     texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
     for index, one in enumerate(inputs):
         if isinstance(one, str):
@@ -65,7 +67,8 @@ def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: Poolin
 
 def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
     assert not isinstance(body, VectorsRequest)
-    name, pairs = _pairs_name(body), body.pairs
+    name = _pairs_name(body)
+    pairs = body.pairs
     for index, (query, document) in enumerate(pairs):
         for text in (query, document):
             _check_characters(f"{name}[{index}]", name, text, served)
@@ -158,7 +161,8 @@ class PreparedInputs(Prepared):
         )
 
     def _extra_fields(self) -> dict[str, Any]:
-        body, fields = self.body, {"inputs": [member.sampling.n for member in self.members]}
+        body = self.body
+        fields = {"inputs": [member.sampling.n for member in self.members]}
         if isinstance(body, EmbeddingRequest):
             return {**fields, "encoding_format": body.encoding_format or "float"}
         if isinstance(body, RerankRequest):
@@ -189,7 +193,8 @@ async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedMode
 
 def packs(inputs: list[Encoded]) -> list[list[Encoded]]:
     """Neighbouring inputs together, as far as the limits of a pack allow."""
-    packed, tokens = list[list[Encoded]](), 0
+    packed = list[list[Encoded]]()
+    tokens = 0
     for one in inputs:
         if not packed or len(packed[-1]) == PACK_INPUTS or tokens + len(one.tokens) > PACK_TOKENS:
             packed.append([])
@@ -216,7 +221,8 @@ def _endpoint(body: InputsRequest) -> Endpoint:
 
 
 def _check_kind(body: InputsRequest, served: ServedModel) -> None:
-    kind, name = served.assets.kind, served.name
+    kind = served.assets.kind
+    name = served.name
     embeds = isinstance(body, VectorsRequest)
     if kind == ("embed" if embeds else "score"):
         return

@@ -151,7 +151,9 @@ class Session:
 
         Raises ClientDisconnected.
         """
-        feeds, request_log, until = self.feeds, self.caller.request_log, self.settings.early_refusal
+        feeds = self.feeds
+        request_log = self.caller.request_log
+        until = self.settings.early_refusal
         with self.caller.client.watched(self.client_left):
             while not feeds.started and request_log.waited < until and not self.shutdown.interrupted:
                 self.check_present()
@@ -171,7 +173,9 @@ class Session:
 
     async def collect(self) -> list[Piece]:
         """All choices' text, once all have ended. Raises the feeds' errors and ClientDisconnected."""
-        feeds, renderer, request_log = self.feeds, self.renderer, self.caller.request_log
+        feeds = self.feeds
+        renderer = self.renderer
+        request_log = self.caller.request_log
         pieces = renderer.empty_pieces()
         while not renderer.finished:
             feeds.wake.clear()
@@ -277,8 +281,13 @@ class Sessions:
         settings: ApiSettings,
         shutdown: Shutdown,
     ) -> None:
-        self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
-        self._waits, self._settings, self._shutdown = waits, settings, shutdown
+        self._follower = follower
+        self._archive = archive
+        self._seals = seals
+        self._settler = settler
+        self._waits = waits
+        self._settings = settings
+        self._shutdown = shutdown
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
         """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
@@ -390,7 +399,9 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
 
 async def _tokens(session: Session) -> AsyncGenerator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
-    feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
+    feeds = session.feeds
+    renderer = session.renderer
+    request_log = session.caller.request_log
     settings = session.settings
     sent_at = request_log.waited
     if request_log.before_first_token:
@@ -423,7 +434,8 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
         pause = settings.keep_alive - (request_log.waited - sent_at)
         if pause <= 0.01:
             yield KEEP_ALIVE
-            sent_at, pause = request_log.waited, settings.keep_alive
+            sent_at = request_log.waited
+            pause = settings.keep_alive
         await feeds.wait(pause)
 
 

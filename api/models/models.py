@@ -203,7 +203,8 @@ class OverviewReader:
 
     def __init__(self, client: SyncRedis, async_client: AsyncRedis | None) -> None:
         """Without `async_client` each reading is made in a thread."""
-        self._client, self._async_client = client, async_client
+        self._client = client
+        self._async_client = async_client
         self._size = LARGE
         """Replicas at the last reading."""
 
@@ -254,7 +255,9 @@ class Models:
         async_client: AsyncRedis | None = None,
     ) -> None:
         """`async_client`: for the looks at a small farm; without it all are made in a thread."""
-        self._client, self._images, self._reader = client, images, OverviewReader(client, async_client)
+        self._client = client
+        self._images = images
+        self._reader = OverviewReader(client, async_client)
         self._tool_parser: CallFormat | None = settings.tool_parser
         self._response_template = _content(settings.response_template, msgspec.json.decode)
         self._chat_template: str | None = _content(settings.chat_template, str)
@@ -377,7 +380,7 @@ class Models:
         real = self._real_name(name)
         return self._served[real][1].assets if real is not None and real in self._served else None
 
-    async def known(self, name: str) -> ServedModel | None:
+    async def find(self, name: str) -> ServedModel | None:
         """A model by its own name, whatever its state, or as it was when it was unloaded a short time ago; None where
         it has no assets (any more) that can be used. Raises RedisUnavailable; ModelUnavailable while they are tried."""
         self._check_away()
@@ -422,10 +425,14 @@ class Models:
             whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
             state = self._farm_state(overviews) if whole else await asyncio.to_thread(self._farm_state, overviews)
         except RedisUnavailable as error:
-            self.seen, self._away = False, error
+            self.seen = False
+            self._away = error
             raise
-        now, before = time.monotonic(), self._served
-        self._overviews, self._served, self._lost, self.seen, self._away = *state, True, None
+        now = time.monotonic()
+        before = self._served
+        self._overviews, self._served, self._lost = state
+        self.seen = True
+        self._away = None
         self._left |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
@@ -507,7 +514,8 @@ class Models:
         """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():
-            previous, mark = self._served.get(name), overview.assets
+            previous = self._served.get(name)
+            mark = overview.assets
             if mark is None or self._broken_mark(name) == mark:
                 continue
             if previous is not None and previous[0] == mark:

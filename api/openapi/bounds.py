@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.schemas import generation
-from control.requests.bounds import RANGES, Range
+from control.bounds import RANGES, Range
 
 JsonObject = dict[str, Any]
 

@@ -150,7 +150,8 @@ class Writer:
             whole.encoded += self._encoded(piece.scored)
         if (count := self._view.prompt_logprobs) is not None:
             whole.encoded_prompt += [raw(self._prompt_token(token, count)) for token in piece.prompt]
-        piece.scored, piece.prompt = [], []
+        piece.scored = []
+        piece.prompt = []
         whole.collect(piece)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
@@ -460,7 +461,8 @@ class StreamRenderer:
     @property
     def body_bytes(self) -> int:
         """About the size of what `whole` reads. The log probabilities of it are as large in its log."""
-        view, usage = self._view, self.usage
+        view = self._view
+        usage = self.usage
         of_prompt = view.logprobs if view.prompt_logprobs is None and view.echo else view.prompt_logprobs
         prompt = usage.prompt_tokens * view.n * _scores_bytes(of_prompt)
         return prompt + usage.completion_tokens * (TEXT_BYTES + _scores_bytes(view.logprobs))
@@ -486,7 +488,8 @@ class StreamRenderer:
 
     def with_request(self, pieces: list[Piece]) -> bytes:
         """The body of an answer with the fields of its request that are shown beside it."""
-        body, fields = self.whole(pieces), self._view.extra_fields
+        body = self.whole(pieces)
+        fields = self._view.extra_fields
         return body[:-1] + b"," + msgspec.json.encode(fields)[1:] if fields else body
 
     def interruption(self, error: BaseException) -> bytes:

@@ -19,7 +19,8 @@ class MessageEventBuilder:
     """One message, as a pure state machine; its methods are those of ResponseEventBuilder."""
 
     def __init__(self, rid: str, view: View) -> None:
-        self._rid, self._view = rid, view
+        self._rid = rid
+        self._view = view
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []
         """Of the block that is open."""
@@ -131,7 +132,9 @@ class MessageEventBuilder:
         if not self._is_open:
             return []
         self._is_open = False
-        block, text, events = self._blocks[-1], "".join(self._texts), list[Event]()
+        block = self._blocks[-1]
+        text = "".join(self._texts)
+        events = list[Event]()
         if block["type"] == "text":
             block["text"] = text
         elif block["type"] == "tool_use":

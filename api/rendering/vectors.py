@@ -27,7 +27,8 @@ class VectorRenderer(StreamRenderer):
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
         counts: list[int] = view.extra_fields["inputs"]
         self.view = self._view = view
-        self._rid, self._prompt_tokens = rid, prompt_tokens
+        self._rid = rid
+        self._prompt_tokens = prompt_tokens
         self.answers = [
             Answer(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
             for member, count in enumerate(counts)
@@ -99,7 +100,8 @@ class VectorRenderer(StreamRenderer):
 
     def _results(self) -> list[dict[str, Any]]:
         """The documents from the highest score to the lowest; of equal ones the first comes first."""
-        fields, scores = self._view.extra_fields, self._scores()
+        fields = self._view.extra_fields
+        scores = self._scores()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields["top_n"] or None]
         documents: list[str] | None = fields["documents"]
         return [

@@ -16,7 +16,7 @@ from api.routes.generation import Http, process_of
 from api.schemas.state import Load, Version
 from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
-from control.process import VERSION
+from control.version import VERSION
 
 
 @get(["/health", "/ping"])
@@ -25,7 +25,8 @@ async def health(request: Http) -> dict[str, str]:
     return {"status": "draining" if process_of(request).shutdown.draining else "ok"}
 
 
-PROBE_EVENTS, PROBE_PAUSE_S = 5, 0.2
+PROBE_EVENTS = 5
+PROBE_PAUSE_S = 0.2
 
 
 @get("/health/stream", responses={200: ResponseSpec(str, media_type="text/event-stream", generate_examples=False)})
@@ -89,12 +90,12 @@ async def _obstacle(process: Process) -> str | None:
         )
     if any(one.paused for one in overviews if one.state == "loaded"):
         return None
-    found = [
+    results = [
         await process.canary.check(served) for served in await process.models.all_served() if served.name in loaded
     ]
-    if not found:
+    if not results:
         return "no tokenizer is there yet"
-    return None if None in found else "; ".join(f"{reason}" for reason in found)
+    return None if None in results else "; ".join(f"{reason}" for reason in results)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4")

@@ -8,7 +8,8 @@ import msgspec
 
 from api.schemas.decoding import Warnings
 
-CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+CLEAR_TOOL_USES = "clear_tool_uses_20250919"
+CLEAR_THINKING = "clear_thinking_20251015"
 
 
 class Amount(msgspec.Struct, kw_only=True):
@@ -30,7 +31,7 @@ class Edit(msgspec.Struct, kw_only=True):
     def keeps_all(self) -> bool:
         return self.keep == "all" or (isinstance(self.keep, Amount) and self.keep.type == "all")
 
-    def kept(self, default: int) -> int:
+    def keep_count(self, default: int) -> int:
         """The number of newest uses or turns that are kept."""
         return max(0, self.keep.value) if isinstance(self.keep, Amount) else default
 

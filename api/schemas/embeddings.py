@@ -8,8 +8,8 @@ import msgspec
 
 from api.schemas.decoding import Warnings, decode_request, refusal
 from api.schemas.generation import MAX_LABEL, MAX_MODEL_NAME
+from control.bounds import RANGES, shown
 from control.errors import RequestError
-from control.requests.bounds import RANGES, shown
 
 _NOT_CUT = "An input beyond the model's context is refused; shorten it, or split it."
 

@@ -88,7 +88,7 @@ class KeyLimits(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     models: list[str] | None = None
     expires: int | None = None
 
-    def given(self) -> dict[str, object]:
+    def set_fields(self) -> dict[str, object]:
         names = (field.name for field in msgspec.structs.fields(KeyLimits))
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, cast
 import msgspec
 
 from api.schemas.decoding import missing
+from control.bounds import RANGES, Range, refusal, shown
 from control.errors import RequestError
 from control.messages import Grammar
-from control.requests.bounds import RANGES, Range, refusal, shown
 
 MAX_MODEL_NAME = 512
 MAX_MESSAGES = 4_096

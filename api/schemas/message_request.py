@@ -14,8 +14,8 @@ from api.schemas.decoding import Warnings, decode_request, missing
 from api.schemas.generation import check_number
 from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools
+from control.bounds import RANGES
 from control.errors import RequestError
-from control.requests.bounds import RANGES
 
 
 class Turn(msgspec.Struct, kw_only=True):
@@ -145,7 +145,8 @@ def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
 def _conversation(request: CountTokensRequest, options: dict[str, Any], warnings: Warnings) -> Converted:
     if request.mcp_servers not in (None, [], {}, ""):
         warnings.add("'mcp_servers' has no effect: this server asks no other one for tools.", "mcp_servers")
-    choice, form = request.tool_choice, _form(request)
+    choice = request.tool_choice
+    form = _form(request)
     messages = _messages(request, warnings)
     prefilled = bool(messages) and messages[-1]["role"] == "assistant"
     if prefilled:

@@ -54,7 +54,7 @@ class ResponseTools:
 
     offered: list[OfferedTool] = field(default_factory=list[OfferedTool])
     hosted: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    kept: list[Definition] = field(default_factory=list[Definition])
+    definitions: list[Definition] = field(default_factory=list[Definition])
     """The definitions of the tools that are offered."""
 
     @property
@@ -72,14 +72,14 @@ class ResponseTools:
 def unenforced(tools: list[Definition], written: bool) -> list[tuple[str, str]]:
     """Warnings about grammars that can't be enforced in the form in which the model writes calls. `written`: it writes
     a text as it is, not inside JSON."""
-    found: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
     for tool in read_tools(tools).offered if not written else []:
         grammar = _grammar(tool)
         if grammar.get("syntax") == "lark" and in_json_string(str(grammar.get("definition"))) is None:
             place = f"{tool.place}.format"
             text = f"'{place}' is told to this model, but can't be enforced inside the JSON of its calls."
-            found.append((text, place))
-    return found
+            warnings.append((text, place))
+    return warnings
 
 
 def is_hosted(kind: str) -> bool:
@@ -130,12 +130,13 @@ def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) ->
             param=f"{place}.type",
             code="unsupported_parameter",
         )
-    read.kept.append(tool)
+    read.definitions.append(tool)
 
 
 def _read_namespace(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
     """Each tool of a namespace is a function `<namespace>__<name>`."""
-    namespace, inner = _named(tool, place), tool.get("tools")
+    namespace = _named(tool, place)
+    inner = tool.get("tools")
     if not isinstance(inner, list):
         raise missing(f"{place}.tools")
     if len(inner) + len(read.offered) > MAX_TOOLS:  # type: ignore[misc]

@@ -14,12 +14,11 @@ import time
 
 import msgspec
 
+from control.bounds import refusal
 from control.errors import SettingsError
-from control.keys import CLASSES
-from control.requests.bounds import refusal
+from control.keys import CLASSES, TENANT_NAME
 
 _SECRET = re.compile(r"fk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
-TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NUMBERS = ("rpm", "tpm", "max_concurrent", "expires")
 LONGEST_NAME = 200
 
@@ -54,7 +53,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingsError(f"{text} 0 means none.")
         if self.priority_cap not in CLASSES:
             raise SettingsError(f"priority cap {self.priority_cap!r} is unknown: use one of {', '.join(CLASSES)}")
-        if not TENANT.fullmatch(self.tenant):
+        if not TENANT_NAME.fullmatch(self.tenant):
             raise SettingsError(
                 f"tenant {self.tenant!r} can't be used: 1 to 64 letters, digits, '.', '_' and '-', no others"
             )

@@ -52,7 +52,8 @@ def _write(client: SyncRedis, key: ApiKey) -> None:
 
 def restore(key: ApiKey) -> list[Call[int]]:
     """Write back what Redis lacks of a key that an API process knows: all of it, or that it was revoked."""
-    named, fields = KeyKeys(key.id), as_fields(key)
+    named = KeyKeys(key.id)
+    fields = as_fields(key)
     calls = [read("SADD", keys.API_KEYS, key.id, parse=int)]
     calls += [read("HSETNX", named.record, name, value, parse=int) for name, value in fields.items()]
     if key.revoked:
@@ -78,16 +79,16 @@ def version() -> Call[int]:
 
 def find(client: SyncRedis, named: str) -> ApiKey:
     """The key with this id, or the only one that works of this name. Raises KeyNotFound."""
-    found = [key for key, _ in list_keys(client) if named in (key.id, key.name)]
-    if exact := [key for key in found if key.id == named]:
+    matches = [key for key, _ in list_keys(client) if named in (key.id, key.name)]
+    if exact := [key for key in matches if key.id == named]:
         return exact[0]
-    active = [key for key in found if not key.revoked]
+    active = [key for key in matches if not key.revoked]
     if len(active) == 1:
         return active[0]
-    if not found:
+    if not matches:
         raise KeyNotFound(f"There is no API key {named!r}. `furrow keys list` shows those that there are.")
-    ids = ", ".join(key.id for key in found)
-    raise KeyNotFound(f"{len(found)} API keys have had the name {named!r}; say which one by its id: {ids}.")
+    ids = ", ".join(key.id for key in matches)
+    raise KeyNotFound(f"{len(matches)} API keys have had the name {named!r}; say which one by its id: {ids}.")
 
 
 def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
@@ -96,8 +97,8 @@ def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
     reads: list[Call[ApiKey | None] | Call[int]] = []
     for key_id in ids:
         reads += [get(key_id), _last_used(key_id)]
-    found = run_every(client, reads)
-    listed = [(key, used) for key, used in zip(found[::2], found[1::2], strict=True) if key is not None]
+    replies = run_every(client, reads)
+    listed = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
     return sorted(listed, key=lambda one: (one[0].created, one[0].id))
 
 

@@ -63,10 +63,10 @@ def usage(client: SyncRedis, count: int, key: str | None = None) -> list[Usage]:
     """Of the last `count` days, oldest first: one key's, or everybody's. Raises RedisUnavailable."""
     models = sorted(run(client, metered_models()))
     if key is not None:
-        found = run_every(client, [usage_of_key(model, key, day) for day in days(count) for model in models])
-        return [one for one in found if one is not None]
-    found = run_every(client, [usage_of_day(model, day) for day in days(count) for model in models])
-    return [one for some in found for one in some]
+        days_of_models = run_every(client, [usage_of_key(model, key, day) for day in days(count) for model in models])
+        return [one for one in days_of_models if one is not None]
+    days_of_models = run_every(client, [usage_of_day(model, day) for day in days(count) for model in models])
+    return [one for some in days_of_models for one in some]
 
 
 def metered_models() -> Call[set[str]]:

@@ -47,15 +47,15 @@ def folder(kind: str) -> Path:
 
 def entries(kind: str) -> list[Entry]:
     """The files of a kind, the one that was used last first. An absent or unreadable folder has none."""
-    found: list[Entry] = []
+    files: list[Entry] = []
     with contextlib.suppress(OSError):
         for path in folder(kind).iterdir():
             if path.name == LOCK or path.name.startswith(TEMPORARY):
                 continue
             with contextlib.suppress(OSError):  # removed meanwhile
                 stat = path.stat()
-                found.append(Entry(kind, path, stat.st_size, stat.st_mtime))
-    return sorted(found, key=lambda one: (-one.used_at, one.name))
+                files.append(Entry(kind, path, stat.st_size, stat.st_mtime))
+    return sorted(files, key=lambda one: (-one.used_at, one.name))
 
 
 def mark_used(path: Path) -> None:
@@ -77,14 +77,15 @@ def make_room(kind: str, needed: int, limit: int, spare: int) -> bool:
     """Remove the files of a kind that were not used for longest, until `needed` more bytes keep the kind within `limit`
     and leave `spare` bytes free on the disk. False if that can't be reached: then none is removed. Raises OSError
     without a folder."""
-    kept = entries(kind)
-    total, free = sum(entry.bytes for entry in kept), shutil.disk_usage(folder(kind)).free
+    files = entries(kind)
+    total = sum(entry.bytes for entry in files)
+    free = shutil.disk_usage(folder(kind)).free
     if needed > limit or free + total < needed + spare:
         return False
     while total + needed > limit or shutil.disk_usage(folder(kind)).free < needed + spare:
-        if not kept:
+        if not files:
             return False
-        oldest = kept.pop()
+        oldest = files.pop()
         if remove(oldest):
             total -= oldest.bytes
     return True

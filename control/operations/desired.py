@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from control.bounds import refusal
 from control.errors import ModelNotFound, SettingsError
 from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
-from control.requests.bounds import refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,20 @@ def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
     `changed` is False where exactly that is desired already, and nothing is done then. Raises SettingsError for a model
     that is on its way out.
     """
-    known = catalog.get_spec(client, spec.name)
-    if known is not None:
-        check_stays(known)
+    present = catalog.get_spec(client, spec.name)
+    if present is not None:
+        check_stays(present)
     if replicas is not None and (text := refusal("replicas", replicas)) is not None:
         raise SettingsError(text)
-    if known is not None:
-        spec = msgspec.structs.replace(spec, replicas=known.replicas, paused=known.paused)
+    if present is not None:
+        spec = msgspec.structs.replace(spec, replicas=present.replicas, paused=present.paused)
     if replicas is not None:
         spec = msgspec.structs.replace(spec, replicas=replicas)
     failed = health.overview(client, spec.name).state == "failed"
-    if known is not None and catalog.same(known, spec) and not failed:
+    if present is not None and catalog.same(present, spec) and not failed:
         catalog.know(client, spec.name)  # the load that wrote it may have been cut off
-        return Desired(known.revision, known.revision, changed=False)
-    before = known.revision if known is not None else 0
+        return Desired(present.revision, present.revision, changed=False)
+    before = present.revision if present is not None else 0
     return Desired(catalog.put_spec(client, spec, again=failed), before)
 
 

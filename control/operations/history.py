@@ -39,11 +39,11 @@ def history(client: SyncRedis, model: str) -> list[EpochEvent]:
     names = sorted(run(client, catalog.replicas(model)))
     formed = run_every(client, [health.formations(model, name) for name in names])
     faults = run_every(client, [health.faults(model, name) for name in names])
-    found = [
+    events = [
         *(_formed(name, one) for name, epochs in zip(names, formed, strict=True) for one in epochs),
         *(_fault(name, one) for name, some in zip(names, faults, strict=True) for one in some),
     ]
-    return sorted(found, key=lambda one: (one.epoch, one.event == "fault", one.at_ms), reverse=True)
+    return sorted(events, key=lambda one: (one.epoch, one.event == "fault", one.at_ms), reverse=True)
 
 
 def _formed(replica: str, one: health.Formation) -> EpochEvent:

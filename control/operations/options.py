@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -11,10 +11,10 @@ from click.core import ParameterSource
 from control.errors import SettingsError
 from control.process import hide_argument
 from control.redis.address import password_in
-from control.redis.clients import SyncRedis
-from control.redis.connection import connect
-from control.redis.readiness import wait_until_ready
 from control.settings import NAMING, redis_url_from_environment, redis_wait_s
+
+if TYPE_CHECKING:
+    from control.redis.clients import SyncRedis
 
 
 def redis_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,6 +38,9 @@ def _without_password(context: click.Context, parameter: click.Parameter, named:
 
 def connect_to_farm(redis_url: str | None) -> SyncRedis:
     """Connect to the farm's Redis; waits for it and prints so. Raises SettingsError if none is named."""
+    from control.redis.connection import connect
+    from control.redis.readiness import wait_until_ready
+
     named = redis_url or redis_url_from_environment()
     if named is None:
         raise SettingsError(f"no Redis is named: give {NAMING}, or set REDIS_URL")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from control.bounds import refusal
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import LOOKUP_TOKENS, ModelSpec
 from control.quantization import canonical_quant, check_quant
-from control.requests.bounds import refusal
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _DEVICE = re.compile(r"cpu|cuda:\d+")

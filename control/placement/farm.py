@@ -16,10 +16,10 @@ from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
+from control.version import VERSION
 
 NAME_GRACE_S = 1.0
 """Added to a heartbeat's life before a name counts as taken."""
@@ -97,8 +97,8 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     names = known_hosts(client)
     words = [read("HGET", keys.host(name), "devices", parse=optional_text) for name in names]
     drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
-    found = zip(names, devices, strict=True)
-    return [host_of(name, text, name in drained) for name, text in found if text is not None]
+    heartbeats = zip(names, devices, strict=True)
+    return [host_of(name, text, name in drained) for name, text in heartbeats if text is not None]
 
 
 def host_of(name: str, devices: str, drained: bool) -> Host:
@@ -121,8 +121,11 @@ class HostCard(msgspec.Struct, kw_only=True):
 def host_cards(client: SyncRedis) -> list[HostCard]:
     """Every known host with its assignments."""
     living = {host.id: host for host in living_hosts(client)}
-    drained, given = drained_hosts(client), all_assignments(client)
-    versions = run_every(client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in given])
+    drained = drained_hosts(client)
+    assignments = all_assignments(client)
+    versions = run_every(
+        client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in assignments]
+    )
     return [
         HostCard(
             id=name,
@@ -132,7 +135,7 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
             devices=list(living[name].devices) if name in living else [],
             replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assigned),
         )
-        for (name, assigned), version in zip(given.items(), versions, strict=True)
+        for (name, assigned), version in zip(assignments.items(), versions, strict=True)
     ]
 
 
@@ -153,17 +156,17 @@ def beat_api(api_id: str, url: str, started: int) -> list[Call[int]]:
 
 def living_apis(client: SyncRedis) -> list[str]:
     """Ids of the API processes that beat now."""
-    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
-    beats = run_every(client, [read("EXISTS", keys.api(name), parse=bool) for name in known])
-    return [name for name, beat in zip(known, beats, strict=True) if beat]
+    ids = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
+    beats = run_every(client, [read("EXISTS", keys.api(name), parse=bool) for name in ids])
+    return [name for name, beat in zip(ids, beats, strict=True) if beat]
 
 
 def api_versions(client: SyncRedis) -> dict[str, str]:
     """The version of each API process that beats now, by its id; empty for one that does not tell it."""
-    known = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
-    calls = [read("HMGET", keys.api(name), "started", "version", parse=list) for name in known]
-    told = dict(zip(known, run_every(client, calls), strict=True))
-    return {name: version or "" for name, (started, version) in told.items() if started is not None}
+    ids = run(client, read("SMEMBERS", keys.APIS, parse=sorted))
+    calls = [read("HMGET", keys.api(name), "started", "version", parse=list) for name in ids]
+    records = dict(zip(ids, run_every(client, calls), strict=True))
+    return {name: version or "" for name, (started, version) in records.items() if started is not None}
 
 
 class ApiRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,8 +226,8 @@ def drain(client: SyncRedis, host_id: str, drained: bool = True) -> bool:
 def forget(client: SyncRedis, host_id: str) -> None:
     """Remove a host that will not come back from the lists; a worker that starts there is known again. Raises
     SettingsError for one that is unknown, beats or has replicas."""
-    if host_id not in (known := known_hosts(client)):
-        raise SettingsError(f"host '{host_id}' is unknown; known: {', '.join(known) or 'there is none'}")
+    if host_id not in (hosts := known_hosts(client)):
+        raise SettingsError(f"host '{host_id}' is unknown; known: {', '.join(hosts) or 'there is none'}")
     # A heartbeat without an end is of an older version, and of an agent that died before its second.
     if run(client, read("PTTL", keys.host(host_id), parse=int)) > 0:
         raise SettingsError(
@@ -285,7 +288,7 @@ def withdraw(client: SyncRedis, host_id: str, assignment: Assignment, at_once: b
 
 def drain_replica(client: SyncRedis, model: str, replica: str) -> list[tuple[str, Assignment]]:
     """Ask every part of the replica to go; (host, assignment) of each. Raises SettingsError if no host has it."""
-    held = [(host, one) for host, given in all_assignments(client).items() for one in given]
+    held = [(host, one) for host, assignments in all_assignments(client).items() for one in assignments]
     parts = [(host, one) for host, one in held if (one.spec.name, one.replica) == (model, replica)]
     if not parts:
         names = sorted({one.replica for _, one in held if one.spec.name == model})

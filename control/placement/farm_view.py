@@ -30,7 +30,8 @@ def read_farm_view(client: SyncRedis) -> FarmView:
     """Raises RedisUnavailable."""
     members = (read("SMEMBERS", name, parse=set[str]) for name in (keys.MODELS, keys.HOSTS, keys.DRAINED))
     models, hosts, drained = run_every(client, list(members))
-    models, hosts = sorted(models), sorted(hosts)
+    models = sorted(models)
+    hosts = sorted(hosts)
     # A replica's name is written before its assignment.
     calls: list[Call[Any]] = [
         *(catalog.spec_of(name) for name in models),
@@ -38,12 +39,12 @@ def read_farm_view(client: SyncRedis) -> FarmView:
         *(farm.assignments_of(name) for name in hosts),
         *(read("HGET", keys.host(name), "devices", parse=optional_text) for name in hosts),
     ]
-    found = iter(run_every(client, calls))
-    specs, known = ([*islice(found, len(models))] for _ in range(2))
-    held, devices = ([*islice(found, len(hosts))] for _ in range(2))
+    replies = iter(run_every(client, calls))
+    specs, replicas = ([*islice(replies, len(models))] for _ in range(2))
+    held, devices = ([*islice(replies, len(hosts))] for _ in range(2))
     return FarmView(
         specs=[spec for spec in specs if spec is not None],
-        replicas={name: list(one) for name, spec, one in zip(models, specs, known, strict=True) if spec is not None},
+        replicas={name: list(one) for name, spec, one in zip(models, specs, replicas, strict=True) if spec is not None},
         held=dict(zip(hosts, held, strict=True)),
         hosts=[
             farm.host_of(name, text, name in drained)

@@ -102,10 +102,10 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     if chosen is None:
         return [_unplaceable(spec, replica, room)]
     actions: list[Action] = []
-    for host_id, given in chosen.items():
-        room.take(host_id, list(given.values()))
+    for host_id, rank_devices in chosen.items():
+        room.take(host_id, list(rank_devices.values()))
         part = parts.get(host_id)
-        devices = given | (dict(zip(part.ranks, part.devices, strict=True)) if part else {})
+        devices = rank_devices | (dict(zip(part.ranks, part.devices, strict=True)) if part else {})
         ranks = sorted(devices)
         assignment = Assignment(spec=spec, replica=replica, ranks=ranks, devices=[devices[rank] for rank in ranks])
         actions.append(Assign(host_id, assignment))
@@ -142,7 +142,7 @@ def _several_hosts(spec: ModelSpec, missing: list[int], parts: Parts, room: Room
                     chosen[host_id][rank] = device
                     free[host_id] = [other for other in free[host_id] if other != device]
                     left.remove(rank)
-    return None if left else {host_id: given for host_id, given in chosen.items() if given}
+    return None if left else {host_id: rank_devices for host_id, rank_devices in chosen.items() if rank_devices}
 
 
 def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> str | None:
@@ -155,11 +155,11 @@ def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> s
 
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room) -> Unplaceable:
-    asked = ", ".join(spec.devices) or f"{spec.tp} devices of one kind"
+    needed = ", ".join(spec.devices) or f"{spec.tp} devices of one kind"
     has = [f"{host.id} has {', '.join(room.free[host.id]) or 'cpu only'}" for host in room.hosts]
     there = "; ".join(has) or "no host is alive"
     return Unplaceable(
-        spec.name, replica, f"asked for {asked}; {there}. Start a worker that has them, or change --devices"
+        spec.name, replica, f"asked for {needed}; {there}. Start a worker that has them, or change --devices"
     )
 
 

@@ -58,10 +58,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def is_settled(
-    specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part] = frozenset()
+    specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], unattended: Set[Part] = frozenset()
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
-    _, replicas = _standing(hosts, held, kept)
+    _, replicas = _standing(hosts, held, unattended)
     drained = _drained(hosts)
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
@@ -76,17 +76,17 @@ def plan(
     held: dict[str, list[Assignment]],
     serving: Set[Place] = frozenset(),
     failed: Set[Place] = frozenset(),
-    kept: Set[Part] = frozenset(),
+    unattended: Set[Part] = frozenset(),
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
 
     `held` maps a host id, living or not, to its assignments. A host that no longer beats loses what it holds, except
-    for the parts that are `kept`: their ranks live, and only the host's agent is away. An assignment whose model has no
+    for the `unattended` parts: their ranks live, and only the host's agent is away. An assignment whose model has no
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
     to go.
     """
-    actions, replicas = _standing(hosts, held, kept)
+    actions, replicas = _standing(hosts, held, unattended)
     room = Room(hosts)
     for host_id, assignments in held.items():
         for assignment in assignments:
@@ -102,7 +102,7 @@ def plan(
 
 
 def _standing(
-    hosts: list[Host], held: dict[str, list[Assignment]], kept: Set[Part]
+    hosts: list[Host], held: dict[str, list[Assignment]], unattended: Set[Part]
 ) -> tuple[list[Action], dict[str, dict[str, Replica]]]:
     """Withdrawals from hosts that are dead or came back too late, and the remaining replicas by model and name."""
     living = {host.id for host in hosts}
@@ -110,7 +110,7 @@ def _standing(
     replicas: dict[str, dict[str, Replica]] = {}
     for host_id, assignments in held.items():
         for one in assignments:
-            if host_id not in living and (host_id, one.spec.name, one.replica) not in kept:
+            if host_id not in living and (host_id, one.spec.name, one.replica) not in unattended:
                 actions.append(Withdraw(host_id, one.spec.name, one.replica))
                 continue
             mine = replicas.setdefault(one.spec.name, {})
@@ -144,8 +144,12 @@ class Rollout:
         serving: Set[str],
         failed: Set[str],
     ) -> None:
-        self._spec, self._replicas, self._room, self._drained = spec, replicas, room, drained
-        self._serving, self._failed = serving, failed
+        self._spec = spec
+        self._replicas = replicas
+        self._room = room
+        self._drained = drained
+        self._serving = serving
+        self._failed = failed
         self._by_life: dict[Life, list[Replica]] = {"current": [], "old": [], "leaving": []}
         for replica in sorted(replicas, key=lambda one: (len(one.name), one.name)):
             self._by_life[replica.life(spec, drained)].append(replica)
@@ -162,18 +166,19 @@ class Rollout:
                 continue
             spec = self._spec if replica in self._by_life["current"] else replica.spec
             placed = place(spec, replica.name, replica.parts, self._room)
-            given = {action.host for action in placed if isinstance(action, Assign)}
+            receivers = {action.host for action in placed if isinstance(action, Assign)}
             actions += placed
             actions += [
                 Assign(host_id, msgspec.structs.replace(part, spec=spec))
                 for host_id, part in replica.parts.items()
-                if part.spec != spec and host_id not in given
+                if part.spec != spec and host_id not in receivers
             ]
         return actions
 
     def _let_go(self) -> list[Action]:
         """Replicas above the wanted number, and old replicas without which enough serve."""
-        current, old = self._by_life["current"], self._by_life["old"]
+        current = self._by_life["current"]
+        old = self._by_life["old"]
         last_first = current[::-1]
         surplus = sorted(last_first, key=lambda one: one.name in self._serving)
         actions: list[Action] = []
@@ -199,7 +204,9 @@ class Rollout:
 
         Those that are leaving count, because they still have their memory; but where nothing else is left, one comes.
         """
-        spec, current, old = self._spec, self._by_life["current"], self._by_life["old"]
+        spec = self._spec
+        current = self._by_life["current"]
+        old = self._by_life["old"]
         missing = spec.replicas - len(current)
         most = min(missing, spec.replicas + spec.surge - sum(map(len, self._by_life.values())))
         if not current and not old and spec.surge:

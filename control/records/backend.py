@@ -36,19 +36,19 @@ def backend_of(
     weights: str, quant: str | None, dequantize: bool, ranks: Sequence[RankBackend | None]
 ) -> Backend | None:
     """The backend of a replica with these ranks, in their order; None where one of them tells nothing."""
-    told = [rank for rank in ranks if rank is not None]
-    if len(told) < len(ranks):
+    described = [rank for rank in ranks if rank is not None]
+    if len(described) < len(ranks):
         return None
-    kernels = [rank.kernels for rank in told]
+    kernels = [rank.kernels for rank in described]
     return Backend(
         weights=weights,
-        dtype=told[0].dtype,
+        dtype=described[0].dtype,
         quant=quant,
         dequantize=dequantize,
-        tp=len(told),
-        collective=told[0].collective,
+        tp=len(described),
+        collective=described[0].collective,
         kernels=kernels[:1] if len(set(kernels)) == 1 else kernels,
-        batch_invariant=all(rank.batch_invariant for rank in told),
+        batch_invariant=all(rank.batch_invariant for rank in described),
     )
 
 

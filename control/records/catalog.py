@@ -40,7 +40,7 @@ def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
 
 def know(client: SyncRedis, name: str) -> None:
     """Enter the model's name where all are read; harmless for one that is there."""
-    run_every(client, [write("SADD", known, name, parse=int) for known in (keys.MODELS, keys.METERED)])
+    run_every(client, [write("SADD", index, name, parse=int) for index in (keys.MODELS, keys.METERED)])
 
 
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
@@ -72,16 +72,16 @@ def names() -> Call[list[str]]:
 
 def list_specs(client: SyncRedis) -> list[ModelSpec]:
     """Every model's specification, tombstones included, in order of name."""
-    found = run_every(client, [spec_of(name) for name in run(client, names())])
-    return [spec for spec in found if spec is not None]
+    specs = run_every(client, [spec_of(name) for name in run(client, names())])
+    return [spec for spec in specs if spec is not None]
 
 
 def model_names(client: SyncRedis, model: str | None = None) -> list[str]:
     """Every model's name, or just `model`. Raises ModelNotFound for one that the farm does not know."""
-    known = [spec.name for spec in list_specs(client)]
-    if model is not None and model not in known:
-        raise ModelNotFound(model, known)
-    return known if model is None else [model]
+    names_of_all = [spec.name for spec in list_specs(client)]
+    if model is not None and model not in names_of_all:
+        raise ModelNotFound(model, names_of_all)
+    return names_of_all if model is None else [model]
 
 
 def same(one: ModelSpec, other: ModelSpec) -> bool:
@@ -100,8 +100,8 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
     statuses = [model_keys.replica(replica).status for replica in sorted(names)]
     _leave_assets(client, model_keys)
-    known = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
-    run(client, read("DEL", *known, *statuses, parse=int))
+    fields = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
+    run(client, read("DEL", *fields, *statuses, parse=int))
     # The name goes last: by it the planner finds an unload that was cut off, and repeats it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))
     if get_spec(client, spec.name) is not None:
@@ -151,7 +151,8 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """
-    heir, returned = _heir(client, model, replica), 0
+    heir = _heir(client, model, replica)
+    returned = 0
     while True:
         count, more = run(client, retire_batch(model, replica, heir))
         if count < 0:

@@ -217,8 +217,8 @@ def _member(rid: str, owner: str) -> str:
 
 
 def _members(reply: list[str]) -> list[tuple[str, str]]:
-    found = (member.partition(" ") for member in reply)
-    return [(rid, owner) for rid, _, owner in found]
+    parts = (member.partition(" ") for member in reply)
+    return [(rid, owner) for rid, _, owner in parts]
 
 
 def _nothing(_: Any) -> None:

@@ -42,8 +42,8 @@ def address(client: Any) -> str:
     if shards := getattr(client, "shards", None):
         return f"{secure}+cluster://{_listed(shards.sources)}"
     if manager := getattr(pool, "sentinel_manager", None):
-        asked = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
-        places = _listed((one["host"], one["port"]) for one in asked)
+        options = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+        places = _listed((one["host"], one["port"]) for one in options)
         return f"{secure}+sentinel://{places}/{pool.service_name}/{database}"
     return f"{secure}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{database}"
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import control.logs  # noqa: F401  before structlog, which imports rich without it
+
+# isort: split
 import redis
 import redis.asyncio
 import structlog
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
     SyncRedis: TypeAlias = redis.Redis
     AsyncRedis: TypeAlias = redis.asyncio.Redis
 else:
-    SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
+    SyncRedis = redis.Redis
+    AsyncRedis = redis.asyncio.Redis
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing.cluster import ABSENT, Cluster
 from control.redis.transient import transient
+from control.redis.versions import OLDEST_VERSION
 
-OLDEST_VERSION = (6, 2)
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""
 _TRY_EVERY_S = 0.25
@@ -29,7 +29,7 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
     a database that the server does not have, or a server that is too old, evicts keys or is not what its URL says.
     """
     began = said = time.monotonic()
-    told = ""
+    reported = ""
     while True:
         error = _not_yet(client, say)
         if error is None:
@@ -38,8 +38,9 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
         if now - began >= seconds:
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
         why = str(error) or type(error).__name__
-        if why != told or now - said >= _SAY_EVERY_S:
-            told, said = why, now
+        if why != reported or now - said >= _SAY_EVERY_S:
+            reported = why
+            said = now
             say(f"waiting for Redis at {address(client)}: {why}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 

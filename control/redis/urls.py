@@ -95,8 +95,8 @@ def _options(parts: SplitResult, database: str) -> tuple[tuple[str, Any], ...]:
     """User name, password, database and the query's options, read as redis-py reads them for one server."""
     user, at, _ = parts.netloc.rpartition("@")
     scheme = parts.scheme.partition("+")[0]
-    found: dict[str, Any] = parse_url(urlunsplit((scheme, f"{user}{at}one", f"/{database}", parts.query, "")))
-    return tuple((name, value) for name, value in found.items() if name not in ("host", "port", "connection_class"))
+    options: dict[str, Any] = parse_url(urlunsplit((scheme, f"{user}{at}one", f"/{database}", parts.query, "")))
+    return tuple((name, value) for name, value in options.items() if name not in ("host", "port", "connection_class"))
 
 
 def credentials_in(url: str) -> tuple[str, str]:

@@ -96,13 +96,15 @@ def merged(results: Sequence[EmitResult]) -> EmitResult:
 
 def _parts(rows: Sequence[Emission]) -> Iterator[list[Emission]]:
     """At least one, and without rows one that is empty: it still asks for the lease."""
-    part, cost = list[Emission](), 0
+    part = list[Emission]()
+    cost = 0
     for row in rows:
         own = len(row.entries) + (_ROW_COST if row.done is None else _END_COST)
         own += sum(len(entry.vector) for entry in row.entries if entry.vector is not None) // _VECTOR_BYTES
         if part and cost + own > CALL_COST:
             yield part
-            part, cost = [], 0
+            part = []
+            cost = 0
         part.append(row)
         cost += own
     yield part

@@ -51,8 +51,13 @@ def repair(model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEnt
 
 class _Repair:
     def __init__(self, model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEntry]) -> None:
-        self._model, self._rid, self._api, self._tenant = model, rid, api, tenant
-        self._entries, self._have, self._keys = entries, len(entries), ModelKeys(model)  # entries may grow meanwhile
+        self._model = model
+        self._rid = rid
+        self._api = api
+        self._tenant = tenant
+        self._entries = entries
+        self._have = len(entries)  # entries may grow meanwhile
+        self._keys = ModelKeys(model)
         self._appended = False
 
     def steps(self) -> Steps[Repaired]:
@@ -94,7 +99,9 @@ class _Repair:
 
     def _append(self, seen: _Seen) -> Steps[bool]:
         """Append what is missing, and end a request that is whole then; False where the log has moved meanwhile."""
-        have, end, at = self._have, "", seen.seq
+        have = self._have
+        end = ""
+        at = seen.seq
         if seen.live:
             end = yield from self._end(seen)
         while True:
@@ -131,7 +138,8 @@ class _Repair:
         """Put what the api has in the log's place; False where the log has moved meanwhile."""
         if seen.repaired_by not in ("", self._api):
             raise LogConflict(self._rid, seen.repaired_by)
-        have, repair_id = self._have, secrets.token_hex(8)
+        have = self._have
+        repair_id = secrets.token_hex(8)
         staged = self._keys.staged(self._rid, repair_id)
         end = (yield from self._end(seen)) if seen.live else ""
         without, ended = yield from stage(staged, self._entries, have)
@@ -162,7 +170,7 @@ class _Repair:
         return reply[0] == "MOVED"
 
 
-def _equal(logged: LogEntry, given: LogEntry) -> bool:
+def _equal(logged: LogEntry, other: LogEntry) -> bool:
     """Sequence number, choice, token and end are what an entry is."""
     one = logged.seq, logged.choice, logged.token, logged.finish
-    return one == (given.seq, given.choice, given.token, given.finish)
+    return one == (other.seq, other.choice, other.token, other.finish)

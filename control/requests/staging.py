@@ -17,7 +17,8 @@ def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int,
     Returns how many have no token, and the choices that have ended in them. Raises RedisUnavailable where the staged
     log lapsed meanwhile.
     """
-    without, ended = 0, list[str]()
+    without = 0
+    ended = list[str]()
     for at in range(0, count, WRITE_ENTRIES):
         page = entries[at : min(count, at + WRITE_ENTRIES)]
         if [entry.seq for entry in page] != list(range(at + 1, at + 1 + len(page))):

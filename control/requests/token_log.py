@@ -70,7 +70,7 @@ class TokenLog(Sequence[LogEntry]):
             return []
         first = min(start // _BLOCK, len(self._blocks))
         behind = -(-stop // _BLOCK)
-        found = [entry for block in self._blocks[first:behind] for entry in _decode(block)]
+        entries = [entry for block in self._blocks[first:behind] for entry in _decode(block)]
         if behind > len(self._blocks):
-            found += self._tail
-        return found[start - first * _BLOCK : stop - first * _BLOCK]
+            entries += self._tail
+        return entries[start - first * _BLOCK : stop - first * _BLOCK]

@@ -14,9 +14,9 @@ sent twice (the first reply can be lost) and then answers the same.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,16 +61,39 @@ def _literal(value: int | str | tuple[str, ...]) -> str:
     return f"'{value}'" if isinstance(value, str) else str(value)
 
 
-@functools.cache
 def source(name: str) -> str:
     """The text of `name`.lua as it lies in the folder."""
-    return (_FOLDER / f"{name}.lua").read_text()
+    return _SOURCES[name]
 
 
-def _load(name: str) -> Script:
-    goes_on = name not in _ADMITTING and name not in _READING
-    return compose(("--@include goes_on\n" if goes_on else "") + source(name))
+_SOURCES = {path.stem: path.read_text() for path in sorted(_FOLDER.glob("*.lua"))}
+"""All of them are read at the start: an upgrade may put the next build's files in their place."""
 
 
-SCRIPTS: dict[str, Script] = {path.stem: _load(path.stem) for path in sorted(_FOLDER.glob("[!_]*.lua"))}
-"""Every transition by name."""
+class Scripts(Mapping[str, Script]):
+    """Every transition by name. Each is composed when it is first used: a process needs few of them at its start."""
+
+    def __init__(self) -> None:
+        self._composed: dict[str, Script] = {}
+        self._names = [name for name in _SOURCES if not name.startswith("_")]
+
+    def __getitem__(self, name: str) -> Script:
+        script = self._composed.get(name)
+        if script is None:
+            goes_on = name not in _ADMITTING and name not in _READING
+            script = compose(("--@include goes_on\n" if goes_on else "") + source(name))
+            self._composed[name] = script
+        return script
+
+    def __setitem__(self, name: str, script: Script) -> None:
+        """Use another text: for checks of what a script's parts are for."""
+        self._composed[name] = script
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+SCRIPTS = Scripts()

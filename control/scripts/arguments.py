@@ -87,13 +87,16 @@ def _of_model(base: str, names: list[str], classes: tuple[str, ...]) -> list[str
 def _of_arguments(kinds: list[str], classes: tuple[str, ...]) -> list[str]:
     rest = kinds.pop().removesuffix("…") if kinds and kinds[-1].endswith("…") else None
     least = len(kinds)
-    right, wanted = f"#ARGV == {least}", str(least)
+    right = f"#ARGV == {least}"
+    needed = str(least)
     if rest is not None:
-        right, wanted = f"#ARGV >= {least} and #ARGV <= {_MOST}", f"{least} to {_MOST}"
+        right = f"#ARGV >= {least} and #ARGV <= {_MOST}"
+        needed = f"{least} to {_MOST}"
     first, paired, second = (rest or "").partition("=")
     if paired:
-        right, wanted = f"{right} and (#ARGV - {least}) % 2 == 0", f"{wanted}, the last ones in pairs"
-    lines = _unless(right, "'the number of arguments'", "#ARGV", wanted)
+        right = f"{right} and (#ARGV - {least}) % 2 == 0"
+        needed = f"{needed}, the last ones in pairs"
+    lines = _unless(right, "'the number of arguments'", "#ARGV", needed)
     for i, kind in enumerate(kinds, 1):
         lines += _of_argument(kind, f"ARGV[{i}]", f"'argument {i}'", classes)
     step = 2 if paired else 1
@@ -111,15 +114,16 @@ def _of_argument(kind: str, argument: str, name: str, classes: tuple[str, ...]) 
         kind = "|".join(classes)
     if "|" in kind:
         words = kind.split("|")
-        condition, wanted = " or ".join(f"{argument} == '{word}'" for word in words), f"one of {', '.join(words)}"
+        condition = " or ".join(f"{argument} == '{word}'" for word in words)
+        needed = f"one of {', '.join(words)}"
     elif kind.startswith("request:"):
         key = f"KEYS[{kind.removeprefix('request:')}]"
         condition = f"{argument} ~= '' and string.sub({key}, -#{argument} - 4) == 'req:' .. {argument}"
-        wanted = f"the id of the request {key}"
+        needed = f"the id of the request {key}"
     else:
-        condition, wanted = _KINDS[kind]
-    return _unless(condition.replace("{0}", argument), name, argument, wanted)
+        condition, needed = _KINDS[kind]
+    return _unless(condition.replace("{0}", argument), name, argument, needed)
 
 
-def _unless(condition: str, name: str, value: str, wanted: str) -> list[str]:
-    return [f"if not ({condition}) then", f"  refuse({name}, {value}, '{wanted}')", "end"]
+def _unless(condition: str, name: str, value: str, needed: str) -> list[str]:
+    return [f"if not ({condition}) then", f"  refuse({name}, {value}, '{needed}')", "end"]

@@ -67,8 +67,8 @@ def judge(task: Task) -> Verdict:
 
 @lru_cache(maxsize=8)
 def _tokenizer(letters: bytes) -> LLTokenizer:
-    known = msgspec.json.decode(letters, type=Letters)
-    return tokenizer_of(known.tokens, known.eos)
+    vocabulary = msgspec.json.decode(letters, type=Letters)
+    return tokenizer_of(vocabulary.tokens, vocabulary.eos)
 
 
 def main() -> None:

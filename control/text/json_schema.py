@@ -87,7 +87,8 @@ def _unique_items(one: Schema, root: Any) -> None:
         del one["uniqueItems"]
     elif unique is True:
         values = _values(one.get("items"), root)
-        least, most = one.get("minItems", 0), one.get("maxItems", len(values or ()))
+        least = one.get("minItems", 0)
+        most = one.get("maxItems", len(values or ()))
         if values is None or not isinstance(least, int) or not isinstance(most, int):
             return
         sizes = range(least, min(most, len(values)) + 1)
@@ -104,10 +105,11 @@ def _property_names(one: Schema, root: Any) -> None:
     if names is True or names in ({}, {"type": "string"}):
         del one["propertyNames"]
         return
-    value, known = one.get("additionalProperties", True), _values(names, root)
-    if known is not None and "patternProperties" not in one and isinstance(one.get("properties", {}), dict):
-        given = one.get("properties", {})
-        one["properties"] = {name: given.get(name, value) for name in known if isinstance(name, str)}
+    value = one.get("additionalProperties", True)
+    allowed = _values(names, root)
+    if allowed is not None and "patternProperties" not in one and isinstance(one.get("properties", {}), dict):
+        properties = one.get("properties", {})
+        one["properties"] = {name: properties.get(name, value) for name in allowed if isinstance(name, str)}
     elif isinstance(names, dict) and names.keys() - {"type"} == {"pattern"} and not one.keys() & {*_MAPS}:
         one["patternProperties"] = {names["pattern"]: value}
     else:
@@ -135,8 +137,8 @@ def _resolved(reference: Any, root: Any) -> Any:
     """The schema at a reference such as `#/$defs/name`; None where there is none."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
-    found = root
+    schema = root
     for part in reference[2:].split("/"):
         word = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(word) if isinstance(found, dict) else None
-    return found
+        schema = schema.get(word) if isinstance(schema, dict) else None
+    return schema

@@ -107,7 +107,7 @@ def _check_model(model: _Model) -> None:
 Growths = dict[str, int]
 
 
-def _growth(part: Any, known: Growths, parts_name: str) -> int:
+def _growth(part: Any, growths: Growths, parts_name: str) -> int:
     """Characters that one becomes, at most. Raises _Unusual."""
     growth = 1
     for one in _parts(part, parts_name):
@@ -116,9 +116,9 @@ def _growth(part: Any, known: Growths, parts_name: str) -> int:
             growth *= _replaced(one)
         elif kind == "Split":
             _check_pattern(one.get("pattern"))
-        elif kind not in known:
+        elif kind not in growths:
             raise _Unusual(f"it has a part of the type {str(kind)[:40]!r}")
-        growth *= known.get(kind, 1)
+        growth *= growths.get(kind, 1)
         if any(len(text) > _MOST_PREFIX for text in one.values() if isinstance(text, str)):
             raise _Unusual(f"it has a {kind} with a long text")
     return growth
@@ -126,7 +126,8 @@ def _growth(part: Any, known: Growths, parts_name: str) -> int:
 
 def _parts(part: Any, parts_name: str) -> Iterable[dict[str, Any]]:
     """The parts of a sequence, in their order, without those that are none."""
-    waiting, found = [part], list[dict[str, Any]]()
+    waiting = [part]
+    parts = list[dict[str, Any]]()
     while waiting:
         one = waiting.pop()
         if one is None:
@@ -139,14 +140,15 @@ def _parts(part: Any, parts_name: str) -> Iterable[dict[str, Any]]:
                 raise _Unusual("it has a sequence without parts")
             waiting += inner  # type: ignore[reportUnknownArgumentType]
         else:
-            found.append(one)  # type: ignore[reportUnknownArgumentType]
-        if len(found) + len(waiting) > _MOST_PARTS:
+            parts.append(one)  # type: ignore[reportUnknownArgumentType]
+        if len(parts) + len(waiting) > _MOST_PARTS:
             raise _Unusual(f"it has more than {_MOST_PARTS} parts")
-    return found
+    return parts
 
 
 def _replaced(part: dict[str, Any]) -> int:
-    pattern, content = part.get("pattern"), part.get("content")
+    pattern = part.get("pattern")
+    content = part.get("content")
     if not isinstance(content, str):
         raise _Unusual("it replaces by what is no text")
     text: Any = pattern.get("String") if isinstance(pattern, dict) else None  # type: ignore[reportUnknownMemberType]

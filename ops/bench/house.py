@@ -22,12 +22,14 @@ from control.errors import FurrowError
 from control.messages import ModelSpec
 from ops.bench import program
 from ops.bench.common.ask import ask
-from ops.bench.common.client import Base, request
+from ops.bench.common.client import Base, Response, request
 from ops.bench.common.farm import private_farm, say
 from ops.common.sabotage import run_at_start
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 
+_TOKENS = 30_000
+"""The longest answer; it is left once its steps are recorded. A small model makes some thousand tokens in that time."""
 _EVENTS = 50
 """Events of a stream before its steps are recorded, and while they are."""
 _CALLS = 10
@@ -149,20 +151,51 @@ async def _record(url: str, model: str, recordings: Recordings) -> None:
 async def _record_steps(base: Base, model: str, recordings: Recordings) -> None:
     """Record from some tokens of an answer to others. Raises FurrowError where the answer ends before."""
     messages = [{"role": "user", "content": "Count."}]
-    body = {"model": model, "messages": messages, "max_tokens": 1500, "temperature": 0}
+    body = {"model": model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0}
     body |= {"ignore_eos": True, "stream": True}
     headers = {"content-type": "application/json"}
     path = "/v1/chat/completions"
     async with request(base, "POST", path, body=json.dumps(body).encode(), headers=headers) as response:
-        events = response.events()
+        events = StreamEvents(response)
+        reading = asyncio.create_task(events.read())
         try:
             for name in ("step", ""):
-                for _ in range(_EVENTS):
-                    await anext(events)
+                await events.more(_EVENTS)
                 await asyncio.to_thread(recordings.label, name)
-            await anext(events)
-        except StopAsyncIteration:
-            raise FurrowError("the answer ended before a step was recorded: take a larger model") from None
+            await events.more(1)
+        finally:
+            reading.cancel()
+
+
+class StreamEvents:
+    """Counts the events of a stream as they come, also while processes take a label: none waits in a buffer, so that
+    events after a label belong to steps after it."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._count = 0
+        self._ended = False
+        self._change = asyncio.Condition()
+
+    async def read(self) -> None:
+        """Count until the stream ends."""
+        try:
+            async for _ in self._response.events():
+                async with self._change:
+                    self._count += 1
+                    self._change.notify_all()
+        finally:
+            async with self._change:
+                self._ended = True
+                self._change.notify_all()
+
+    async def more(self, events: int) -> None:
+        """Wait for so many events. Raises FurrowError where the stream ends before."""
+        goal = self._count + events
+        async with self._change:
+            await self._change.wait_for(lambda: self._count >= goal or self._ended)
+        if self._count < goal:
+            raise FurrowError(f"the answer of up to {_TOKENS} tokens ended before its steps were recorded: try --model")
 
 
 def count(checkpoint: Path) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ def noting(folder: Path) -> Sabotage:
     Nothing else is changed."""
     return Sabotage(
         "leaders note hashes of their logits",
-        "worker.sampling.step_sampler",
+        "worker.sampling.sampler",
         f"""
 import array, hashlib, numpy, os
 begin, files = module.StepSampler.begin, {{}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import tempfile
 import time
@@ -16,31 +15,22 @@ from typing import Any
 import click
 
 from api.options import api_options, take_api_arguments
-from control import access
-from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
+from control.errors import SettingsError
 from control.listening import free_port
 from control.messages import ModelSpec
+from control.operations.key_rule import FIXED_KEYS_VARIABLE, asks_for_key, key_options
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
-from control.placement import farm
 from control.process import die_with_parent
-from control.records import catalog
-from control.redis.clients import SyncRedis
-from control.redis.connection import run
-from control.replicas import health
-from control.requests.upkeep.abandon import abandon
 from control.settings import REDIS_AWAITED, redis_reference
 from ops.cli.options import demo_environment, model_options
-from ops.cli.progress import Stage, Waiting, stage_of
 from ops.cli.tables import echo_line
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
-from ops.local.ready import is_ready
 from ops.local.state import state_folder
 from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
-TICK_S = 0.1
 SERVING_TICK_S = 0.25
 """While the model is served, when each look takes processor time from it."""
 GRACE_S = 5.0
@@ -52,7 +42,7 @@ GRACE_S = 5.0
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
-@access.key_options
+@key_options
 @redis_option
 @click.option("--data", type=click.Path(file_okay=False), help="Folder of the private server [default: per port].")
 @click.option(
@@ -84,14 +74,14 @@ def serve(
         die_with_parent()
     arguments = take_api_arguments(context, options)
     specs = build_specs(models, **options)
-    asks = access.asks_for_key(host, api_keys, keys, no_auth)
+    asks = asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     stopping = Stopping()
     with ExitStack() as stack:
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
         # By its folder: neither a command line nor the children's environment has the private server's password.
         named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
-        fixed = {access.FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
+        fixed = {FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         supervisor = Supervisor({**named, **fixed, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
@@ -99,6 +89,8 @@ def serve(
         api = Part("api", "api", [*listening, *arguments], stop_limit_s=patience)
         stack.callback(supervisor.stop, stopping.hurry)
         if server is None:
+            from ops.cli.serving import desire, reminder_of_keys, wait_until_served
+
             client = connect_to_farm(redis)
             desire(client, specs, alone=False)
             supervisor.start(worker)
@@ -106,13 +98,15 @@ def serve(
         else:
             supervisor.start(worker)
             supervisor.start(api)
+            from ops.cli.serving import desire, reminder_of_keys, wait_until_served  # beside the start of those
+
             server.wait_until_ready()
             client = connect_to_farm(server.url)
             desire(client, specs, alone=True)
             server.publish()  # not before: the agent would start what earlier runs served
         if asks and not api_keys:
-            remind_of_keys(client, host, None if server is None else Path(redis))
-        wait_until_served(client, specs, (host, port), supervisor, stopping)
+            say(reminder_of_keys(client, host, None if server is None else Path(redis)))
+        wait_until_served(client, specs, (host, port), supervisor.tend, lambda: bool(stopping))
         if not stopping:
             names = " and ".join(spec.name for spec in specs)
             verb, url = "is" if len(specs) == 1 else "are", f"http://{host}:{port}"
@@ -152,12 +146,6 @@ def named_or_private(
     return str(folder), server
 
 
-def remind_of_keys(client: SyncRedis, host: str, folder: Path | None) -> None:
-    """Print how to make the key that clients need; `folder` is the private server's."""
-    where = f" --redis {shlex.quote(str(folder))}" if folder is not None else ""
-    say(access.why_asked(host, run(client, access.count()), where))
-
-
 class Stopping:
     """True once SIGINT or SIGTERM came; a second signal shortens the stop."""
 
@@ -192,52 +180,3 @@ def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     except OSError:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-")))
     return folder
-
-
-def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
-    """Make `specs` the desired state; on a private server they replace all models of earlier runs."""
-    names = {spec.name for spec in specs}
-    if alone:
-        for other in catalog.list_specs(client):
-            if other.name not in names:
-                abandon(client, other.name, f"the model '{other.name}' is not served any more")
-                catalog.forget(client, other)
-        # An assignment left behind would start its ranks again, and they would bring their specification back.
-        for host, given in farm.all_assignments(client).items():
-            for assignment in given:
-                if assignment.spec.name not in names:
-                    farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
-        for spec in specs:
-            expected = {f"r{index}" for index in range(spec.replicas)}
-            for replica in expected | run(client, catalog.replicas(spec.name)).keys():
-                health.clear_status(client, spec.name, replica)
-    for spec in specs:
-        catalog.put_spec(client, spec)
-
-
-def wait_until_served(
-    client: SyncRedis,
-    specs: Sequence[ModelSpec],
-    address: tuple[str, int],
-    supervisor: Supervisor,
-    stopping: Stopping,
-) -> None:
-    """Print the progress until every model is loaded and /ready is true. A Redis that does not answer is waited for, as
-    the parts do. Raises ModelUnavailable if a model failed."""
-    with Waiting(logs=True) as waiting:
-        while not stopping:
-            supervisor.tend()
-            try:
-                overviews = [health.overview(client, spec.name) for spec in specs]
-            except RedisUnavailable:
-                waiting.show(Stage("Redis does not answer; waiting for it"))
-                time.sleep(TICK_S)
-                continue
-            for one in overviews:
-                if one.state == "failed":
-                    raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in overviews if one.state != "loaded"]
-            if not missing and is_ready(address):
-                return
-            waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))
-            time.sleep(TICK_S)

@@ -24,7 +24,6 @@ class LazyGroup(click.Group):
             return None
         gc.disable()  # imports leave no garbage, and collections visit all that they make
         try:
-            importlib.import_module("control.logs")  # before structlog, which imports rich without it
             return getattr(importlib.import_module(self._verbs[cmd_name][0]), cmd_name)
         finally:
             gc.enable()

@@ -2,7 +2,7 @@
 
 Only loopback, a random password that is kept in the data folder, every write in an append-only file that is synced
 each second, a bound of its memory, and never an eviction. It ends with its parent, kill -9 included, and is started
-again when it crashes.
+again when it crashes. The libraries that it needs are imported once the server is started, beside its own start.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-
-import structlog
-from redis import exceptions as redis_errors
+from typing import TYPE_CHECKING
 
 from control.errors import RedisUnavailable, SettingsError
 from control.listening import free_port
-from control.redis.clients import connect
 from ops.local.memory import default_memory
 from ops.local.server_binary import ServerBinary, find_server
 
-log = structlog.get_logger()
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 START_LIMIT_S = 30.0
 """Time for the server to answer; it first reads its whole append-only file."""
@@ -98,7 +96,7 @@ class EmbeddedServer:
         if self._failure is not None:
             self.stop()
             raise self._failure
-        log.info("private server", kind=self._binary.kind, version=self._binary.version, folder=str(self._folder))
+        _log().info("private server", kind=self._binary.kind, version=self._binary.version, folder=str(self._folder))
 
     def publish(self) -> None:
         """Let others find it by its folder, once it is ready for them."""
@@ -179,7 +177,7 @@ class EmbeddedServer:
             status = self._wait(self._process)
             if self._stopping.is_set():
                 return
-            log.error("the private server ended; starting it again", status=status, last_words=self._last_words())
+            _log().error("the private server ended; starting it again", status=status, last_words=self._last_words())
             if self._stopping.wait(_PAUSES_S[min(crashes, len(_PAUSES_S) - 1)]):
                 return
             crashes += 1
@@ -212,6 +210,10 @@ class EmbeddedServer:
         )
 
     def _comes_up(self, process: subprocess.Popen[bytes]) -> bool:
+        from redis import exceptions as redis_errors
+
+        from control.redis.clients import connect
+
         deadline = time.monotonic() + START_LIMIT_S
         with connect(self.url) as client:
             while process.poll() is None and time.monotonic() < deadline and not self._stopping.is_set():
@@ -242,6 +244,12 @@ class EmbeddedServer:
         except OSError:
             return ""
         return " / ".join(line.strip() for line in lines[-3:])
+
+
+def _log() -> FilteringBoundLogger:
+    import structlog
+
+    return structlog.get_logger()
 
 
 def _write_private(path: Path, text: str) -> None:

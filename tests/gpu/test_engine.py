@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
+from control.errors import SettingsError
 from control.messages import Sampling
 from tests.gpu.conftest import DEVICE
 from tests.integration.worker.engine.ranks import play
@@ -18,9 +20,8 @@ from worker.families.registry import FAMILIES
 from worker.kv.stores import store_for
 from worker.models.batch import Row
 from worker.models.loading import load
-from worker.sampling.sampler import SamplingRow
-from worker.sampling.step_sampler import StepSampler
-from worker.sampling.tensor_sampler import TensorSampler
+from worker.sampling.sampler import SamplingRow, StepSampler
+from worker.sampling.torch.sampler import TensorSampler
 from worker.scheduling.sequence import Sequence
 
 Checkpoint = Callable[[str], Path]
@@ -52,11 +53,34 @@ def greedy(engine: Engine) -> dict[int, list[int]]:
     return {sid: row.output for sid, row in rows.items()}
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.recurrent is None))
 def test_the_tokens_are_the_cpus(family: str, checkpoint: Checkpoint) -> None:
     """Sequences that join, decode and leave: float32 tokens of the tiny model, whose logits lie far apart."""
     folder = checkpoint(family)
     assert greedy(engine_of(folder, DEVICE)) == greedy(engine_of(folder, "cpu"))
+
+
+@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.recurrent is not None))
+def test_recurrent_layers_are_refused(family: str, checkpoint: Checkpoint) -> None:
+    with pytest.raises(SettingsError, match="served on CPUs only"):
+        engine_of(checkpoint(family), DEVICE)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "gemma3_text"])
+def test_no_kernel_is_compiled_after_the_start(
+    family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks and decode steps of any number of sequences, beside each other and alone: a compilation takes longer than
+    hundreds of steps."""
+    engine = engine_of(checkpoint(family), DEVICE)
+    compiled: list[str] = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **about: compiled.append(about["repr"]))
+    greedy(engine)
+    for count in (1, 3, 9, 40):
+        engine.clear()
+        rows = [Row(sid, [sid], 0, True) for sid in range(count)]
+        engine.forward([*rows, Row(count, [0] * 37, 0, True), Row(count + 1, [0] * 5, 0, True)], {})
+    assert compiled == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

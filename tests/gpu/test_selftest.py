@@ -56,6 +56,23 @@ def test_a_farm_on_the_gpu_answers_as_on_the_cpu(off: str, tmp_path: Path, make_
     assert make_tokens(folder, DEVICE, off) == make_tokens(folder, "cpu", "")
 
 
+def test_a_stream_goes_on_after_the_death_of_its_rank(tmp_path: Path) -> None:
+    """The rank is killed in the middle of an answer, which then has the tokens of an undisturbed one."""
+    folder = str(make("llama", tmp_path / "tiny"))
+    with serving_farm(folder, "--devices", DEVICE, "--dtype", "float32") as farm:
+        with openai.OpenAI(base_url=farm.base_url, api_key="none", timeout=120) as client:
+            name = client.models.list().data[0].id
+            ask = {"model": name, "prompt": "abc", "max_tokens": 200, "temperature": 0, "stream": True}
+            undisturbed = [chunk.choices[0].text for chunk in client.completions.create(**ask)]
+            disturbed: list[str] = []
+            for chunk in client.completions.create(**ask, extra_body={"cache_salt": "2"}):
+                disturbed.append(chunk.choices[0].text)
+                if len(disturbed) == 5:
+                    farm.kill(name, 0)
+            assert "".join(disturbed) == "".join(undisturbed)
+        assert farm.stop() == 0
+
+
 @pytest.fixture
 def make_tokens() -> Callable[..., str]:
     """Serve a model on a device with kernels switched off, and complete a prompt greedily."""

@@ -88,12 +88,12 @@ def adopt_replicas(
         tag = process.tag
         if tag.get("kind") != "rank":
             continue
-        found = replicas.get(record_key((tag["model"], tag["replica"])))
-        if found is None:
+        pair = replicas.get(record_key((tag["model"], tag["replica"])))
+        if pair is None:
             process.kill()
             process.forget()
         else:
-            found[0].adopt(tag["rank"], process)
+            pair[0].adopt(tag["rank"], process)
     for replica, record in replicas.values():
         pids = {rank: process.pid for rank, process in replica.processes.items() if process.poll() is None}
         model, name = replica.place

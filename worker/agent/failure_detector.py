@@ -155,16 +155,16 @@ class Absence:
         of each rank."""
         leader = beats[0]
         led = leader is not None and leader.epoch == epoch
-        found: list[tuple[int, str]] = []
+        hanging: list[tuple[int, str]] = []
         for rank, pid in pids.items():
             # A leader that was heard before and is not; a rank that its leader waits for in an epoch it has not joined.
             late = seen.get(pid, 0) > 0 and (leader is None if rank == 0 else led and seen[pid] != epoch)
             if self._lasts("stopped", pid, self._stands(pid)) > STOPPED_S:
-                found.append((rank, f"has been stopped for {STOPPED_S:g} s"))
+                hanging.append((rank, f"has been stopped for {STOPPED_S:g} s"))
             elif self._lasts("late", pid, late) > LATE_S:
-                found.append((rank, f"has not come to an epoch for {LATE_S:g} s"))
+                hanging.append((rank, f"has not come to an epoch for {LATE_S:g} s"))
         self._since = {key: since for key, since in self._since.items() if key[1] in pids.values()}
-        return found
+        return hanging
 
     def _stands(self, pid: int) -> bool:
         """True if a signal holds the process, and it has not run since the last look."""

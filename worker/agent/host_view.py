@@ -37,10 +37,10 @@ def read_host(
     models = sorted({model for model, _ in worlds})
     there = [catalog.is_there(model) for model in models]
     rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*there)]))
-    answers, given = [*islice(rest, len(first))], next(rest)
+    answers, assignments = [*islice(rest, len(first))], next(rest)
     looks = {place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()}
     return answers, HostView(
-        assignments={(one.spec.name, one.replica): one for one in given},
+        assignments={(one.spec.name, one.replica): one for one in assignments},
         looks=looks,
         lost_specs=frozenset(
             model for model, parts in zip(models, there, strict=True) if not all(list(islice(rest, len(parts))))

@@ -72,8 +72,8 @@ class MemoryKills:
 def _kills(file: Path) -> int | None:
     """The count in a file; None where there is none."""
     with suppress(OSError):
-        if found := _COUNT.search(file.read_bytes()):
-            return int(found[1])
+        if match := _COUNT.search(file.read_bytes()):
+            return int(match[1])
     return None
 
 

@@ -39,7 +39,7 @@ class Planner:
         self._client, self._unplaceable = client, unplaceable
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
-        self._told: set[Place] = set()
+        self._unplaced: set[Place] = set()
         self._rests_until = 0.0
 
     def tend(self) -> bool:
@@ -59,62 +59,64 @@ class Planner:
         view = read_farm_view(self._client)
         specs, held, hosts = view.specs, view.held, view.hosts
         living = {host.id for host in hosts}
-        kept = self._kept(held, living)
+        unattended = self._unattended(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
-        settled = is_settled(specs, hosts, held, kept)
+        settled = is_settled(specs, hosts, held, unattended)
         if not settled:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
-        actions = plan(specs, hosts, held, states["loaded"], states["failed"], kept)
+        actions = plan(specs, hosts, held, states["loaded"], states["failed"], unattended)
         for action in actions:
-            self._write(action, held, living, kept)
+            self._write(action, held, living, unattended)
         self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
         placed = [one.assignment for one in actions if isinstance(one, Assign)]
         present = [
             one
-            for host, given in held.items()
-            for one in given
-            if host in living or (host, one.spec.name, one.replica) in kept
+            for host, assignments in held.items()
+            for one in assignments
+            if host in living or (host, one.spec.name, one.replica) in unattended
         ]
-        known = self._replicas(specs) if actions else view.replicas
-        self._stranded.end(specs, self._retire(known, [*placed, *present]))
+        replicas = self._replicas(specs) if actions else view.replicas
+        self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
         self._tidy(specs, held)
         return not settled or bool(actions) or any(spec.unload for spec in specs)
 
-    def _kept(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
+    def _unattended(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.
 
         A leader lives that renews its replica's lock, another rank that has a heartbeat.
         """
-        kept: set[Part] = set()
-        for host, one in ((host, one) for host, given in held.items() if host not in living for one in given):
+        unattended: set[Part] = set()
+        for host, one in (
+            (host, one) for host, assignments in held.items() if host not in living for one in assignments
+        ):
             model, replica = one.spec.name, one.replica
             beats = health.heartbeats(self._client, model, replica, one.spec.tp)
             holder = run(self._client, lease.holder(model, replica))
             leads = 0 in one.ranks and holder is not None and holder.rpartition("/")[0] == host
             heard = any(beat is not None and beat.host == host for rank, beat in enumerate(beats) if rank in one.ranks)
             if leads or heard:
-                kept.add((host, model, replica))
-        return kept
+                unattended.add((host, model, replica))
+        return unattended
 
-    def _take_back(self, told: set[Place]) -> None:
+    def _take_back(self, unplaced: set[Place]) -> None:
         """A reason why a replica can't be placed must not outlive itself."""
-        for model, replica in self._told - told:
+        for model, replica in self._unplaced - unplaced:
             health.clear_status(self._client, model, replica)
-        self._told = told
+        self._unplaced = unplaced
 
     def _replicas(self, specs: list[ModelSpec]) -> dict[str, list[str]]:
         """The replicas of each model in the catalog."""
         names = [spec.name for spec in specs]
-        known = run_every(self._client, [catalog.replicas(name) for name in names])
-        return {name: list(found) for name, found in zip(names, known, strict=True)}
+        replicas = run_every(self._client, [catalog.replicas(name) for name in names])
+        return {name: list(own) for name, own in zip(names, replicas, strict=True)}
 
-    def _retire(self, known: dict[str, list[str]], present: list[Assignment]) -> dict[str, list[str]]:
-        """Forget those of the `known` replicas that no living host has: what they left behind waits for others. Returns
+    def _retire(self, replicas: dict[str, list[str]], present: list[Assignment]) -> dict[str, list[str]]:
+        """Forget those of the `replicas` that no living host has: what they left behind waits for others. Returns
         those that some host has, by model."""
         here = {(one.spec.name, one.replica) for one in present}
-        for model, replica in [(name, one) for name, found in known.items() for one in found]:
+        for model, replica in [(name, one) for name, names in replicas.items() for one in names]:
             if (model, replica) not in here:
                 returned = catalog.retire(self._client, model, replica)
                 if returned is not None:
@@ -125,9 +127,11 @@ class Planner:
                         returned_requests=returned,
                         action="replica_retire",
                     )
-        return {name: [one for one in found if (name, one) in here] for name, found in known.items()}
+        return {name: [one for one in names if (name, one) in here] for name, names in replicas.items()}
 
-    def _write(self, action: Action, held: dict[str, list[Assignment]], living: set[str], kept: set[Part]) -> None:
+    def _write(
+        self, action: Action, held: dict[str, list[Assignment]], living: set[str], unattended: set[Part]
+    ) -> None:
         match action:
             case Assign(host, assignment):
                 log.info(
@@ -139,7 +143,7 @@ class Planner:
                 )
                 self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
-            case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in kept:
+            case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in unattended:
                 farm.remove_assignment(self._client, host, model, replica)
             case Withdraw(host, model, replica, at_once):
                 for assignment in held[host]:

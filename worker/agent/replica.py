@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from control.messages import Assignment, encode
-from control.process import VERSION, python_command
+from control.process import python_command
 from control.replicas.health import Beat
 from control.replicas.memory_deaths import Occupant
+from control.version import VERSION
 from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
@@ -131,8 +132,8 @@ class ReplicaProcesses:
         """Start every rank that has no process, once the pause is over."""
         if self.stopping or self.failed is not None or time.monotonic() < self.due:
             return
-        wanted = zip(self.assignment.ranks, self.assignment.devices, strict=True)
-        missing = [(rank, device) for rank, device in wanted if rank not in self.processes]
+        parts = zip(self.assignment.ranks, self.assignment.devices, strict=True)
+        missing = [(rank, device) for rank, device in parts if rank not in self.processes]
         if missing and self._end_outdated():
             return  # until they are gone
         if missing and self.standby is not None and self.standby.awaited(self.preparation):

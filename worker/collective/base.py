@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 Numbers = TypeVar("Numbers", NDArray[Any], "Tensor")
 
 
@@ -113,3 +114,10 @@ class Solo:
 
     def close(self) -> None:
         """Do nothing: no other rank waits, and the object may be used again."""
+
+
+class Link:
+    """The group that a model's modules talk through; exchanged as one when a new epoch joins a new group."""
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective

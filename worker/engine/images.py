@@ -19,7 +19,7 @@ from worker.collective import Collective
 from worker.models.batch import AXES, ImageRows, Row
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.vision.tower import Features, VisionTower
+    from worker.models.torch.vision.tower import Features, VisionTower
 
 Integers = NDArray[np.int64]
 
@@ -114,14 +114,14 @@ class EngineImages:
         by_sid: dict[int, list[StepImage]] = {}
         for image in images:
             by_sid.setdefault(image.sid, []).append(image)
-        for sid, given in by_sid.items():
-            if why := unfit(given, self._tower.grid):
+        for sid, new in by_sid.items():
+            if why := unfit(new, self._tower.grid):
                 return f"sequence {sid}: {why}"
         for row in rows:
-            known = by_sid.get(row.sid) or getattr(self._sequences.get(row.sid), "images", [])
+            images_of_row = by_sid.get(row.sid) or getattr(self._sequences.get(row.sid), "images", [])
             if most is not None and len(row.tokens) > most:
                 return f"sequence {row.sid} has a row of {len(row.tokens)} tokens, and chunks have {most}"
-            for image in known:
+            for image in images_of_row:
                 begin, end = max(image.start, row.offset), min(image.start + image.count, row.offset + len(row.tokens))
                 part = row.tokens[begin - row.offset : max(begin, end) - row.offset]
                 if any(one != self.token for one in part):
@@ -134,7 +134,7 @@ class EngineImages:
         by_sid: dict[int, list[StepImage]] = {}
         for image in images:
             by_sid.setdefault(image.sid, []).append(image)
-        self._sequences |= {sid: SequenceImages(given, self._tower.grid) for sid, given in by_sid.items()}
+        self._sequences |= {sid: SequenceImages(new, self._tower.grid) for sid, new in by_sid.items()}
 
     def drop(self, sids: Iterable[int]) -> None:
         for sid in sids:
@@ -151,8 +151,8 @@ class EngineImages:
         parts: list[Integers] = []
         for row in rows:
             start, stop = row.offset, row.offset + len(row.tokens)
-            known = self._sequences.get(row.sid)
-            parts.append(_text_axes(np.arange(start, stop)) if known is None else known.axes(start, stop))
+            sequence = self._sequences.get(row.sid)
+            parts.append(_text_axes(np.arange(start, stop)) if sequence is None else sequence.axes(start, stop))
         return np.concatenate(parts, axis=1)
 
     def ends(self, rows: Sequence[Row]) -> Integers | None:
@@ -165,8 +165,8 @@ class EngineImages:
         for row in rows:
             start, stop = row.offset, row.offset + len(row.tokens)
             ends = np.arange(start + 1, stop + 1)
-            known = self._sequences.get(row.sid)
-            for image in known.images if known is not None else ():
+            sequence = self._sequences.get(row.sid)
+            for image in sequence.images if sequence is not None else ():
                 begin, end = max(image.start, start), min(image.start + image.count, stop)
                 if begin < end:
                     ends[begin - start : end - start] = end
@@ -182,9 +182,9 @@ class EngineImages:
         layers: list[NDArray[Any]] = []
         first = 0
         for row in rows:
-            known = self._sequences.get(row.sid)
+            sequence = self._sequences.get(row.sid)
             start, stop = row.offset, row.offset + len(row.tokens)
-            for image in known.images if known is not None else ():
+            for image in sequence.images if sequence is not None else ():
                 begin, end = max(image.start, start), min(image.start + image.count, stop)
                 if begin >= end:
                     continue
@@ -203,10 +203,10 @@ class EngineImages:
         return ImageRows(np.concatenate(places), np.concatenate(embedded), np.concatenate(layers, axis=1))
 
     def _features(self, image: StepImage, collective: Collective) -> Features | None:
-        known = self._encoded.get(image.digest)
-        if known is not None:
+        encoded = self._encoded.get(image.digest)
+        if encoded is not None:
             self._encoded.move_to_end(image.digest)
-            return known
+            return encoded
         pixels = self._shared(image, collective)
         if pixels is None:
             return None

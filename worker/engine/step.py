@@ -27,9 +27,9 @@ from worker.models.served import ServedModel
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch, or what images need
-    from worker.engine.ahead import RunAhead
-    from worker.engine.graphs import DecodeGraphs
     from worker.engine.images import EngineImages
+    from worker.engine.torch.ahead import RunAhead
+    from worker.engine.torch.graphs import DecodeGraphs
 
 Logits = Any
 """(rows, vocabulary): an array where the forward is C++, else a tensor on the model's device."""
@@ -78,6 +78,10 @@ class Engine:
 
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
+        if self.model.device != "cpu":
+            from worker.engine.torch.warm_up import warm_up  # only here: it imports torch
+
+            warm_up(self.model, self.store, captured=self.graphs is not None)
         if self.graphs is not None:
             self.graphs.prepare()
 
@@ -231,12 +235,12 @@ class Engine:
         a row with guesses the accepted ones are cached now."""
         sids = [row.sid for row in rows for _ in range(row.samples)]
         if self.ahead is not None:
-            self.ahead.known(sids, tokens)
+            self.ahead.note_tokens(sids, tokens)
         chosen = [(sid, token) for sid, token in zip(sids, tokens, strict=True) if token >= 0]
         self._pending.update(chosen)  # the last of a sequence stays
         counts = Counter(sid for sid, _ in chosen)
         right = {row.sid: max(0, counts[row.sid] - 1) for row in rows if row.guesses}
-        if guessed := [row.known(right[row.sid]) for row in rows if row.guesses]:
+        if guessed := [row.extent_up_to(right[row.sid]) for row in rows if row.guesses]:
             self.model.accept(right)
             self.store.commit(guessed)  # of nothing, it would give back what was reserved for the step launched ahead
 
@@ -248,8 +252,8 @@ def _graphs(model: ServedModel, store: KVStore, collective: Collective) -> tuple
     """The captured decode steps of a GPU, and what launches one of them early on a rank alone."""
     if model.device == "cpu":
         return None, None
-    from worker.engine.ahead import RunAhead  # only here: they import torch
-    from worker.engine.graphs import graphs_for
+    from worker.engine.torch.ahead import RunAhead  # only here: they import torch
+    from worker.engine.torch.graphs import graphs_for
 
     graphs = graphs_for(model, store)
     return graphs, None if graphs is None or collective.world_size > 1 else RunAhead(graphs)
@@ -352,10 +356,10 @@ class CommandCheck:
     def needed(self, rows: list[Row], left: Set[int] = frozenset()) -> int:
         """Of the store's capacity, once `left` have gone and `rows` are there."""
         store = self._store
-        kept = store.used_tokens - sum(store.held(sid) for sid in left)
-        kept -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
+        resting = store.used_tokens - sum(store.held(sid) for sid in left)
+        resting -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
         states = store.state_tokens * sum(row.snapshot for row in rows)
-        return kept + states + sum(store.rounded(row.extent.end) for row in rows)
+        return resting + states + sum(store.rounded(row.extent.end) for row in rows)
 
     def images(self, command: GenerateStep, images: EngineImages | None) -> None:
         """That the rows fit the command's images and those of earlier ones. `images` are the engine's, None where the

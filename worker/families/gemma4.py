@@ -10,16 +10,16 @@ from worker.families.recurrence import FULL
 def layer_kinds(config: dict[str, Any]) -> list[str]:
     """Each layer's kind of attention. The last layer has full attention, whatever the file says."""
     layers = config["num_hidden_layers"]
-    given = config.get("layer_types") or [FULL if layer % 6 == 5 else SLIDING for layer in range(layers)]
-    return [*given[:-1], FULL]
+    kinds = config.get("layer_types") or [FULL if layer % 6 == 5 else SLIDING for layer in range(layers)]
+    return [*kinds[:-1], FULL]
 
 
 def heads_by_layer(config: dict[str, Any]) -> list[dict[str, int]]:
     """transformers saves them as `per_layer_config`; Google's files name those of the layers with full attention.
     `config` must have been checked."""
-    given = config.get("per_layer_config")
-    if given is not None:
-        fields = {int(layer): one for layer, one in given.items()}
+    by_layer = config.get("per_layer_config")
+    if by_layer is not None:
+        fields = {int(layer): one for layer, one in by_layer.items()}
         return [fields.get(layer, {}) for layer in range(config["num_hidden_layers"])]
     full = {"head_dim": config.get("global_head_dim") or 512}
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:

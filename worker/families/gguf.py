@@ -81,8 +81,8 @@ class Gguf:
 
 def expert_of(name: str) -> int | None:
     """The number of the expert that transformers' parameter `name` belongs to."""
-    found = _EXPERT.search(name)
-    return None if found is None else int(found[1])
+    match = _EXPERT.search(name)
+    return None if match is None else int(match[1])
 
 
 def fused_name(name: str) -> tuple[str, int] | None:

@@ -19,8 +19,8 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_rope(fields: Fields, layer: int, kind: str = FULL) -> bool:
-    given = fields["no_rope_layers"]
-    return bool(given[layer]) if given is not None else (layer + 1) % fields["no_rope_layer_interval"] != 0
+    turns = fields["no_rope_layers"]
+    return bool(turns[layer]) if turns is not None else (layer + 1) % fields["no_rope_layer_interval"] != 0
 
 
 FAMILIES = [

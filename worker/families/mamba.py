@@ -44,7 +44,8 @@ class Mamba(Recurrence):
     def regions(self) -> tuple[int, ...]:
         """Widths of the gates, inputs, B, C and steps that the first projection gives; the middle three are convolved.
         The ranks share B and C by group, and keep copies where there are fewer groups than ranks."""
-        inner, of_groups = self.heads * self.head_dim, self.groups * self.state
+        inner = self.heads * self.head_dim
+        of_groups = self.groups * self.state
         return inner, inner, of_groups, of_groups, self.heads
 
     def channels(self, ranks: int) -> int:
@@ -85,16 +86,17 @@ def mamba_of(config: dict[str, Any]) -> Mamba | None:
         raise UnsupportedArchitecture(
             f"{heads} heads of Mamba layers can't share {groups} groups evenly (mamba_n_heads, mamba_n_groups)."
         )
-    inner, given = expand * config["hidden_size"], config.get("mamba_d_head", "auto")
-    head_dim = inner // heads if given == "auto" else given
+    inner = expand * config["hidden_size"]
+    head_width = config.get("mamba_d_head", "auto")
+    head_dim = inner // heads if head_width == "auto" else head_width
     if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1 or heads * head_dim != inner:
         raise ModelFilesError(
-            f"config.json has mamba_n_heads = {heads} and mamba_d_head = {str(given)[:60]}; their product must be "
+            f"config.json has mamba_n_heads = {heads} and mamba_d_head = {str(head_width)[:60]}; their product must be "
             f"mamba_expand times hidden_size = {inner}."
         )
     _check_features(config)
-    found = Mamba(_kinds(config), taps, heads, groups, head_dim, state)
-    return found if found.layers else None
+    mamba = Mamba(_kinds(config), taps, heads, groups, head_dim, state)
+    return mamba if mamba.layers else None
 
 
 def _check_features(config: dict[str, Any]) -> None:
@@ -128,10 +130,10 @@ def _is_no_limit(limits: Any) -> bool:
 def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
     if "layers_block_type" in config:
         raise UnsupportedArchitecture("config.json has layers_block_type. Rename the field to layer_types.")
-    given: Any = config.get("layer_types")
-    if isinstance(given, list):
-        given = [KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], given)]
-    return checked_kinds(config, given, LINEAR, ("mamba", "attention"))
+    kinds: Any = config.get("layer_types")
+    if isinstance(kinds, list):
+        kinds = [KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in cast(list[Any], kinds)]
+    return checked_kinds(config, kinds, LINEAR, ("mamba", "attention"))
 
 
 def _size(config: dict[str, Any], name: str) -> int:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR = "linear_attention"
+FULL = "full_attention"
 
 DEFAULTS = {
     "linear_conv_kernel_dim": 4,
@@ -119,17 +120,17 @@ def _kinds(config: dict[str, Any], interval: int) -> tuple[str, ...]:
 
 
 def checked_kinds(
-    config: dict[str, Any], given: Any, recurrent: str, shown: tuple[str, str] | None = None
+    config: dict[str, Any], listed: Any, recurrent: str, shown: tuple[str, str] | None = None
 ) -> tuple[str, ...]:
-    """`given` as kinds of layers, LINEAR for each that is `recurrent`. Raises ModelFilesError or
+    """`listed` as kinds of layers, LINEAR for each that is `recurrent`. Raises ModelFilesError or
     UnsupportedArchitecture; `shown`: the names that files have for it and for FULL, where they are others."""
     name, attending = shown or (recurrent, FULL)
     layers = config["num_hidden_layers"]
-    if not isinstance(given, list) or len(cast(list[Any], given)) != layers:
+    if not isinstance(listed, list) or len(cast(list[Any], listed)) != layers:
         raise ModelFilesError(
-            f"config.json has layer_types = {str(given)[:60]}; a list of num_hidden_layers = {layers} kinds is needed."
+            f"config.json has layer_types = {str(listed)[:60]}; a list of num_hidden_layers = {layers} kinds is needed."
         )
-    kinds = tuple(str(kind) for kind in cast(list[Any], given))
+    kinds = tuple(str(kind) for kind in cast(list[Any], listed))
     strange = sorted(set(kinds) - {recurrent, FULL})
     if strange:
         raise UnsupportedArchitecture(

@@ -35,7 +35,9 @@ class ShortConvolution(Recurrence):
 
 def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
     """The layers of a model of lfm2. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
-    taps, width, layers = size(config, "conv_L_cache", 3), config["hidden_size"], config["num_hidden_layers"]
+    taps = size(config, "conv_L_cache", 3)
+    width = config["hidden_size"]
+    layers = config["num_hidden_layers"]
     if taps < 2:
         raise ModelFilesError(f"config.json has conv_L_cache = {taps}; at least 2 is needed.")
     _switch(config, "conv_bias", False)
@@ -48,11 +50,11 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
             )
     _switch(config, "tie_embedding", True)
     feed_forward_width(config)
-    given = config.get("layer_types")
-    if given is None:
+    kinds = config.get("layer_types")
+    if kinds is None:
         attending = _attending(config, layers)
-        given = [FULL if layer in attending else CONVOLUTION for layer in range(layers)]
-    return ShortConvolution(checked_kinds(config, given, CONVOLUTION), taps, width)
+        kinds = [FULL if layer in attending else CONVOLUTION for layer in range(layers)]
+    return ShortConvolution(checked_kinds(config, kinds, CONVOLUTION), taps, width)
 
 
 def feed_forward_width(config: dict[str, Any]) -> int:
@@ -61,7 +63,8 @@ def feed_forward_width(config: dict[str, Any]) -> int:
     width = _whole(config, alias if alias in config else "intermediate_size", 12288)
     if not _switch(config, "block_auto_adjust_ff_dim", True):
         return width
-    width, multiple = _above_zero(int(2 * width / 3)), _whole(config, "block_multiple_of", 256)
+    width = _above_zero(int(2 * width / 3))
+    multiple = _whole(config, "block_multiple_of", 256)
     factor = config.get("block_ffn_dim_multiplier", 1.0)
     if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor <= LARGEST_WIDTH / width:
         raise _wrong("block_ffn_dim_multiplier", factor, f"a number above 0 for a width of at most {LARGEST_WIDTH}")
@@ -70,14 +73,14 @@ def feed_forward_width(config: dict[str, Any]) -> int:
 
 def _attending(config: dict[str, Any], layers: int) -> set[int]:
     """The layers with attention: those that are listed, or all."""
-    given = config.get("full_attn_idxs")
-    if given is None:
+    attending = config.get("full_attn_idxs")
+    if attending is None:
         return set(range(layers))
-    if not isinstance(given, list) or not all(
-        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < layers for one in cast(list[Any], given)
+    if not isinstance(attending, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 <= one < layers for one in cast(list[Any], attending)
     ):
-        raise _wrong("full_attn_idxs", given, f"a list of layers below num_hidden_layers = {layers}")
-    return set(cast(list[int], given))
+        raise _wrong("full_attn_idxs", attending, f"a list of layers below num_hidden_layers = {layers}")
+    return set(cast(list[int], attending))
 
 
 def _above_zero(width: int) -> int:

@@ -19,7 +19,7 @@ from control.errors import NotMappable
 from control.replicas.health.memory import in_words
 from worker.kv.base import Attention, CacheLayout, Extent
 from worker.kv.states import State, States
-from worker.native.zeros import zeros
+from worker.native.memory import zeros
 
 log = structlog.get_logger()
 
@@ -110,7 +110,7 @@ class SlabStep:
 
     @property
     def attention(self) -> Attention:
-        from worker.kv.slab_attention import SlabAttention  # only here: torch attends, and C++ does without it
+        from worker.kv.torch.slab_attention import SlabAttention  # only here: torch attends, and C++ does without it
 
         return SlabAttention(self)
 

@@ -8,7 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from worker.kv.base import CacheLayout, Extent, StateLayout
-from worker.native.zeros import zeros
+from worker.native.memory import zeros
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,9 +55,9 @@ class CrashRecord(msgspec.Struct, frozen=True):
 
     def joined(self, other: CrashRecord) -> CrashRecord:
         """With what `other` knows: the suspects that another replica left. Both have been judged."""
-        known = set(self.suspects)
-        first = [rid for rid in other.crashed_together if rid not in known]
-        later = [rid for rid in other.rest if rid not in known]
+        suspects = set(self.suspects)
+        first = [rid for rid in other.crashed_together if rid not in suspects]
+        later = [rid for rid in other.rest if rid not in suspects]
         merged = {rid: max(self.lone.get(rid, 0), other.lone.get(rid, 0)) for rid in self.lone | other.lone}
         if not self.suspects:
             return msgspec.structs.replace(self, crashed_together=first, rest=later, lone=merged)
@@ -100,17 +100,17 @@ class CrashRecord(msgspec.Struct, frozen=True):
         moved = [rid for rid, goal in self.tried.items() if seqs.get(rid, goal) >= goal]
         gone = [rid for rid in self.suspects if rid not in seqs]
         stuck = [rid for rid in self.tried if rid not in moved]
-        known = self.without([*moved, *gone])
+        record = self.without([*moved, *gone])
         if end is None or not stuck:
-            return msgspec.structs.replace(known, tried={}), None
-        rest = [rid for rid in known.suspects if rid not in stuck]
+            return msgspec.structs.replace(record, tried={}), None
+        rest = [rid for rid in record.suspects if rid not in stuck]
         if len(stuck) > 1 or not self.alone:
-            return CrashRecord(crashed_together=stuck, rest=rest, lone=known.lone), None
+            return CrashRecord(crashed_together=stuck, rest=rest, lone=record.lone), None
         [culprit] = stuck
-        count = known.lone.get(culprit, 0) + (end not in OWN_FAULTS)
+        count = record.lone.get(culprit, 0) + (end not in OWN_FAULTS)
         if end in OWN_FAULTS or count >= LONE_KILLS:
-            return CrashRecord(rest=rest, lone=known.without(stuck).lone), culprit
-        return CrashRecord(crashed_together=stuck, rest=rest, lone=known.lone | {culprit: count}), None
+            return CrashRecord(rest=rest, lone=record.without(stuck).lone), culprit
+        return CrashRecord(crashed_together=stuck, rest=rest, lone=record.lone | {culprit: count}), None
 
 
 decode_record = msgspec.json.Decoder(CrashRecord).decode
@@ -121,7 +121,8 @@ class CrashIsolation:
 
     def __init__(self, lease: Lease, held: Callable[[Call[Any]], Any]) -> None:
         """`held` runs a call and waits while Redis is away."""
-        self._lease, self._held = lease, held
+        self._lease = lease
+        self._held = held
         self._record = CrashRecord()
         self._marked: set[str] = set()
         self._goals: dict[str, int] = {}
@@ -148,7 +149,8 @@ class CrashIsolation:
             self._write("")
         self.active = bool(self._record.suspects)
         if self.active:
-            suspects, together = len(self._record.suspects), len(self._record.crashed_together)
+            suspects = len(self._record.suspects)
+            together = len(self._record.crashed_together)
             log.warning("isolating a crash", suspects=suspects, crashed_together=together, action="isolate")
         return adopted
 

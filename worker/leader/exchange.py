@@ -47,7 +47,7 @@ from worker.detectors import REPLICA_GONE_S
 from worker.leader.background_call import BackgroundCall
 from worker.leader.request import RunningRequest
 from worker.leader.running_requests import Capacity
-from worker.scheduling.plan import NeededImage
+from worker.scheduling.sequence import NeededImage
 
 log = structlog.get_logger()
 

@@ -93,8 +93,12 @@ class Group:
         check: Callable[[], None],
         address: str,
     ) -> None:
-        self._client, self._lease, self._rank_worker = client, lease, rank_worker
-        self._progress, self._check, self._address = progress, check, address
+        self._client = client
+        self._lease = lease
+        self._rank_worker = rank_worker
+        self._progress = progress
+        self._check = check
+        self._address = address
         self._replies = commands.Replies(blocking, lease, rank_worker.world_size)
         self._background: BackgroundCall[list[AnyReply]] = BackgroundCall("replies")
         self._deadlines = Deadlines()

@@ -25,7 +25,15 @@ from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
-from worker.leader.serving import PEER_FAILED, STEP_FAILED, ChunkSize, Serving, ServingContext, StopSignals
+from worker.leader.serving import (
+    LEAST_TOKENS,
+    PEER_FAILED,
+    STEP_FAILED,
+    ChunkSize,
+    Serving,
+    ServingContext,
+    StopSignals,
+)
 from worker.native.host import thread_count
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
@@ -35,7 +43,7 @@ from worker.repository.pooling.description import pooling_of
 from worker.repository.pooling.gate import is_whole
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.kv_cache import BLOCK_TOKENS
@@ -69,7 +77,18 @@ class LeaderLimits:
 
     token_budget: int = 512
     """Limit of prompt tokens in one step beside its decode rows."""
+    least_chunk: int = LEAST_TOKENS
+    """Smallest chunk of prompts beside decode rows, and the first chunk before a rate is known."""
     max_sequences: int = 256
+
+
+GPU_LIMITS = LeaderLimits(token_budget=2048, least_chunk=512)
+"""A GPU takes as long for one token as for some hundred: it launches the same kernels, and reads the same weights."""
+
+
+def limits_on(device: str) -> LeaderLimits:
+    """The sizes of a step of ranks on such a device."""
+    return LeaderLimits() if device == "cpu" else GPU_LIMITS
 
 
 class Backoff:
@@ -115,13 +134,13 @@ class Leader:
         self._assets = assets
         self._rank_worker = rank_worker
         self._address = address
-        self._limits = limits or LeaderLimits()
+        self._limits = limits or limits_on(rank_worker.device)
         vocabulary = vocabulary_of(assets)
         self._decode = vocabulary.decode
         self._grammars = Grammars(vocabulary.for_grammars, assets.eos_ids)
         self._pooling = pooling_of(files.config)
         self._backoff = Backoff()
-        self._chunk_size = ChunkSize()
+        self._chunk_size = ChunkSize(self._limits.least_chunk)
         self._steps = 0
         self._trying = False
         self._epoch = 0
@@ -215,7 +234,8 @@ class Leader:
                 raise
 
     def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
-        store, images = self._rank_worker.store, self._rank_worker.images
+        store = self._rank_worker.store
+        images = self._rank_worker.images
         shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
         whole = self._pooling is not None and is_whole(self._files.config, self._pooling)
         scheduler = Scheduler(
@@ -294,13 +314,14 @@ class Leader:
         """Raises GroupError where other requests could change an answer although the model must not be served so."""
         backend = self._backend
         if self._spec.deterministic and not (backend is not None and backend.batch_invariant):
-            known = "an older version" if backend is None else "; ".join((*backend.kernels, backend.collective))
-            raise GroupError("load", SettingsError(NOT_DETERMINISTIC.format(known)), [])
+            described = "an older version" if backend is None else "; ".join((*backend.kernels, backend.collective))
+            raise GroupError("load", SettingsError(NOT_DETERMINISTIC.format(described)), [])
 
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know
         of this one before it claims."""
-        name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
+        name = self._spec.name
+        assigned = catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
         if self._rank_worker.images is None:
             assets = msgspec.structs.replace(assets, images=None)

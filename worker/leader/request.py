@@ -13,9 +13,8 @@ from control.messages import FinishReason, GenerationRequest, LogEntry, PromptTo
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
 from worker.engine.scoring import ScoreTarget
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.prediction import Accepted, Prediction
-from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
 log = structlog.get_logger()
 
@@ -81,7 +80,8 @@ class RunningRequest:
         ]
         request = cls(claimed.rid, params, claimed.attempts, sequences)
         request.predicted = [Accepted(prediction) for _ in sequences] if prediction is not None else []
-        request.enqueued_ms, request.claimed_ms = claimed.enqueued_ms, claimed.claimed_ms
+        request.enqueued_ms = claimed.enqueued_ms
+        request.claimed_ms = claimed.claimed_ms
         request.first_ms = claimed.first_ms
         return request
 
@@ -147,8 +147,8 @@ class RunningRequest:
         seq, cached, fingerprint = self._next(choice)
         count = self._follow(self.sequences[choice])
         predicted = count if finish is not None else None
-        told = LogEntry(seq, choice, token, finish, cause, logprobs, cached, None, vector, fingerprint, predicted)
-        self.history.append(told)
+        entry = LogEntry(seq, choice, token, finish, cause, logprobs, cached, None, vector, fingerprint, predicted)
+        self.history.append(entry)
         if finish is not None:
             self.sequences[choice] = None
 

@@ -28,7 +28,7 @@ from worker.leader.group import Group
 from worker.leader.request import RunningRequest, score_targets
 from worker.leader.running_requests import Capacity, RunningRequests
 from worker.rank.heartbeat import Progress
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import StepSampler, StepTokens
 from worker.sampling.vectors import VectorSampler
 from worker.scheduling.scheduler import StepPlan
 from worker.scheduling.sequence import Sequence
@@ -71,17 +71,18 @@ class ChunkSize:
 
     Long chunks are computed at the best rate, but streams, cancels and claims wait for their end. So the size follows
     the measured rate: a step of prompts alone takes PREFILL_S, one with decode rows MIXED_S. Chunks beside decode rows
-    have at least LEAST_TOKENS, from which on the rate is nearly the best.
+    have at least `least`, from which on the rate is nearly the best.
     """
 
+    least: int = LEAST_TOKENS
     _mixed_s: deque[float] = field(default_factory=_recent)
-    """Seconds per prompt token of steps with at least LEAST_TOKENS of them."""
+    """Seconds per prompt token of steps with at least `least` of them."""
     _prefill_s: deque[float] = field(default_factory=_recent)
     """The same of steps without a row that decodes, from SLOW_TOKENS on."""
 
     def observe(self, seconds: float, prompt_tokens: int, decode_rows: int = 0) -> None:
         """Record a finished step. Where it fed few prompt tokens, its time says nothing about them."""
-        if prompt_tokens >= LEAST_TOKENS:
+        if prompt_tokens >= self.least:
             self._mixed_s.append(seconds / prompt_tokens)
         if prompt_tokens >= SLOW_TOKENS and not decode_rows:
             self._prefill_s.append(seconds / prompt_tokens)
@@ -90,14 +91,14 @@ class ChunkSize:
     def mixed(self) -> int:
         """The most prompt tokens of a step that others decode in."""
         if not self._mixed_s:
-            return min(LEAST_TOKENS, self.prefill)
-        return max(min(LEAST_TOKENS, self.prefill), int(MIXED_S / median(self._mixed_s)))
+            return min(self.least, self.prefill)
+        return max(min(self.least, self.prefill), int(MIXED_S / median(self._mixed_s)))
 
     @property
     def prefill(self) -> int:
         """The most prompt tokens of a step that nobody decodes in."""
         if not self._prefill_s:
-            return LEAST_TOKENS
+            return self.least
         return max(SLOW_TOKENS, int(PREFILL_S / median(self._prefill_s)))
 
 
@@ -209,6 +210,7 @@ class Serving:
         if time.monotonic() - self._last_contact > IDLE_PING_S:
             self._group.ping()
             self._progress.idle()
+            self._running.prepare_grammars()
             self._last_contact = time.monotonic()
 
     def give_back(self) -> None:

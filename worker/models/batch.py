@@ -39,7 +39,7 @@ class Row:
     def extent(self) -> Extent:
         return Extent(self.sid, self.offset, len(self.tokens))
 
-    def known(self, accepted: int) -> Extent:
+    def extent_up_to(self, accepted: int) -> Extent:
         """Its tokens up to the last of `accepted` guesses."""
         return Extent(self.sid, self.offset, len(self.tokens) - self.guesses + accepted)
 

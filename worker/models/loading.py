@@ -1,6 +1,6 @@
 """Builds one rank's shard of a model, each parameter read only as far as it is kept.
 
-A model whose forward is C++ is loaded here, without torch. All others are torch_loading.py's, which is imported for
+A model whose forward is C++ is loaded here, without torch. All others are torch/loading.py's, which is imported for
 them alone: torch and transformers take seconds.
 """
 
@@ -18,13 +18,13 @@ import structlog
 from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.config import native_config
 from worker.models.native.forward import native_forward
 from worker.models.native.linear import PackedLinear
 from worker.models.native.loading import NativeLoader
+from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CausalModel, native_meta_model
-from worker.models.native.unsupported import NotNative, require
 from worker.models.served import NativeModel, ServedModel
 from worker.models.shard import Shard
 from worker.native.host import unavailable
@@ -41,7 +41,7 @@ from worker.weights.cache import WeightCache, subject_of
 from worker.weights.quantizer import Quantizer
 
 if TYPE_CHECKING:
-    from worker.models.vision.tower import VisionTower  # it imports torch and transformers
+    from worker.models.torch.vision.tower import VisionTower  # it imports torch and transformers
 
 log = structlog.get_logger()
 
@@ -118,7 +118,7 @@ def _load(
                 return served
             log.warning("loading again with transformers", action="load_again")
     torch_part.check("torch computes this model")
-    from worker.models import torch_loading  # only here: it imports torch
+    from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
     return torch_loading.load(shard, stored, kinds, shapes)
 
@@ -134,16 +134,17 @@ def _may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) ->
 def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCache | None) -> ServedModel | None:
     """`model`, a meta model, as it was kept in `cache`, else filled from the checkpoint and kept there. None where its
     forward can't be C++."""
-    files, group = shard.files, shard.link.collective
+    files = shard.files
+    group = shard.link.collective
     if cache is None or not cache.on or pooling_of(files.config) is not None:
         return _served(shard, _filled(shard, model, threads)[0], threads)
     made_of = fingerprint(files, (shard.storage or shard.dtype).name, shard.quant, shard.dequantize)
     subject = subject_of(files.weights, made_of, shard.quant, group.rank, group.world_size, threads)
-    found: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
-    if found is not None:
-        if found[1] is not None:
-            found[1].report()
-        return _served(shard, found[0], threads)
+    cached: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
+    if cached is not None:
+        if cached[1] is not None:
+            cached[1].report()
+        return _served(shard, cached[0], threads)
     filled = _filled(shard, model, threads)
     served = _served(shard, filled[0], threads)
     if served is not None:
@@ -189,7 +190,7 @@ def _served(shard: Shard, model: CausalModel, threads: Threads) -> ServedModel |
 def _pooled(shard: Shard, model: CausalModel, threads: Threads, pooling: Pooling) -> ServedModel | None:
     """A model whose hidden states make a vector or a score. Its logits become the hidden states after the last norm:
     its head is the identity, whose products are exact."""
-    from worker.models.torch_loading import causal_pooler  # only here: torch pools
+    from worker.models.torch.loading import causal_pooler  # only here: torch pools
 
     width = model.config.hidden_size
     layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
@@ -205,7 +206,7 @@ def _tower(shard: Shard, model: CausalModel) -> VisionTower | None:
     """The image part, where there is one."""
     if part_of(shard.files.config) is None:
         return None
-    from worker.models.torch_loading import tower_of  # only here: the tower is torch's
+    from worker.models.torch.loading import tower_of  # only here: the tower is torch's
 
     return tower_of(shard, model)
 
@@ -221,7 +222,7 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     except NotNative:
         is_native = False
     if not is_native or pooling_of(config) is not None or part_of(config) is not None:
-        from worker.models import torch_loading  # only here: it imports torch
+        from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
         if not is_native:
             torch_loading.prepare(config, chosen)

@@ -9,7 +9,7 @@ import numpy as np
 
 from control.errors import RankError
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.batch import Batch
 from worker.models.native.forward import Array, NativeForward
@@ -17,8 +17,8 @@ from worker.models.native.modules import CausalModel
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.pooled.pooler import Pooler
-    from worker.models.vision.tower import VisionTower
+    from worker.models.torch.pooled.pooler import Pooler
+    from worker.models.torch.vision.tower import VisionTower
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -44,9 +44,14 @@ class ServedModel:
     ) -> None:
         """`config`: transformers', or one with its names. `pooler` makes a vector of what the forward gives for a
         sequence, its hidden states; `tower` is that of a model that takes images."""
-        self._config, self._link, self._pooler, self.tower = config, link, pooler, tower
-        self.cache_layout, self.vocab_size = cache_layout, vocab_size
-        self.dtype, self.device = cache_layout.dtype, cache_layout.device
+        self._config = config
+        self._link = link
+        self._pooler = pooler
+        self.tower = tower
+        self.cache_layout = cache_layout
+        self.vocab_size = vocab_size
+        self.dtype = cache_layout.dtype
+        self.device = cache_layout.device
 
     @property
     def is_native(self) -> bool:
@@ -146,7 +151,8 @@ class NativeModel(ServedModel):
         tower: VisionTower | None = None,
     ) -> None:
         super().__init__(model.config, link, cache_layout, vocab_size, pooler, tower)
-        self.module, self._native = model, forward
+        self.module = model
+        self._native = forward
         # A tied head and embedding are one table and counted once.
         self.weight_bytes = model.bytes + (0 if tower is None else tower.bytes)
 

@@ -77,11 +77,11 @@ def load(
     with any set of instructions. May take some seconds the first time. A library for this processor does not run on a
     lesser one; it exports `furrow_check`, which takes `shapes` with their count and returns null or the first wrong
     result. `parts` is a set of bits, at least which the library has: the source finds them in FURROW_KINDS."""
-    wanted = parts or 0
+    needed = parts or 0
     with _lock:
         here = _libraries.setdefault(source, [])
         for had, loaded in here:
-            if (had & wanted == wanted) if loaded is not None else (had & wanted == had):
+            if (had & needed == needed) if loaded is not None else (had & needed == had):
                 return loaded
         had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
         here.append((had, loaded))
@@ -169,23 +169,23 @@ def _load(
 ) -> tuple[int, ctypes.CDLL | None]:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
-    wanted, stem = parts or 0, _stem(source, more_flags)
+    needed, stem = parts or 0, _stem(source, more_flags)
     name = f"{stem}.so" if parts is None else f"{stem}-{parts:x}.so"
     refused = (cache_files.folder("compiled") / name).with_suffix(".refused")
-    kept = _kept(stem, wanted)
-    if kept is None:
+    compiled = _kept(stem, needed)
+    if compiled is None:
         if refused.exists():
             raise CheckFailed(refused.read_text().strip())
         if compiler is None:
-            return wanted, None
+            return needed, None
         try:
             folder = cache_files.folder("compiled")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:  # a home that can't be written to: compiled anew by each process
             folder = None
         with _alone(folder), tempfile.TemporaryDirectory(prefix="compile-", dir=folder) as scratch:
-            kept = _kept(stem, wanted)
-            if kept is None:  # else another process compiled it meanwhile
+            compiled = _kept(stem, needed)
+            if compiled is None:  # else another process compiled it meanwhile
                 fresh = Path(scratch) / name
                 _compile(source, compiler, more_flags, parts, fresh)
                 if more_flags and (reason := failure(fresh, shapes)):
@@ -193,11 +193,11 @@ def _load(
                         refused.write_text(f"{reason}\n")
                     raise CheckFailed(reason)
                 if folder is None:
-                    return wanted, ctypes.CDLL(str(fresh))
-                kept = wanted, fresh.replace(folder / name)  # whole or not at all
+                    return needed, ctypes.CDLL(str(fresh))
+                compiled = needed, fresh.replace(folder / name)  # whole or not at all
                 if shapes:
                     _verdict(folder / name, shapes).write_text("")
-    had, built = kept
+    had, built = compiled
     if shapes:
         _check_kept(built, shapes)
     cache_files.mark_used(built)
@@ -224,13 +224,13 @@ def _compile(source: Path, compiler: str, more_flags: tuple[str, ...], parts: in
     subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_WITHIN_S)
 
 
-def _kept(stem: str, wanted: int) -> tuple[int, Path] | None:
-    """The smallest library in the cache that has the parts `wanted`, after its parts."""
-    found: list[tuple[int, Path]] = []
+def _kept(stem: str, needed: int) -> tuple[int, Path] | None:
+    """The smallest library in the cache that has the parts `needed`, after its parts."""
+    libraries: list[tuple[int, Path]] = []
     for path in cache_files.folder("compiled").glob(f"{stem}*.so"):
         parts = path.stem[len(stem) + 1 :]
-        found.append((int(parts, 16) if parts else 0, path))
-    having = [(parts.bit_count(), parts, path) for parts, path in found if parts & wanted == wanted]
+        libraries.append((int(parts, 16) if parts else 0, path))
+    having = [(parts.bit_count(), parts, path) for parts, path in libraries if parts & needed == needed]
     return min(having)[1:] if having else None
 
 
@@ -291,6 +291,6 @@ def _alone(folder: Path | None) -> Generator[None]:
 
 def _processor() -> str:
     """The kind of processor and all that it can do, which a cluster's shared home may meet several of."""
-    kept = ("model name", "flags", "Features", "CPU part")
+    fields = ("model name", "flags", "Features", "CPU part")
     lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith(kept))
+    return "\n".join(line for line in lines if line.startswith(fields))

@@ -24,11 +24,11 @@ INSTEAD = "Leave it out: torch then computes in float32, several times slower."
 INSTALL = "Install one on this host (`apt-get install g++`), then run `furrow models reload`."
 
 
-def check_host(asked: str, remedy: str) -> None:
-    """Raise SettingsError naming `asked`, which only C++ computes, and `remedy`, where this host can't run it."""
+def check_host(option: str, remedy: str) -> None:
+    """Raise SettingsError naming `option`, which only C++ computes, and `remedy`, where this host can't run it."""
     if (reason := unavailable()) is not None:
         install = f"{INSTALL} Or: " if reason == compiled.NO_COMPILER else ""
-        raise SettingsError(f"{asked} is computed in C++ only, but {reason}. {install}{remedy}")
+        raise SettingsError(f"{option} is computed in C++ only, but {reason}. {install}{remedy}")
 
 
 def unavailable() -> str | None:

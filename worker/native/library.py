@@ -237,7 +237,7 @@ class Place(ctypes.Structure):
     _fields_ = [("first", c_int64), ("step", c_int64)]
 
 
-class Delta(ctypes.Structure):
+class RecurrentLayer(ctypes.Structure):
     _fields_ = [
         ("projections", Linear),
         ("rates", Linear),
@@ -281,7 +281,7 @@ class Layer(ctypes.Structure):
         ("window", c_int64),
         ("rotary", c_int64),
         ("mixture", c_int64),
-        ("delta", c_int64),
+        ("recurrent", c_int64),
         ("shared_heads", c_int64),
         ("head_dim", c_int64),
         ("stored", c_int32),
@@ -311,8 +311,8 @@ class Model(ctypes.Structure):
         ("rotary_count", c_int64),
         ("mixtures", c_void_p),
         ("mixture_count", c_int64),
-        ("deltas", c_void_p),
-        ("delta_count", c_int64),
+        ("recurrent", c_void_p),
+        ("recurrent_count", c_int64),
         ("output_gate", c_int32),
         ("attention_scale", c_float),
         ("attention_cap", c_float),

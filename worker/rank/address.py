@@ -16,9 +16,9 @@ from control.replies import Pong
 def rendezvous_address(client: SyncRedis) -> str:
     """FURROW_ADDRESS if set, else the local address of the connection to Redis, which is 127.0.0.1 for a private
     server. Raises RedisUnavailable."""
-    told = os.environ.get("FURROW_ADDRESS")
-    if told:
-        return told
+    address = os.environ.get("FURROW_ADDRESS")
+    if address:
+        return address
     place = endpoint(client)
     if place is None:
         return "127.0.0.1"

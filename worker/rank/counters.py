@@ -81,14 +81,14 @@ class Counters:
         self._cells[PID] = pid
 
 
-def share_folder(kept: Mapping[str, Any]) -> Path:
-    """Name the folder for the ranks that this agent starts: the one that its supervisor has `kept`, or a new one.
+def share_folder(records: Mapping[str, Any]) -> Path:
+    """Name the folder for the ranks that this agent starts: the one in the `records` of its supervisor, or a new one.
 
     It is in shared memory where there is such, and its name has the supervisor's pid. Those that nobody uses any more
     are deleted.
     """
-    folder = Path(kept.get(FOLDER_KEY) or "")
-    if FOLDER_KEY not in kept or not folder.is_dir():
+    folder = Path(records.get(FOLDER_KEY) or "")
+    if FOLDER_KEY not in records or not folder.is_dir():
         root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
         for left in root.glob(f"{_PREFIX}*"):
             if _is_stale(left):
@@ -104,9 +104,9 @@ def forget_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def forget_unused(kept: Mapping[str, Any]) -> None:
+def forget_unused(records: Mapping[str, Any]) -> None:
     """Delete the folder of an agent that did not start, if it has made one: no rank and no later agent has it."""
-    if (folder := os.environ.get(FOLDER_VARIABLE)) and FOLDER_KEY not in kept:
+    if (folder := os.environ.get(FOLDER_VARIABLE)) and FOLDER_KEY not in records:
         forget_folder(Path(folder))
 
 

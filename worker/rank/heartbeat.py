@@ -377,7 +377,7 @@ class Heartbeat:
         if self._world_size == 1:
             return False
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)
-        known, self._others = (
+        before, self._others = (
             self._others,
             {
                 rank: (beat.seq, beat.progress)
@@ -385,7 +385,7 @@ class Heartbeat:
                 if rank != self._rank and beat is not None and beat.epoch == self._epoch
             },
         )
-        return any(rank in known and known[rank] != how_far for rank, how_far in self._others.items())
+        return any(rank in before and before[rank] != how_far for rank, how_far in self._others.items())
 
     def _watch(self) -> None:
         poison = health.read_poison(self._client, self._model, self._replica)

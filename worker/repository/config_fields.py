@@ -118,43 +118,43 @@ def _check_value(name: str, value: Any, family: Family) -> None:
 def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     """One id or a list of them; None where there is none."""
     value = source.get(name)
-    given: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+    values: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
     if value is None:
         return None
-    if not all(_is_whole(one) and 0 <= one <= LARGEST for one in given):
+    if not all(_is_whole(one) and 0 <= one <= LARGEST for one in values):
         raise _wrong(name, value, "a token id or a list of them")
-    return given
+    return values
 
 
 def _check_layers(config: dict[str, Any]) -> None:
     """Each layer has a kind that is known, and a window where it needs one."""
-    given, layers = config.get("layer_types"), config["num_hidden_layers"]
-    if given is None:
+    kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
         return
-    if not isinstance(given, list) or len(cast(list[Any], given)) != layers:
-        raise _wrong("layer_types", given, f"a list of num_hidden_layers = {layers} kinds")
-    for kind in cast(list[Any], given):
+    if not isinstance(kinds, list) or len(cast(list[Any], kinds)) != layers:
+        raise _wrong("layer_types", kinds, f"a list of num_hidden_layers = {layers} kinds")
+    for kind in cast(list[Any], kinds):
         if kind not in (SLIDING, FULL):
             raise UnsupportedArchitecture(
                 f"config.json has a layer of type {_shown(kind)} in layer_types. Served are {SLIDING} and {FULL}."
             )
     off = config.get("use_sliding_window") is False
-    if SLIDING in given and not off and "sliding_window" in config and not config["sliding_window"]:
+    if SLIDING in kinds and not off and "sliding_window" in config and not config["sliding_window"]:
         raise _wrong("sliding_window", config["sliding_window"], f"a width, as layer_types has {SLIDING},")
 
 
 def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
-    given = config.get("per_layer_config")
+    by_layer = config.get("per_layer_config")
     if family.heads_by_layer is None:
-        if given is not None:
+        if by_layer is not None:
             raise UnsupportedArchitecture(
-                f"config.json has per_layer_config = {_shown(given)}, which model type '{config.get('model_type')}' is "
-                "not served with."
+                f"config.json has per_layer_config = {_shown(by_layer)}, which model type "
+                f"'{config.get('model_type')}' is not served with."
             )
         return
-    if given is not None and not isinstance(given, dict):
-        raise _wrong("per_layer_config", given, "an object")
-    for layer, fields in cast(dict[str, Any], given or {}).items():
+    if by_layer is not None and not isinstance(by_layer, dict):
+        raise _wrong("per_layer_config", by_layer, "an object")
+    for layer, fields in cast(dict[str, Any], by_layer or {}).items():
         # transformers writes the numbers of a model with more than ten layers as 00, 01 and so on.
         if not (layer.isascii() and layer.isdigit() and len(layer) < 9 and int(layer) < config["num_hidden_layers"]):
             raise _wrong("per_layer_config", layer, f"a layer below num_hidden_layers = {config['num_hidden_layers']}")
@@ -191,11 +191,11 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     count, chosen = numbers.values()
     if count and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
-    groups, kept = config.get("n_group"), config.get("topk_group")
+    groups, chosen_groups = config.get("n_group"), config.get("topk_group")
     if groups is not None and count % groups:
         raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
-    if groups is not None and kept is not None and kept > groups:
-        raise _wrong("topk_group", kept, f"at most n_group = {groups}")
+    if groups is not None and chosen_groups is not None and chosen_groups > groups:
+        raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
 
 
 def _check_rope(config: dict[str, Any], family: Family) -> None:

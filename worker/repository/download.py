@@ -80,10 +80,10 @@ def download_here(repository: str, revision: str, cache: str, gguf: str) -> int:
         print(json.dumps(word), flush=True)
 
     try:
-        found = source.download(
+        folder = source.download(
             repository, revision, Path(cache), lambda progress: say(**progress._asdict()), gguf or None
         )
-        say(folder=str(found))
+        say(folder=str(folder))
     except ModelFilesError as error:
         say(error=str(error), kind=type(error).__name__)
         return 1

@@ -144,6 +144,6 @@ def _weight_files(folder: Path) -> list[Path]:
         return files
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
-    found = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
-    there = f" There is {', '.join(found)}, which is not read." if found else ""
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".gguf", ".pt"})
+    there = f" There is {', '.join(others)}, which is not read." if others else ""
     raise ModelFilesAway(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.{there}")

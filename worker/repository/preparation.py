@@ -152,16 +152,16 @@ class Preparations:
             return None
         else:
             del self._by_place[place]
-            known = isinstance(outcome, FurrowError)
+            expected = isinstance(outcome, FurrowError)
             log.error(
                 "assignment refused",
                 model=place[0],
                 error=str(outcome),
-                exc_info=None if known else outcome,
+                exc_info=None if expected else outcome,
                 action="prepare_model",
             )
             tries = f" Tried {one.attempts} times." if one.attempts > 1 else ""
-            return (str(outcome) if known else repr(outcome)) + tries
+            return (str(outcome) if expected else repr(outcome)) + tries
         return outcome
 
     def leave(self, place: tuple[str, str]) -> None:

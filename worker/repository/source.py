@@ -179,11 +179,11 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
     root = _folder(repository, cache)
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    found = _in_folder(root / "snapshots" / commit, gguf)
-    files = inspect(found, images=False)
+    place = _in_folder(root / "snapshots" / commit, gguf)
+    files = inspect(place, images=False)
     if files.gguf is not None:
         check_described(files.gguf)
-    return found
+    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +227,13 @@ class _Hub:
         from huggingface_hub import list_repo_files
 
         try:
-            found = list_repo_files(self.repository, revision=self.revision)
+            files = list_repo_files(self.repository, revision=self.revision)
         except Exception as error:
             kind = ModelFilesError if _is_final(error) else HubUnreachable
             raise kind(
                 f"The files of {self.repository} at {self.revision} can't be listed ({type(error).__name__}): {error}"
             ) from error
-        return [name for name in found if name.lower().endswith(".gguf")]
+        return [name for name in files if name.lower().endswith(".gguf")]
 
 
 def _is_final(error: Exception) -> bool:

@@ -53,9 +53,9 @@ def check(reason: str | None) -> None:
 
 def _requirements() -> list[str]:
     """The packages of the extra, with their versions; empty where Furrow was not installed as a package."""
-    wanted = re.compile(rf"""([^;]+?)\s*;\s*extra == ['"]{EXTRA}['"]""")
+    of_the_extra = re.compile(rf"""([^;]+?)\s*;\s*extra == ['"]{EXTRA}['"]""")
     try:
         lines = importlib.metadata.requires("furrow") or ()
     except importlib.metadata.PackageNotFoundError:
         lines = ()
-    return [match[1] for match in map(wanted.fullmatch, lines) if match]
+    return [match[1] for match in map(of_the_extra.fullmatch, lines) if match]

@@ -79,8 +79,8 @@ def family_of(config: dict[str, Any]) -> Family:
 
 def kv_heads(config: dict[str, Any]) -> int:
     """Key-value heads of the whole model, before any division."""
-    given = config.get("num_key_value_heads", family_of(config).kv_heads)
-    return number(config, "num_attention_heads") if given is None else int(given)
+    heads = config.get("num_key_value_heads", family_of(config).kv_heads)
+    return number(config, "num_attention_heads") if heads is None else int(heads)
 
 
 def layer_kv_heads(config: dict[str, Any]) -> list[int]:
@@ -118,8 +118,8 @@ def context_length(config: dict[str, Any]) -> int:
 def eos_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> list[int]:
     """Every id that ends an answer: generation_config.json's, else config.json's."""
     for source in (generation_config, config):
-        if (given := token_ids(source, "eos_token_id")) is not None:
-            return given
+        if (ids := token_ids(source, "eos_token_id")) is not None:
+            return ids
     return []
 
 
@@ -165,17 +165,17 @@ def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
 
 
 def _check_recurrence(config: dict[str, Any], tp: int) -> None:
-    found = recurrence(config)
-    if found is None:
+    recurrent = recurrence(config)
+    if recurrent is None:
         return
-    if (width := sum(found.regions)) > config_fields.LARGEST:
+    if (width := sum(recurrent.regions)) > config_fields.LARGEST:
         raise ModelFilesError(
             f"config.json has sizes by which a recurrent layer has {width} inner channels; at most "
             f"{config_fields.LARGEST} are served."
         )
-    count, what = found.shared
-    if isinstance(found, Mamba):
-        found.check_groups(tp)
+    count, what = recurrent.shared
+    if isinstance(recurrent, Mamba):
+        recurrent.check_groups(tp)
     if count % tp:
         raise UnsupportedArchitecture(f"{count} {what} can't be divided among {tp} ranks. {_remedy(count)}")
 

@@ -8,18 +8,24 @@ report them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Set
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from control.messages import Sampling, TokenLogprobs
+from control.text.text import Decode
+from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.native import library
-from worker.native.library import NO_TOKEN_LEFT, Threads
+from worker.native.library import NO_TOKEN_LEFT, NOT_FINITE, Threads
+from worker.sampling.constraints import Constraints, TokenConstraints
 from worker.sampling.noise import row_key
+from worker.scheduling.sequence import Sequence
 
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
@@ -37,7 +43,7 @@ class SamplingRow:
     output: list[int]
     guessed: tuple[int, ...] = ()
     """Tokens after `output` that the row supposes."""
-    forbidden: Sequence[int] = ()
+    forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
@@ -103,7 +109,7 @@ class Sampler:
         self._threads = threads
 
     def sample(
-        self, logits: NDArray[np.float32], rows: Sequence[SamplingRow], best: list[int] | None = None
+        self, logits: NDArray[np.float32], rows: list[SamplingRow], best: list[int] | None = None
     ) -> list[Sampled]:
         """One token for each row of `logits` [rows, vocabulary] (finite; not changed). `best` are their argmaxima where
         the caller has them. Raises NoTokenLeft, and ValueError for a forced token that is none."""
@@ -114,12 +120,12 @@ class Sampler:
         sampled = [Sampled(token) for token in best]
         others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
-            structs, kept = (library.Sampled * len(others))(), list[Any]()
+            structs, arrays = (library.Sampled * len(others))(), list[Any]()
             for index, struct in zip(others, structs, strict=True):
                 struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
-                kept.append(_fill(struct, rows[index]))
+                arrays.append(_fill(struct, rows[index]))
             self._threads.sample(structs)
-            for index, struct, (ranks, rankings, *_) in zip(others, structs, kept, strict=True):
+            for index, struct, (ranks, rankings, *_) in zip(others, structs, arrays, strict=True):
                 if struct.token == NO_TOKEN_LEFT:
                     raise NoTokenLeft
                 sampled[index] = _result(struct, ranks, rankings)
@@ -131,13 +137,13 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
     probabilities."""
     sampling = row.sampling
     ranked = -1 if sampling.logprobs is None else min(sampling.logprobs, struct.vocabulary)
-    kept: list[NDArray[Any]] = [np.empty(max(ranked, 0), np.int64), np.empty(max(ranked, 0), np.float32)]
+    arrays: list[NDArray[Any]] = [np.empty(max(ranked, 0), np.int64), np.empty(max(ranked, 0), np.float32)]
 
     def place(values: Iterable[float], dtype: type = np.int64) -> tuple[int, int]:
-        kept.append(np.array(list(values), dtype))
-        return kept[-1].ctypes.data, len(kept[-1])
+        arrays.append(np.array(list(values), dtype))
+        return arrays[-1].ctypes.data, len(arrays[-1])
 
-    struct.ranked, struct.ranks, struct.rankings = ranked, kept[0].ctypes.data, kept[1].ctypes.data
+    struct.ranked, struct.ranks, struct.rankings = ranked, arrays[0].ctypes.data, arrays[1].ctypes.data
     if row.forced is not None and not 0 <= row.forced < struct.vocabulary:
         raise ValueError(f"the forced token {row.forced} is not among the {struct.vocabulary} of the vocabulary")
     struct.forced = -1 if row.forced is None else row.forced
@@ -158,9 +164,9 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
         stops = sampling.stop_ids if row.must_go_on else ()
         struct.forbidden, struct.forbidden_count = place([*row.forbidden, *stops])
     if row.allowed is not None:
-        kept.append(row.allowed)
+        arrays.append(row.allowed)
         struct.allowed, struct.allowed_bytes = row.allowed.ctypes.data, len(row.allowed)
-    return kept
+    return arrays
 
 
 def _result(struct: library.Sampled, ranks: NDArray[np.int64], rankings: NDArray[np.float32]) -> Sampled:
@@ -194,3 +200,220 @@ def describe(row: NDArray[Any]) -> LogitsHealth:
         max=float(finite.max()) if finite.size else None,
         mean=float(finite.mean()) if finite.size else None,
     )
+
+
+log = structlog.get_logger()
+
+NOT_SAMPLED = "its token could not be sampled; the server's log has the cause"
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """A token for each row of a forward, and what the ids alone don't tell."""
+
+    ids: list[int]
+    """NO_TOKEN where one could not be sampled, REJECTED in the rows after a wrong guess."""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """Log probabilities of the rows that asked for them, by index."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Reasons why rows have no token, by index."""
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """Results of rows that are inputs, by index."""
+
+
+class StepSampler:
+    def __init__(self, on_device: bool | None = None, decode: Decode | None = None) -> None:
+        """`decode` finds the marks of a reasoning that are no tokens of their own."""
+        self._constraints = Constraints(decode)
+        self.on_device = on_device
+        """True if tokens are computed without waiting in between; None: where logits are on a GPU."""
+
+    def begin(self, rows: list[Sequence], forward: Forward) -> PendingTokens:
+        """Begin to sample a token for each of `rows`, which are those of the forward: a sequence with guesses as it is
+        before them and after each. Raises ValueError where they are not."""
+        sids = [row.sid for row in rows]
+        if forward.sids != sids:
+            raise ValueError(f"the engine samples rows {forward.sids}, the plan {sids}")
+        if self.on_device is None:
+            self.on_device = forward.threads is None and forward.logits.is_cuda
+        # Where the forward runs on a GPU still, filling the masks costs no time.
+        constraints, failed = self._constraints.of(rows)
+        pending = PendingTokens(rows, self._logits_of(forward), constraints, failed)
+        if self.on_device:
+            pending.launch()
+        return pending
+
+    @staticmethod
+    def _logits_of(forward: Forward) -> StepLogits:
+        if forward.threads is not None:
+            return HostLogits(forward.logits, forward.threads)
+        from worker.sampling.torch.sampler import TensorLogits  # only where torch runs the forward
+
+        return TensorLogits(forward.logits)
+
+
+class StepLogits(Protocol):
+    """The logits of a forward's rows, and the way to sample them."""
+
+    on_device: Any
+    """The tokens where only the device has them: the next step can be launched with them before they have arrived."""
+
+    def launch(self, rows: list[SamplingRow]) -> None:
+        """Launch the sampling of all rows on the device; nothing where a row needs another way."""
+        ...
+
+    def arrived(self) -> list[int] | None:
+        """The tokens that were launched, once the host has them; None if none were."""
+        ...
+
+    def inspect(self) -> dict[int, LogitsHealth]:
+        """Reports of those rows that are not finite throughout, by row index."""
+        ...
+
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+        """A token for each of the rows `indices`. Raises NoTokenLeft."""
+        ...
+
+
+class HostLogits:
+    """Float32 logits [rows, vocabulary] in the host's memory, which the model's threads sample."""
+
+    on_device = None
+
+    def __init__(self, logits: NDArray[np.float32], threads: Threads) -> None:
+        self._logits = logits
+        self._sampler, self._threads = Sampler(threads), threads
+        self._best: list[int] = []
+
+    def launch(self, rows: list[SamplingRow]) -> None:
+        """Do nothing: they are sampled at once."""
+
+    def arrived(self) -> None:
+        return None
+
+    def inspect(self) -> dict[int, LogitsHealth]:
+        """One read finds the most probable tokens too."""
+        self._best = self._threads.best_tokens(self._logits)
+        return {index: describe(self._logits[index]) for index, best in enumerate(self._best) if best == NOT_FINITE}
+
+    def sample(self, indices: list[int], rows: list[SamplingRow]) -> list[Sampled]:
+        whole = len(indices) == len(self._logits)
+        return self._sampler.sample(
+            self._logits if whole else self._logits[indices], rows, [self._best[index] for index in indices]
+        )
+
+
+class PendingTokens:
+    """The tokens of one forward's rows. On a GPU they are under way, and the host has not waited for them."""
+
+    def __init__(
+        self, rows: list[Sequence], logits: StepLogits, constraints: TokenConstraints, failed: Set[int] = frozenset()
+    ) -> None:
+        """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
+        self._rows, self._logits, self._constraints = rows, logits, constraints
+        self._outcome = StepTokens([NO_TOKEN] * len(rows))
+        self._unfit = self._without_a_token()
+        for index in failed - self._unfit:
+            self._unfit.add(index)
+            self._fail(index, NOT_SAMPLED)
+
+    @property
+    def on_device(self) -> Any:
+        """The tokens where only the device has them: the next step can be launched with them before `wait`."""
+        return self._logits.on_device
+
+    def launch(self) -> None:
+        """Launch the sampling of all rows on the device; nothing where a row needs another way."""
+        if not self._rows or self._unfit:
+            return
+        try:
+            self._logits.launch(self._sampling_rows(range(len(self._rows))))
+        except Exception:
+            log.exception("could not sample a step at once", action="sample")
+
+    def wait(self) -> StepTokens:
+        """The tokens, once the host has them. Rows that were not launched, or are sick, are sampled here."""
+        tokens = self._logits.arrived()
+        if tokens is not None and NOT_FINITE not in tokens:
+            self._outcome.ids = tokens
+            self._reject()
+            return self._outcome
+        if self._rows:
+            self._sample_here()
+            self._reject()
+        return self._outcome
+
+    def _reject(self) -> None:
+        """Drop the tokens that were sampled after a wrong guess. A row after a guess that could not be sampled is
+        dropped too: the next step has it without a guess, and says why."""
+        ids = self._outcome.ids
+        for index, row in enumerate(self._rows):
+            if row.guessed and (ids[index - 1] != row.guessed[-1] or ids[index] == NO_TOKEN):
+                ids[index] = REJECTED
+
+    def _sample_here(self) -> None:
+        """Sample the rows with as many waits for the device as they need."""
+        sick = self._logits.inspect()
+        for index, report in sick.items():
+            self._fail(index, f"the model produced logits that are not finite: {report}")
+        healthy = [index for index in range(len(self._rows)) if index not in sick and index not in self._unfit]
+        for index, token in zip(healthy, self._tokens(healthy), strict=True):
+            self._outcome.ids[index] = token
+
+    def _without_a_token(self) -> set[int]:
+        """Indices of the rows whose grammar has failed: no token could follow."""
+        failed: set[int] = set()
+        for index, row in enumerate(self._rows):
+            if row.constraint is not None and row.constraint.failure:
+                failed.add(index)
+                self._fail(index, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
+        return failed
+
+    def _tokens(self, indices: list[int]) -> list[int]:
+        """The tokens of these rows."""
+        if not indices:
+            return []
+        try:
+            return self._sample(indices)
+        except Exception as error:
+            if len(indices) == 1 and isinstance(error, NoTokenLeft):
+                self._fail(indices[0], NoTokenLeft.message)
+                return [NO_TOKEN]
+            if len(indices) == 1:
+                log.exception("could not sample a row", rid=self._rows[indices[0]].rid, action="sample")
+                self._fail(indices[0], NOT_SAMPLED)
+                return [NO_TOKEN]
+        # A fault in one row's parameters must not reach its neighbours: sample each alone.
+        return [token for index in indices for token in self._tokens([index])]
+
+    def _sample(self, indices: list[int]) -> list[int]:
+        sampled = self._logits.sample(indices, self._sampling_rows(indices))
+        for index, choice in zip(indices, sampled, strict=True):
+            if choice.logprobs is not None:
+                self._outcome.logprobs[index] = choice.logprobs
+        return [choice.token for choice in sampled]
+
+    def _sampling_rows(self, indices: Iterable[int]) -> list[SamplingRow]:
+        rows = self._rows
+        constraints = self._constraints
+        return [
+            SamplingRow(
+                sampling=rows[index].sampling,
+                seed=int(rows[index].sampling.seed),
+                choice=rows[index].choice,
+                position=rows[index].position,
+                prompt=rows[index].prompt,
+                output=rows[index].output,
+                guessed=rows[index].guessed,
+                forbidden=constraints.forbidden.get(index, ()),
+                forced=constraints.forced.get(index),
+                allowed=constraints.allowed.get(index),
+            )
+            for index in indices
+        ]
+
+    def _fail(self, index: int, why: str) -> None:
+        self._outcome.failures[index] = why
+        row = self._rows[index]
+        if not row.guessed:
+            log.error("a row failed", rid=row.rid, choice=row.choice, error=why, action="sample")

@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from worker.engine.step import NO_TOKEN, Forward
-from worker.sampling.step_sampler import StepTokens
+from worker.sampling.sampler import StepTokens
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from worker.scheduling.kv_cache import KVMemory
-from worker.scheduling.plan import StepPlan
-from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 from worker.scheduling.shares import PrefillTurns, Shares
 
 GROWTH_TOKENS = 16

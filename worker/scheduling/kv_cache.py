@@ -15,8 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from control.commands import Prefix
-from worker.scheduling.plan import StepPlan
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK_TOKENS = 64
 """The shortest prefix that is looked for: copying it costs a step more than computing a few tokens would."""
@@ -239,7 +238,7 @@ class PrefixCache:
         return list(self._kept)
 
     @property
-    def known(self) -> set[int]:
+    def followed(self) -> set[int]:
         return set(self._sequences)
 
     def is_kept(self, sid: int) -> bool:
@@ -446,7 +445,7 @@ class KVMemory:
 
     def preempt(self, sequence: Sequence) -> None:
         """As `end`, for a sequence that goes on under another sid, and may begin with what it left."""
-        if sequence.sid in self.prefixes.known:
+        if sequence.sid in self.prefixes.followed:
             # The index keeps the context as it is now, while the sequence grows.
             self.prefixes.follow(replace(sequence, output=list(sequence.output), blocks=list(sequence.blocks)))
         self.end(sequence)
@@ -463,8 +462,8 @@ class KVMemory:
             self._left.append(sid)
 
     def forget_kept(self) -> None:
-        for kept in self.prefixes.kept:
-            self.forget(kept)
+        for sid in self.prefixes.kept:
+            self.forget(sid)
 
     def add_changes(self, plan: StepPlan) -> None:
         """Write into the plan what the ranks shall keep and forget."""

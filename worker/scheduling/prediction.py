@@ -42,8 +42,8 @@ class Prediction:
     def tokens(self) -> Tokens:
         """The end of the prompt and the predicted tokens."""
         # From a list of 100,000 `fromiter` takes two thirds of the time of `array`.
-        given = [np.fromiter(part, dtype=np.int32, count=len(part)) for part in (self._before, self.predicted)]
-        return np.concatenate(given)
+        parts = [np.fromiter(part, dtype=np.int32, count=len(part)) for part in (self._before, self.predicted)]
+        return np.concatenate(parts)
 
     def starts(self, gram: Sequence[int]) -> Places:
         """Where in `tokens` the n-gram begins, in ascending order."""
@@ -85,8 +85,8 @@ class Prediction:
     def after(self, place: int, gram: Sequence[int]) -> int | None:
         """The first place of the predicted tokens from `place` on where `gram` begins; None if there is none."""
         starts, begin = self.starts(gram), len(self._before)
-        found = int(starts.searchsorted(begin + place)) if len(starts) else 0
-        return int(starts[found]) - begin if found < len(starts) else None
+        first = int(starts.searchsorted(begin + place)) if len(starts) else 0
+        return int(starts[first]) - begin if first < len(starts) else None
 
 
 class Accepted:

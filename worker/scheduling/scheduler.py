@@ -17,8 +17,7 @@ from control.errors import RequestTooLarge
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup
-from worker.scheduling.plan import StepPlan
-from worker.scheduling.sequence import Flow, Sequence, SequenceState
+from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
 __all__ = ["Scheduler", "StepPlan"]
 
@@ -260,21 +259,22 @@ class Scheduler:
         """Raise RuntimeError naming what contradicts itself; cheap enough for every idle moment."""
         account = self._account
         running = self._running
-        kept = self._prefixes.kept
+        cached = self._prefixes.kept
         resident = self._memory.resident
         arrivals: dict[Flow, list[int]] = {}
         for sequence in [*running.values(), *self._waiting]:
             arrivals.setdefault(sequence.flow, []).append(sequence.arrival)
         holders = account.holders
         copies = account.state_tokens * sum(account.snapshots.values())
-        all_known = [*running.values(), *map(self._prefixes.sequence, kept)]
+        of_cached = sum(holders.get(sid, 0) for sid in cached) + copies
+        all_known = [*running.values(), *map(self._prefixes.sequence, cached)]
         snapshots = {one.sid: len(one.snapshots) for one in all_known if one.snapshots}
-        held = running.keys() | set(kept)
+        held = running.keys() | set(cached)
         faults = {
             "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
             "a sequence caches more than it reserved": any(s.cached > holders.get(s.sid, 0) for s in running.values()),
             "the KV account does not add up": sum(holders.values()) + copies != account.used,
-            "the account of kept KV does not add up": sum(holders.get(sid, 0) for sid in kept) + copies != account.kept,
+            "the account of kept KV does not add up": of_cached != account.kept,
             "the copies of recurrent states do not add up": snapshots != account.snapshots,
             "more KV is reserved than there is": account.used > account.capacity,
             "sequences of a flow are out of their order of arrival": any(
@@ -285,7 +285,7 @@ class Scheduler:
                 sequence.state is not SequenceState.WAITING for sequence in self._waiting
             ),
             "the ranks hold a sequence that neither runs nor is kept": not resident <= held,
-            "the ranks don't hold what is kept": not resident >= set(kept),
+            "the ranks don't hold what is kept": not resident >= set(cached),
         }
         present = [fault for fault, true in faults.items() if true] + self._prefixes.check_integrity(set(running))
         if present:

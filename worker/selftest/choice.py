@@ -32,19 +32,14 @@ COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native",)}
 """The kernels of a device, by its type; collectives are tried on the same shapes for all models."""
 _WORKER = Path(__file__).parents[1]
 _SOURCES = (
-    "kv/kernels",
     "kv/base.py",
-    "kv/pages.py",
-    "kv/dense.py",
-    "kv/gathered.py",
-    "kv/trials.py",
-    "models/kernels",
-    "models/layers/trials.py",
+    "kv/torch",
+    "models/torch/kernels",
+    "models/torch/layers/trials.py",
     "collective",
     "native",
     "selftest",
-    "engine/graphs.py",
-    "engine/trials.py",
+    "engine/torch",
 )
 
 
@@ -152,7 +147,7 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in _SOURCES:
         place = _WORKER / name
         files = (
@@ -161,5 +156,5 @@ def _sources() -> str:
             else sorted(path for path in place.rglob("*") if path.suffix in (".py", ".cpp", ".h"))
         )
         for path in files:
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -75,13 +75,13 @@ def read(subject: Subject) -> Record | None:
     """The record of `subject`; None if there is none, or it is damaged."""
     path = cache_files.folder(KIND) / f"{subject.key}.json"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Record)
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if found.subject != subject:
+    if record.subject != subject:
         return None
     cache_files.mark_used(path)
-    return found
+    return record
 
 
 def write(record: Record) -> None:

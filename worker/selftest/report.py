@@ -52,10 +52,10 @@ def _tried(
     tell: Callable[[Result], None],
 ) -> Subject:
     trials = {name: TRIALS[name] for name in names}
-    found = runner.run(Task(str(device), shapes, TOKENS[device.type], True, trials), tell)
+    fresh = runner.run(Task(str(device), shapes, TOKENS[device.type], True, trials), tell)
     subject = choice.subject_of(str(device), shapes, names)
-    records.write(Record(subject, found))
-    results += found
+    records.write(Record(subject, fresh))
+    results += fresh
     return subject
 
 

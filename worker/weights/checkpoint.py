@@ -140,8 +140,8 @@ class Checkpoint(MappedTensors):
         """Raise ModelFilesError naming a weight or bias of the first `layers` layers that was not read: a model without
         it computes something else. Modules named in `unused` may be stored in vain."""
         for name in sorted(self._unread):
-            found = IN_LAYER.search(name)
-            if found is not None and int(found[1]) < layers and not any(f"{one}." in name for one in unused):
+            match = IN_LAYER.search(name)
+            if match is not None and int(match[1]) < layers and not any(f"{one}." in name for one in unused):
                 raise ModelFilesError(
                     f"{self._tensors[name].path} holds {name}, which a model of this config.json does not have, so its "
                     "answers would be wrong. Use the config.json of these weights."

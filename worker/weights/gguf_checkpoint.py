@@ -43,11 +43,11 @@ class GgufCheckpoint(MappedTensors):
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
         one whose blocks a border would cut."""
-        found = self._place(name)
-        if found is None:
+        location = self._place(name)
+        if location is None:
             missing = self._kind.stored_name(name) or name
             raise ModelFilesError(f"{self._model.files[0]} has no tensor {missing}; is it whole?")
-        stored, place, half = found
+        stored, place, half = location
         self._unread.pop(stored, None)
         if (expert := expert_of(name)) is not None:
             place = _slice(stored, place, expert)
@@ -72,7 +72,8 @@ class GgufCheckpoint(MappedTensors):
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
         """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
         with another one."""
-        stored, tensors = self._kind.stored_name(name), self._model.tensors
+        stored = self._kind.stored_name(name)
+        tensors = self._model.tensors
         if stored is None:
             return None
         if stored in tensors:
@@ -113,7 +114,8 @@ class GgufCheckpoint(MappedTensors):
     def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in
         the file."""
-        arch, leaf = self._model.architecture, name.split(".")[-2]
+        arch = self._model.architecture
+        leaf = name.split(".")[-2]
         if not self._kind.permuted or leaf not in ("attn_q", "attn_k"):
             return rows
         heads = self._model.whole(f"{arch}.attention.head_count")

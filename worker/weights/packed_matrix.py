@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from worker.native.library import Matrix, Threads
-from worker.native.zeros import zeros
+from worker.native.memory import zeros
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
 CHUNK = 8192
@@ -37,13 +37,16 @@ class PackedMatrix:
     def __init__(self, parts: Sequence[Weights], inputs: int, kind: Kept, first: int, threads: Threads) -> None:
         """`parts` lie one below the other. Plain numbers (outputs, inputs) are converted to `kind` and packed; stored
         matrices are all of `kind` and of one group."""
-        number, panel = threads.number(kind), threads.library.furrow_panel()
+        number = threads.number(kind)
+        panel = threads.library.furrow_panel()
         self.outputs = sum(part.shape[0] for part in parts)
         self._weights = zeros(threads.library.furrow_matrix_bytes(number, inputs, self.outputs), np.uint8)
         self._scales: NDArray[Any] = zeros(0, np.float32)
         self._sums = zeros(0, np.int32)
         self._zeros: NDArray[Any] = zeros(0, np.uint8)
-        self._first, self._kind, self._group = first, number, 0
+        self._first = first
+        self._kind = number
+        self._group = 0
         grouped = [part for part in parts if isinstance(part, StoredMatrix) and not part.in_blocks]
         if grouped:
             self._group = grouped[0].group
@@ -98,7 +101,8 @@ class PackedMatrix:
         self._describe()
 
     def _pack(self, parts: Sequence[Weights], inputs: int, kind: Kept, threads: Threads) -> None:
-        address, first = ctypes.addressof(self.struct), 0
+        address = ctypes.addressof(self.struct)
+        first = 0
         for part in parts:
             whole = part.codes if isinstance(part, StoredMatrix) else part
             for start in range(0, len(whole), CHUNK):

@@ -46,8 +46,8 @@ def layers(scheme: Scheme, headers: Mapping[str, StoredTensor]) -> dict[str, Qua
             f"{' or '.join(marks)}. Remove quantization_config, or download the checkpoint again."
         )
     read = READERS[scheme.method]
-    found = {module: read(_Tensors(headers, module), scheme) for module in modules}
-    for module, linear in found.items():
+    linears = {module: read(_Tensors(headers, module), scheme) for module in modules}
+    for module, linear in linears.items():
         if module.rpartition(".")[2] in ("lm_head", "embed_tokens", "wte"):
             raise UnsupportedArchitecture(
                 f"{headers[linear.weight].path} holds {linear.weight}: a quantized vocabulary is not supported. "
@@ -58,7 +58,7 @@ def layers(scheme: Scheme, headers: Mapping[str, StoredTensor]) -> dict[str, Qua
                 f"{headers[linear.weight].path} holds {linear.weight} as {linear.kind}, which config.json's "
                 f"quantization_config does not name ({', '.join(sorted(scheme.kinds))})."
             )
-    return found
+    return linears
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class QuantizedLinear:
     rows: int = 1
 
 
-def borders(found: dict[str, QuantizedLinear]) -> tuple[int, ...]:
+def borders(linears: dict[str, QuantizedLinear]) -> tuple[int, ...]:
     """The sizes of the groups of feed-forward layers, at whose multiples the ranks' shares end; the largest first."""
-    groups = {one.group for module, one in found.items() if FEED_FORWARD.search(module) and one.group < one.inputs}
+    groups = {one.group for module, one in linears.items() if FEED_FORWARD.search(module) and one.group < one.inputs}
     return tuple(sorted(groups, reverse=True))
 
 
@@ -86,7 +86,8 @@ class _Tensors:
     """The tensors of one layer."""
 
     def __init__(self, headers: Mapping[str, StoredTensor], module: str) -> None:
-        self._headers, self._module = headers, module
+        self._headers = headers
+        self._module = module
 
     def has(self, leaf: str) -> bool:
         return f"{self._module}.{leaf}" in self._headers

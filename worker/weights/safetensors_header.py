@@ -23,25 +23,26 @@ _OTHER = re.compile(
     r"(?:model\.)?(?:mtp|visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
 )
 _STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
-_TOWER, _INNER = "vision_tower.", "vision_tower.vision_model."
+_TOWER = "vision_tower."
+_INNER = "vision_tower.vision_model."
 
 
 def text_name(stored: str) -> str | None:
     """The name that a tensor of a checkpoint has in the model of its text part; None for a tensor of another part."""
     if _OTHER.match(stored):
         return None
-    found = _TEXT.match(stored)
-    if found is None:
+    match = _TEXT.match(stored)
+    if match is None:
         return stored
-    return f"{'lm_head.' if found['head'] else 'model.'}{stored[found.end() :]}"
+    return f"{'lm_head.' if match['head'] else 'model.'}{stored[match.end() :]}"
 
 
 def image_name(stored: str) -> str | None:
     """The name of a tensor of the image part, without the prefixes of the checkpoint; None for other tensors."""
-    found = _STORED.fullmatch(stored)
-    if found is None:
+    match = _STORED.fullmatch(stored)
+    if match is None:
         return None
-    name = found["name"]
+    name = match["name"]
     return _TOWER + name.removeprefix(_INNER) if name.startswith(_INNER) else name
 
 

@@ -16,79 +16,80 @@ LARGEST = 2**24
 class Fields:
     """The object at `path` of config.json. A field that is null is one that is missing."""
 
-    def __init__(self, given: object, path: str) -> None:
-        """Raises ModelFilesError if `given` is no object."""
-        if not isinstance(given, dict):
-            raise ModelFilesError(f"config.json: {path} must be an object, not {_shown(given)}.")
-        self._given, self.path = cast(dict[str, Any], given), path
+    def __init__(self, value: object, path: str) -> None:
+        """Raises ModelFilesError if `value` is no object."""
+        if not isinstance(value, dict):
+            raise ModelFilesError(f"config.json: {path} must be an object, not {_shown(value)}.")
+        self._values = cast(dict[str, Any], value)
+        self.path = path
 
     def has(self, name: str) -> bool:
-        return self._given.get(name) is not None
+        return self._values.get(name) is not None
 
     def value(self, name: str) -> Any:
-        return self._given.get(name)
+        return self._values.get(name)
 
     def text(self, name: str, default: str) -> str:
-        given = self._given.get(name)
-        if given is not None and not isinstance(given, str):
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
             raise self._wrong(name, "a text")
-        return given or default
+        return value or default
 
     def one_of(self, name: str, allowed: tuple[object, ...], why: str = "") -> Any:
         """The field's value; UnsupportedArchitecture if it is none of `allowed`, compared with its type."""
-        given = self._given.get(name)
-        if not any(given is one or (type(given) is type(one) and given == one) for one in allowed):
+        value = self._values.get(name)
+        if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
             served = ", ".join(_shown(one) for one in allowed if one is not None) or "nothing"
             raise UnsupportedArchitecture(
-                f"config.json has {self.path}.{name} = {_shown(given)}, which is not supported (served: {served}). "
+                f"config.json has {self.path}.{name} = {_shown(value)}, which is not supported (served: {served}). "
                 f"{f'{why}. ' if why else ''}{REMEDY}"
             )
-        return given
+        return value
 
     def empty(self, name: str) -> None:
         """Raises UnsupportedArchitecture for anything but null, {} and []."""
-        if self._given.get(name):
+        if self._values.get(name):
             raise UnsupportedArchitecture(
-                f"config.json has {self.path}.{name} = {_shown(self._given[name])}, which is not supported. {REMEDY}"
+                f"config.json has {self.path}.{name} = {_shown(self._values[name])}, which is not supported. {REMEDY}"
             )
 
     def sizes(self, name: str, count: int) -> Any:
         """A tuple of `count` positive whole numbers."""
-        given = self._given.get(name)
-        if not isinstance(given, list) or len(given) != count or not all(_size(one) for one in given):
+        value = self._values.get(name)
+        if not isinstance(value, list) or len(value) != count or not all(_size(one) for one in value):
             raise self._wrong(name, f"{count} positive whole numbers")
-        return tuple(given)
+        return tuple(value)
 
     def group(self, name: str) -> int:
         """The inputs that share a scale: a multiple of 8, or -1 for all inputs."""
-        given: Any = self._given.get(name)
-        if type(given) is int and (given == -1 or (0 < given <= LARGEST and given % 8 == 0)):
-            return given
+        value: Any = self._values.get(name)
+        if type(value) is int and (value == -1 or (0 < value <= LARGEST and value % 8 == 0)):
+            return value
         raise self._wrong(name, "a positive multiple of 8, or -1")
 
     def object(self, name: str) -> Fields:
-        return Fields(self._given.get(name), f"{self.path}.{name}")
+        return Fields(self._values.get(name), f"{self.path}.{name}")
 
     def objects(self, name: str) -> Iterator[Fields]:
         """The objects of the object `name`, at least one."""
-        given = self._given.get(name)
-        if not isinstance(given, dict) or not given:
+        value = self._values.get(name)
+        if not isinstance(value, dict) or not value:
             raise self._wrong(name, "an object with at least one group")
-        for key, one in given.items():
+        for key, one in value.items():
             yield Fields(one, f"{self.path}.{name}.{key}")
 
     def _wrong(self, name: str, needed: str) -> ModelFilesError:
         return ModelFilesError(
-            f"config.json has {self.path}.{name} = {_shown(self._given.get(name))}; needed is {needed}."
+            f"config.json has {self.path}.{name} = {_shown(self._values.get(name))}; needed is {needed}."
         )
 
 
-def _size(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and 0 < given <= LARGEST
+def _size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
-def _shown(given: object) -> str:
-    text = repr(given)
+def _shown(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -153,15 +154,15 @@ def _activations(group: Fields, kind: str) -> None:
         return group.empty("input_activations")
     if kind == "e4m3" and not group.has("input_activations"):
         return None
-    given = group.object("input_activations")
-    given.one_of("num_bits", (8,))
+    activations = group.object("input_activations")
+    activations.one_of("num_bits", (8,))
     if kind == "e4m3":
-        given.one_of("type", ("float",))
+        activations.one_of("type", ("float",))
         return None
-    given.one_of("type", (None, "int"))
-    given.one_of("symmetric", (None, True))
-    given.one_of("strategy", ("token",))
-    given.one_of("dynamic", (True,), "Activations with a fixed scale are not supported")
+    activations.one_of("type", (None, "int"))
+    activations.one_of("symmetric", (None, True))
+    activations.one_of("strategy", ("token",))
+    activations.one_of("dynamic", (True,), "Activations with a fixed scale are not supported")
     return None
 
 
@@ -193,10 +194,10 @@ class Scheme:
 def scheme_of(config: dict[str, Any]) -> Scheme | None:
     """The format of the checkpoint with this config.json; None for plain weights. Raises UnsupportedArchitecture naming
     field and value of what is not served, ModelFilesError for a value that is none."""
-    given = config.get("quantization_config") or config.get("compression_config")
-    if not given:
+    described = config.get("quantization_config") or config.get("compression_config")
+    if not described:
         return None
-    fields = Fields(given, "quantization_config")
+    fields = Fields(described, "quantization_config")
     method = fields.text("quant_method", "")
     if method not in PARSERS:
         named = _bits_and_bytes(fields) if method == "bitsandbytes" else repr(method)

@@ -68,8 +68,8 @@ class ShardPlan:
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
         everything."""
-        found = IN_LAYER.fullmatch(name) if self.world_size > 1 else None
-        return None if found is None else self.roles.get(found[1])
+        match = IN_LAYER.fullmatch(name) if self.world_size > 1 else None
+        return None if match is None else self.roles.get(match[1])
 
     def intervals(self, module: str, size: int) -> list[tuple[int, int]]:
         """The intervals that this rank keeps of `size` outputs (or inputs) of a sharded module, in order."""
@@ -82,7 +82,8 @@ class ShardPlan:
                 width = size // (self.heads + 2 * self.kv_heads)
                 start, stop = share(self.heads, self.rank, self.world_size)
                 first, last = self._kv_share(self.kv_heads)
-                keys, values = self.heads, self.heads + self.kv_heads
+                keys = self.heads
+                values = self.heads + self.kv_heads
                 places = [(start, stop), (keys + first, keys + last), (values + first, values + last)]
                 return [(width * begin, width * end) for begin, end in places]
             case "regions":
@@ -114,9 +115,9 @@ class ShardPlan:
         inner, _, of_groups, _, heads = self.regions
         first, last = self._kv_share(self.groups)
         group = (of_groups // self.groups * first, of_groups // self.groups * last)
-        kept = [self._share(inner), self._share(inner), group, group, self._share(heads)]
+        shares = [self._share(inner), self._share(inner), group, group, self._share(heads)]
         starts = itertools.accumulate(self.regions, initial=0)
-        places = [(at + start, at + stop) for at, (start, stop) in zip(starts, kept, strict=False)]
+        places = [(at + start, at + stop) for at, (start, stop) in zip(starts, shares, strict=False)]
         if module.endswith(".in_proj"):
             return places
         return [(start - inner, stop - inner) for start, stop in places[1:4]]
@@ -125,8 +126,8 @@ class ShardPlan:
         return share(size, self.rank, self.world_size)
 
     def _kv_heads_of(self, module: str) -> int:
-        found = LAYER.search(module) if self.layer_kv_heads else None
-        return self.kv_heads if found is None else self.layer_kv_heads[int(found[1])]
+        match = LAYER.search(module) if self.layer_kv_heads else None
+        return self.kv_heads if match is None else self.layer_kv_heads[int(match[1])]
 
     def _kv_share(self, heads: int) -> tuple[int, int]:
         """This rank's key-value heads, or groups. With fewer of them than ranks, neighbours share one, each with a

@@ -19,7 +19,7 @@ import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.native.library import Threads
 
 CLASSES = (
@@ -118,7 +118,8 @@ class _Writer:
 
 class _Reader:
     def __init__(self, arrays: Sequence[NDArray[Any]], threads: Threads, link: Link) -> None:
-        self._arrays, self._met = arrays, dict[int, Any]()
+        self._arrays = arrays
+        self._met = dict[int, Any]()
         self._kinds: dict[str, Callable[..., Any]] = {
             "float": float.fromhex,
             "threads": lambda: threads,
@@ -149,17 +150,17 @@ class _Reader:
         return self._keep(number, self._arrays[index])
 
     def _list(self, number: int, nodes: list[Any]) -> list[Any]:
-        found = self._keep(number, list[Any]())
-        found.extend(self.value(node) for node in nodes)
-        return found
+        items = self._keep(number, list[Any]())
+        items.extend(self.value(node) for node in nodes)
+        return items
 
     def _many(self, kind: Kind, number: int, nodes: list[Any]) -> Any:
         return self._keep(number, kind(self.value(node) for node in nodes))
 
     def _mapping(self, kind: type, number: int, factory: Any, nodes: list[Any]) -> Any:
-        found = self._keep(number, defaultdict(self.value(factory)) if kind is defaultdict else kind())
-        found.update((self.value(key), self.value(one)) for key, one in nodes)
-        return found
+        mapping = self._keep(number, defaultdict(self.value(factory)) if kind is defaultdict else kind())
+        mapping.update((self.value(key), self.value(one)) for key, one in nodes)
+        return mapping
 
     def _partial(self, number: int, function: Any, arguments: Any, keywords: Any) -> Any:
         function = self.value(function)
@@ -174,15 +175,15 @@ class _Reader:
 
     def _object(self, number: int, name: list[str], state: Any) -> Any:
         kind: Any = _class(*name)
-        found = self._keep(number, kind.__new__(kind))
+        instance = self._keep(number, kind.__new__(kind))
         state = self.value(state)
-        if hasattr(found, "__setstate__"):
-            found.__setstate__(state)
-            return found
+        if hasattr(instance, "__setstate__"):
+            instance.__setstate__(state)
+            return instance
         attributes, slots = cast("tuple[Any, Any]", state if isinstance(state, tuple) else (state, None))
         for key, one in [*(attributes or {}).items(), *(slots or {}).items()]:
-            object.__setattr__(found, key, one)
-        return found
+            object.__setattr__(instance, key, one)
+        return instance
 
 
 def _name(kind: type) -> list[str]:
@@ -194,9 +195,9 @@ def _name(kind: type) -> list[str]:
 
 def _class(module: str, name: str) -> type:
     """The class `name` that `module` defines. Raises Unknown for one that is not on the list."""
-    found = OTHERS.get(name)
+    kind = OTHERS.get(name)
     if module:
-        found = vars(import_module(module)).get(name) if module.startswith(CLASSES) else None
-    if not isinstance(found, type) or (module and found.__module__ != module):
+        kind = vars(import_module(module)).get(name) if module.startswith(CLASSES) else None
+    if not isinstance(kind, type) or (module and kind.__module__ != module):
         raise Unknown(f"{module}.{name} is kept in no file")
-    return found
+    return kind

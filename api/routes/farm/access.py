@@ -22,7 +22,8 @@ from control.redis.clients import SyncRedis
 @get("/keys")
 async def list_keys(request: Http) -> Keys:
     """Every API key, oldest first, revoked and expired ones included."""
-    now, keys = time.time(), await on_farm(request, access.list_keys)
+    now = time.time()
+    keys = await on_farm(request, access.list_keys)
     return Keys(data=[key_card(key, now, used) for key, used in keys])
 
 
@@ -78,7 +79,7 @@ def check_days(days: int) -> int:
 
 def _within_bounds(limits: KeyLimits) -> dict[str, Any]:
     """The limits that are given. Raises RequestError for a number beyond its range."""
-    fields = limits.given()
+    fields = limits.set_fields()
     for name, value in fields.items():
         if isinstance(value, int):
             check_number(name, value)

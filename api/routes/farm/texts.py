@@ -77,9 +77,9 @@ def _answers(vocabulary: Vocabulary, entries: list[LogEntry]) -> list[AnswerText
     tokens: dict[int, list[int]] = {}
     ends: dict[int, LogEntry] = {}
     for entry in entries:
-        found = tokens.setdefault(entry.choice, [])
+        ids = tokens.setdefault(entry.choice, [])
         if entry.token is not None:
-            found.append(entry.token)
+            ids.append(entry.token)
         if entry.finish is not None:
             ends[entry.choice] = entry
     return [

@@ -13,15 +13,15 @@ from control.records.breaches import CALLS, Breach
 
 
 def check_files(
-    spec: ModelSpec, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None], checks: Checks, told: Set[str]
+    spec: ModelSpec, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None], checks: Checks, reasons: Set[str]
 ) -> None:
-    """The model's files are there and the same on every host, as a replica may move to any. `told` are the reasons why
-    replicas do not serve: they are not told again."""
+    """The model's files are there and the same on every host, as a replica may move to any. `reasons`: why
+    replicas do not serve; they are not told again."""
     runs = {card.id for card in cards if any(one.rpartition(":")[0] == spec.name for one in card.replicas)}
     alive = [card.id for card in cards if card.alive]
     here = {host: one.files[spec.name] for host in alive if (one := facts.get(host)) and spec.name in one.files}
     for host, files in here.items():
-        if files.error and not (host in runs and any(files.error in reason for reason in told)):
+        if files.error and not (host in runs and any(files.error in reason for reason in reasons)):
             remedy = f"Copy them to {host} as {spec.source}, or load the model by a path that every host has."
             uses = "it was given a replica" if host in runs else "no replica can move there"
             message = f"the files on {host} can't be used ({uses}): {files.error}"

@@ -15,14 +15,15 @@ from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
-from control.process import VERSION
 from control.replicas.health.memory import in_words
+from control.version import VERSION
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""
 LITTLE, TOO_LITTLE = 10 * 2**30, 2**30
 """Free bytes of a disk below which there is a warning, and an error."""
-LITTLE_CACHE, TOO_LITTLE_CACHE = 2 * 2**30, 2**28
+LITTLE_CACHE = 2 * 2**30
+TOO_LITTLE_CACHE = 2**28
 SHARED_TOTAL, SHARED_FREE = 2**28, 2**25
 """Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks."""
 
@@ -160,8 +161,8 @@ def check_clocks(clocks: Mapping[str, int], checks: Checks) -> None:
         message = f"the clock of Redis' machine differs by {seconds:+.1f} s from those of all hosts"
         checks.warning("clock", message, remedy)
     else:
-        told = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
-        checks.warning("clock", f"clocks differ from that of Redis: {told}", remedy)
+        differences = _some([f"{name} {ms / 1000:+.1f} s" for name, ms in wrong.items()])
+        checks.warning("clock", f"clocks differ from that of Redis: {differences}", remedy)
 
 
 def check_host(card: HostCard, facts: HostFacts | None) -> list[Finding]:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from control.operations.checks.findings import Checks
-from control.redis.readiness import OLDEST_VERSION
 from control.redis.round_trip import RoundTrip
+from control.redis.versions import OLDEST_VERSION
 from control.replicas.health.memory import NEARLY_FULL, in_words
 
 Info = dict[str, Any]
@@ -30,8 +30,8 @@ def check_version(info: Info, checks: Checks) -> None:
         remedy = "Use Redis 6.2 to 8 or Valkey 7.2 to 9, on which Furrow is tested."
         checks.warning("version", f"{kind} {version} is a server that Furrow is not tested on", remedy)
         return
-    known = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
-    if known < OLDEST_VERSION:
+    numbers = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
+    if numbers < OLDEST_VERSION:
         checks.error("version", f"{kind} {version} is too old", "Install Redis 6.2 or newer, or Valkey 7.2 or newer.")
     else:
         checks.ok("version", f"{kind} {version}")
@@ -85,7 +85,8 @@ def check_replicas(info: Info, checks: Checks) -> None:
 
 
 def check_eviction(info: Info, checks: Checks) -> None:
-    policy, limit = str(info.get("maxmemory_policy", "noeviction")), int(info.get("maxmemory", 0))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    limit = int(info.get("maxmemory", 0))
     remedy = f"Run `redis-cli CONFIG SET maxmemory-policy noeviction`, {KEEP}."
     if policy == "noeviction":
         checks.ok("eviction", "maxmemory-policy is noeviction")
@@ -126,7 +127,8 @@ def check_memory(info: Info, checks: Checks) -> None:
 
 
 def check_clients(info: Info, checks: Checks) -> None:
-    connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    connected = int(info.get("connected_clients", 0))
+    most = int(info.get("maxclients", 0))
     if most and connected >= MANY_CLIENTS * most:
         remedy = (
             f"Run `redis-cli CONFIG SET maxclients {2 * most}`, {KEEP}; raise the server's limit of open files too."

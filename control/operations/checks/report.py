@@ -80,10 +80,10 @@ def farm_findings(
     if times:
         check_clocks(times, clocks)
     findings = [*clocks.findings, *(one for card in cards for one in check_host(card, facts.get(card.id)))]
-    told = {model.model: {one.detail for one in model.replicas} for model in models}
+    reasons = {model.model: {one.detail for one in model.replicas} for model in models}
     for spec in specs:
         files = Checks("models", spec.name)
-        check_files(spec, cards, facts, files, told.get(spec.name, set()))
+        check_files(spec, cards, facts, files, reasons.get(spec.name, set()))
         check_breaches(breaches.get(spec.name, ()), files)
         findings += files.findings
     return wrong(findings)

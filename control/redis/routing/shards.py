@@ -74,14 +74,15 @@ class Shards:
         """The primary of the key's slot; None while nobody serves it."""
         return self._owners.get(key_slot(key.encode(), REDIS_CLUSTER_HASH_SLOTS))
 
-    def learn(self, ranges: Sequence[Sequence[Any]], asked: Address) -> None:
+    def learn(self, ranges: Sequence[Sequence[Any]], node: Address) -> None:
         """Take the reply of CLUSTER SLOTS: `[first slot, last slot, [host, port, …], replicas …]` for each range."""
         owners: dict[int, Address] = {}
         for first, last, primary, *_ in ranges:
             # A node that does not know its own name answers with none: it is reached as it was asked.
-            place = (str(primary[0] or asked[0]), int(primary[1]))
+            place = (str(primary[0] or node[0]), int(primary[1]))
             owners.update(dict.fromkeys(range(int(first), int(last) + 1), place))
-        self._owners, self.stale = owners, False
+        self._owners = owners
+        self.stale = False
 
     def moved(self, slot: int, place: Address) -> None:
         self._owners[slot] = place
@@ -101,7 +102,8 @@ class Routing:
     """One exchange: `batches()` until there are none, `take()` the replies of each; then `replies` has them all."""
 
     def __init__(self, shards: Shards, commands: Sequence[Command]) -> None:
-        self._shards, self._commands = shards, commands
+        self._shards = shards
+        self._commands = commands
         self._waiting: dict[int, Address | None] = dict.fromkeys(range(len(commands)))
         """Index of each command without a reply, and the node that it was told to ask."""
         self._hops = 0
@@ -109,17 +111,17 @@ class Routing:
 
     def batches(self) -> list[Batch]:
         """The commands to send now, for each node in their order. Call it with a table that is not stale."""
-        found: dict[tuple[Address, bool], list[int]] = {}
-        for index, told in self._waiting.items():
-            place = told or self._place(index)
+        batches: dict[tuple[Address, bool], list[int]] = {}
+        for index, target in self._waiting.items():
+            place = target or self._place(index)
             if place is None:
                 self.replies[index] = redis_errors.ConnectionError("no node of the Cluster serves this slot now")
                 self._shards.stale = True
             else:
-                found.setdefault((place, told is not None), []).append(index)
+                batches.setdefault((place, target is not None), []).append(index)
         self._waiting = {}
         self._hops += 1
-        return [Batch(place, asking, indices) for (place, asking), indices in found.items()]
+        return [Batch(place, asking, indices) for (place, asking), indices in batches.items()]
 
     def _place(self, index: int) -> Address | None:
         key = routing_key(self._commands[index].words)

@@ -28,7 +28,7 @@ def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call
     """The message that the process stored, or None."""
 
     def parse(reply: str | None) -> str | None:
-        found = msgspec.json.decode(reply, type=EndReason) if reply else None
-        return found.message if found is not None and (found.host, found.pid) == (host, pid) else None
+        reason = msgspec.json.decode(reply, type=EndReason) if reply else None
+        return reason.message if reason is not None and (reason.host, reason.pid) == (host, pid) else None
 
     return read("HGET", ReplicaKeys(model, replica).ends, str(rank), parse=parse)

@@ -68,7 +68,8 @@ class Overview:
     detail: str
     queued: int
     revision: int
-    wanted: int
+    desired: int
+    """Replicas that the specification asks for."""
     rolled_out: int
     assets: AssetsMark | None
     replicas: list[ReplicaOverview]
@@ -79,8 +80,8 @@ class Overview:
 
     @property
     def is_rolled_out(self) -> bool:
-        """True if the wanted number of replicas serves the newest revision and no other replica is left."""
-        return self.rolled_out == self.wanted == len(self.replicas)
+        """True if the desired number of replicas serves the newest revision and no other replica is left."""
+        return self.rolled_out == self.desired == len(self.replicas)
 
 
 def overviews(client: SyncRedis) -> list[Overview]:
@@ -91,27 +92,27 @@ def overviews(client: SyncRedis) -> list[Overview]:
 def reading_overviews(names: Sequence[str] | None = None) -> Rounds[list[Overview]]:
     """The round trips of `overviews`. `names`: those of all models, where they were read before."""
     every: Sequence[str] = (yield [catalog.names()])[0] if names is None else names
-    found: list[Overview] = []
+    models: list[Overview] = []
     for at in range(0, len(every), _TOGETHER):
-        found += yield from _reading(every[at : at + _TOGETHER])
-    return found
+        models += yield from _reading(every[at : at + _TOGETHER])
+    return models
 
 
 def overview(client: SyncRedis, model: str) -> Overview:
     """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
-    found = run_rounds(client, _reading([model]))
-    if not found:
+    overviews_read = run_rounds(client, _reading([model]))
+    if not overviews_read:
         return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, None, [])
-    return found[0]
+    return overviews_read[0]
 
 
 def _reading(names: Sequence[str]) -> Rounds[list[Overview]]:
     """Those of these few models that have a specification, in two round trips."""
     about = iter((yield [call for name in names for call in _about(name)]))
-    known = [(next(about), [*islice(about, 5)]) for _ in names]
-    models = [_Model(spec, *told) for spec, told in known if spec is not None]
-    found = iter((yield [call for model in models for call in _of_replicas(model)]))
-    return [_overview(model, found) for model in models]
+    rows = [(next(about), [*islice(about, 5)]) for _ in names]
+    models = [_Model(spec, *fields) for spec, fields in rows if spec is not None]
+    replies = iter((yield [call for model in models for call in _of_replicas(model)]))
+    return [_overview(model, replies) for model in models]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +144,17 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
     """For each replica what `_replica` is made of."""
     calls: list[Call[Any]] = []
     place = model.spec.name
-    for name, (_, tp) in _known(model.spec, model.assigned).items():
+    for name, (_, tp) in _ranks_by_replica(model.spec, model.assigned).items():
         calls += [holder(place, name), *look_at(place, name, tp)]
     return calls
 
 
-def _overview(about: _Model, found: Iterator[Any]) -> Overview:
-    spec, published, known = about.spec, about.assets is not None, _known(about.spec, about.assigned)
+def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
+    spec = about.spec
+    published = about.assets is not None
+    known = _ranks_by_replica(about.spec, about.assigned)
     replicas = [
-        _replica(spec, published, name, revision, list(islice(found, 4 + tp)), about.backends.get(name))
+        _replica(spec, published, name, revision, list(islice(replies, 4 + tp)), about.backends.get(name))
         for name, (revision, tp) in known.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
@@ -162,7 +165,7 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
         detail=detail,
         queued=about.load.queued,
         revision=spec.revision,
-        wanted=spec.replicas,
+        desired=spec.replicas,
         rolled_out=done,
         assets=about.assets,
         replicas=replicas,
@@ -173,19 +176,22 @@ def _overview(about: _Model, found: Iterator[Any]) -> Overview:
     )
 
 
-def _known(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
+def _ranks_by_replica(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
     """Revision and number of ranks of every replica: those that were assigned, and those that are still to be."""
-    known = {name: (assigned[name].revision, assigned[name].tp) for name in in_order(assigned)}
-    current = sum(revision == spec.revision for revision, _ in known.values())
+    ranks = {name: (assigned[name].revision, assigned[name].tp) for name in in_order(assigned)}
+    current = sum(revision == spec.revision for revision, _ in ranks.values())
     missing = 0 if spec.unload else max(0, spec.replicas - current)
-    return known | dict.fromkeys(islice(free_names(known), missing), (spec.revision, spec.tp))
+    return ranks | dict.fromkeys(islice(free_names(ranks), missing), (spec.revision, spec.tp))
 
 
 def _replica(
-    spec: ModelSpec, published: bool, name: str, revision: int, found: list[Any], backend: Backend | None
+    spec: ModelSpec, published: bool, name: str, revision: int, replies: list[Any], backend: Backend | None
 ) -> ReplicaOverview:
-    token, look = found[0], Look.of(found[1:])
-    status, epoch, beats = look.status, look.epoch, look.beats
+    token = replies[0]
+    look = Look.of(replies[1:])
+    status = look.status
+    epoch = look.epoch
+    beats = look.beats
     view = ReplicaView(
         unload=spec.unload,
         published=published,

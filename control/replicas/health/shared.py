@@ -25,14 +25,14 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
 def reading_shared() -> Rounds[list[Overview]]:
     """The round trips of `shared_overviews`: one where another process has read them."""
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
-    known = read("GET", keys.OVERVIEWS, parse=optional_text)
-    mine, written, names = yield [turn, known, catalog.names()]
+    stored = read("GET", keys.OVERVIEWS, parse=optional_text)
+    mine, written, names = yield [turn, stored, catalog.names()]
     if not mine and written is not None:
         try:
             return _decode(written)
         except msgspec.DecodeError:  # of another version of Furrow
             pass
-    found = yield from reading_overviews(names)
-    text = msgspec.json.encode(found).decode()
+    models = yield from reading_overviews(names)
+    text = msgspec.json.encode(models).decode()
     yield [write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool)]
-    return found
+    return models

@@ -20,7 +20,8 @@ def abandon(
 
     `most`: stop after about so many, so that a caller with other duties may go on later. Raises RedisUnavailable.
     """
-    keys, ended = ModelKeys(model), 0
+    keys = ModelKeys(model)
+    ended = 0
     for rids in _open_requests(client, keys):
         calls = [Call("abandon", (keys.request(rid),), (keys.base, rid, cause, state), int) for rid in rids]
         ended += sum(run_every(client, calls))
@@ -44,11 +45,11 @@ def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
             after = "-"
             while True:
                 queue = keys.queue(priority, tenant)
-                found = run(client, read("XRANGE", queue, after, "+", "COUNT", PAGE, parse=entries))
-                if not found:
+                waiting = run(client, read("XRANGE", queue, after, "+", "COUNT", PAGE, parse=entries))
+                if not waiting:
                     break
-                yield [rid for _, rid in found]
-                after = f"({found[-1][0]}"
+                yield [rid for _, rid in waiting]
+                after = f"({waiting[-1][0]}"
 
 
 def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:

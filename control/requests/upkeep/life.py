@@ -70,10 +70,11 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
     """The request in any of the models, by its id or that of its answer. Raises RequestNotFound, RedisUnavailable."""
     rid = bare_id(rid)
     model, fields = find(client, models, rid, _FIELDS)
-    given = _given(fields)
-    since, until = given[0][2] if given else 0, int(fields["t_last"]) if fields["t_last"] else None
-    replicas = sorted({replica for replica, _, _ in given})
-    known = run_every(client, [health.faults(model, name, since, until) for name in replicas])
+    handovers = _handovers(fields)
+    since = handovers[0][2] if handovers else 0
+    until = int(fields["t_last"]) if fields["t_last"] else None
+    replicas = sorted({replica for replica, _, _ in handovers})
+    some_faults = run_every(client, [health.faults(model, name, since, until) for name in replicas])
     some_formed = run_every(client, [health.formations(model, name) for name in replicas])
     formed = [
         (name, one)
@@ -81,11 +82,11 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
         for one in some
         if since < one.led and (until is None or one.led < until)
     ]
-    faults = [(name, one) for name, some in zip(replicas, known, strict=True) for one in some]
+    faults = [(name, one) for name, some in zip(replicas, some_faults, strict=True) for one in some]
     phases = [
-        *_moments(fields, given),
-        *(_fault(one) for name, one in faults if _holder(given, one.at_ms) == name),
-        *(_epoch(name, one) for name, one in formed if _holder(given, one.led) == name),
+        *_moments(fields, handovers),
+        *(_fault(one) for name, one in faults if _holder(handovers, one.at_ms) == name),
+        *(_epoch(name, one) for name, one in formed if _holder(handovers, one.led) == name),
     ]
     return RequestLife(
         **facts.facts_of(model, rid, fields),
@@ -94,14 +95,14 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
         choices=int(fields["n"] or 0),
         cached_tokens=int(fields["cached_tokens"] or 0),
         phases=sorted(phases, key=_place),
-        epochs=_epochs(given, faults, formed, until),
+        epochs=_epochs(handovers, faults, formed, until),
     )
 
 
 def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]) -> tuple[str, dict[str, str]]:
     """The model that has the request, and these fields of it, of which `state` is one. Raises RequestNotFound."""
-    found = run_every(client, [_look(model, rid, fields) for model in models])
-    for model, one in zip(models, found, strict=True):
+    hashes = run_every(client, [_look(model, rid, fields) for model in models])
+    for model, one in zip(models, hashes, strict=True):
         if one["state"]:
             return model, one
     raise RequestNotFound(f"No request {rid!r} in any model. It may have ended more than its retention ago.")
@@ -114,24 +115,24 @@ def _look(model: str, rid: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
     return read("HMGET", ModelKeys(model).request(rid), *names, parse=parse)
 
 
-def _given(fields: dict[str, str]) -> list[tuple[str, int, int]]:
+def _handovers(fields: dict[str, str]) -> list[tuple[str, int, int]]:
     """Replica, epoch and time of each hand-over to a leader, oldest first."""
     parts = [one.rsplit(":", 2) for one in fields["epochs"].split()]
     return [(replica, int(epoch), int(at)) for replica, epoch, at in parts]
 
 
-def _holder(given: list[tuple[str, int, int]], at_ms: int) -> str:
+def _holder(handovers: list[tuple[str, int, int]], at_ms: int) -> str:
     """The replica that had the request at a time, "" for none."""
-    return next((replica for replica, _, since in reversed(given) if since <= at_ms), "")
+    return next((replica for replica, _, since in reversed(handovers) if since <= at_ms), "")
 
 
-def _moments(fields: dict[str, str], given: list[tuple[str, int, int]]) -> list[Phase]:
+def _moments(fields: dict[str, str], handovers: list[tuple[str, int, int]]) -> list[Phase]:
     """The phases that the request's hash holds. The last claim has a time of its own; the other hand-overs after the
     first are adoptions."""
     moments = _BEFORE | _WITHIN
     phases = [Phase(at_ms=int(fields[key]), name=name) for key, name in moments.items() if fields[key]]
-    claim = next((place for place, one in enumerate(given) if str(one[2]) == fields["t_claimed"]), None)
-    for place, (replica, epoch, at_ms) in enumerate(given):
+    claim = next((place for place, one in enumerate(handovers) if str(one[2]) == fields["t_claimed"]), None)
+    for place, (replica, epoch, at_ms) in enumerate(handovers):
         if place != claim:
             phases.append(
                 Phase(at_ms=at_ms, name="adopted" if place else "claimed", detail=f"{replica}, epoch {epoch}")
@@ -156,21 +157,21 @@ def _place(phase: Phase) -> tuple[int, int]:
 
 
 def _epochs(
-    given: list[tuple[str, int, int]],
+    handovers: list[tuple[str, int, int]],
     faults: list[tuple[str, health.Fault]],
     formed: list[tuple[str, health.Formation]],
     until: int | None,
 ) -> list[RequestEpoch]:
     """The hand-overs, each with what ended it."""
-    ends = [*(at_ms for _, _, at_ms in given[1:]), until]
+    ends = [*(at_ms for _, _, at_ms in handovers[1:]), until]
     by_epoch = {(name, one.epoch): one for name, one in faults}
     formations = {(name, one.epoch): one for name, one in formed}
-    found: list[RequestEpoch] = []
-    for (replica, epoch, at_ms), end in zip(given, ends, strict=bool(given)):
+    epochs: list[RequestEpoch] = []
+    for (replica, epoch, at_ms), end in zip(handovers, ends, strict=bool(handovers)):
         fault = by_epoch.get((replica, epoch))
         stop = fault.at_ms if fault is not None else end
         formation = formations.get((replica, epoch))
-        found.append(
+        epochs.append(
             RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
         )
-    return found
+    return epochs

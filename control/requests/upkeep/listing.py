@@ -33,10 +33,11 @@ def open_requests(client: SyncRedis, models: Sequence[str], limit: int, tenant: 
     Raises RedisUnavailable.
     """
     claimed = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
-    left, now = dict(zip(models, claimed, strict=True)), now_ms()
+    left = dict(zip(models, claimed, strict=True))
+    now = now_ms()
     oldest = _oldest(client, models, limit, tenant)
-    found = run_every(client, [_look(model, rid, now, left[model]) for model, rid in oldest])
-    living = [one for one in found if one is not None and one.state in ("queued", "running")]
+    requests = run_every(client, [_look(model, rid, now, left[model]) for model, rid in oldest])
+    living = [one for one in requests if one is not None and one.state in ("queued", "running")]
     return sorted(living, key=lambda one: -one.age_ms)
 
 
@@ -47,8 +48,8 @@ def _oldest(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | 
     tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for keys, name in classes])
     queues = [
         (keys.model, keys.queue(name, one))
-        for (keys, name), found in zip(classes, tenants, strict=True)
-        for one in found
+        for (keys, name), names in zip(classes, tenants, strict=True)
+        for one in names
         if tenant in (None, one)
     ]
     pages = run_every(client, [_page(queue, "-") for _, queue in queues])
@@ -87,13 +88,13 @@ def _look(model: str, rid: str, now: int, claimed: int) -> Call[OpenRequest | No
         fields = facts.named(_FIELDS, reply)
         if not fields["t_enqueued"]:
             return None
-        found = facts.facts_of(model, rid, fields)
-        if found["state"] != "running":
-            found["replica"] = ""
+        request = facts.facts_of(model, rid, fields)
+        if request["state"] != "running":
+            request["replica"] = ""
         return OpenRequest(
-            **found,
+            **request,
             age_ms=max(0, now - int(fields["t_enqueued"])),
-            position=max(1, int(fields["ticket"] or 0) - claimed) if found["state"] == "queued" else None,
+            position=max(1, int(fields["ticket"] or 0) - claimed) if request["state"] == "queued" else None,
         )
 
     return read("HMGET", ModelKeys(model).request(rid), *_FIELDS, parse=parse)

@@ -26,7 +26,8 @@ class Reaped:
 
 def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
     """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
-    rids, more = list[str](), True
+    rids = list[str]()
+    more = True
     while more:
         reaped = run(client, reap(model, gone))
         rids += reaped.rids
@@ -55,6 +56,6 @@ def take_round(api: str) -> Call[bool]:
 
 def gone_apis() -> Rounds[list[str]]:
     """API processes that have been seen and whose heartbeat has lapsed."""
-    [known] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
-    alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in known]
-    return [api_id for api_id, is_alive in zip(known, alive, strict=True) if not is_alive]
+    [api_ids] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
+    alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in api_ids]
+    return [api_id for api_id, is_alive in zip(api_ids, alive, strict=True) if not is_alive]

@@ -58,9 +58,10 @@ class Difference:
 def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
     """Raises RequestNotFound where no model has the request, where it runs, where its prompt was not kept, or where it
     has images."""
-    named, ended = list(models), False
-    found = run_every(client, [_look(model, rid) for model in named])
-    for model, (state, params) in zip(named, found, strict=True):
+    named = list(models)
+    ended = False
+    params_of_models = run_every(client, [_look(model, rid) for model in named])
+    for model, (state, params) in zip(named, params_of_models, strict=True):
         if state in ("queued", "running"):
             raise RequestNotFound(f"Request {rid!r} has not ended. Wait until it has.")
         ended = ended or state is not None
@@ -108,27 +109,28 @@ def _of_record(rid: str, stored: StoredRequest, models: list[str]) -> KeptReques
     return KeptRequest(stored.model, rid, decode_request(stored.params), decode_entries(stored.entries))
 
 
-def replay(client: SyncRedis, kept: KeptRequest, rid: str) -> None:
+def replay(client: SyncRedis, past: KeptRequest, rid: str) -> None:
     """Enqueue the request once more as `rid`, with its seed, as long as it was. Raises QueueFull."""
-    sampling = msgspec.structs.replace(kept.params.sampling, max_tokens=kept.tokens or kept.params.sampling.max_tokens)
-    params = msgspec.structs.replace(kept.params, sampling=sampling)
-    request = Enqueue(rid=rid, model=kept.model, params=params, tenant=TENANT, priority="low", on_disconnect="continue")
+    sampling = msgspec.structs.replace(past.params.sampling, max_tokens=past.tokens or past.params.sampling.max_tokens)
+    params = msgspec.structs.replace(past.params, sampling=sampling)
+    request = Enqueue(rid=rid, model=past.model, params=params, tenant=TENANT, priority="low", on_disconnect="continue")
     run(client, enqueue(request))
 
 
-def differences(kept: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
+def differences(past: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
     """The first difference of each choice, in token, log probabilities or end."""
-    found: list[Difference] = []
-    for choice in range(kept.params.sampling.n):
-        then, now = _of_choice(kept.entries, choice), _of_choice(entries, choice)
+    first_ones: list[Difference] = []
+    for choice in range(past.params.sampling.n):
+        then = _of_choice(past.entries, choice)
+        now = _of_choice(entries, choice)
         ended = bool(then) and then[-1].finish in COMPARED_ENDS
         for position in range(max(len(then), len(now)) if ended else len([one for one in then if _tells(one)])):
             first = then[position] if position < len(then) else None
             second = now[position] if position < len(now) else None
             if first is None or second is None or _content(first, ended) != _content(second, ended):
-                found.append(Difference(choice, position, first, second))
+                first_ones.append(Difference(choice, position, first, second))
                 break
-    return found
+    return first_ones
 
 
 def fingerprints(entries: list[LogEntry]) -> list[str]:

@@ -27,12 +27,12 @@ MOST_A_LOOK = 2_000
 
 def given_up(statuses: Mapping[str, Status | None]) -> str | None:
     """Why a model with these replicas can't serve: the first one's cause; None while one may come to serve."""
-    found = [(name, statuses[name]) for name in in_order(statuses)]
-    if not found or any(status is None or status.state != "failed" for _, status in found):
+    replicas = [(name, statuses[name]) for name in in_order(statuses)]
+    if not replicas or any(status is None or status.state != "failed" for _, status in replicas):
         return None
-    name, status = found[0]
+    name, status = replicas[0]
     assert status is not None
-    others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    others = f" (and {len(replicas) - 1} more)" if len(replicas) > 1 else ""
     return f"replica {name}{others} was given up: {status.detail}"
 
 
@@ -46,8 +46,8 @@ class StrandedRequests:
         self._since: dict[str, float] = {}
         """When a model was first seen without a replica that may serve."""
 
-    def end(self, specs: Sequence[ModelSpec], known: Mapping[str, Sequence[str]]) -> None:
-        """End what is open of the models of which all replicas, `known` by model, were given up.
+    def end(self, specs: Sequence[ModelSpec], replicas: Mapping[str, Sequence[str]]) -> None:
+        """End what is open of the models of which all `replicas`, by model, were given up.
 
         Raises RedisUnavailable.
         """
@@ -56,16 +56,16 @@ class StrandedRequests:
             return
         self._looked = now
         serving = [spec for spec in specs if not spec.unload]
-        places = [(spec.name, replica) for spec in serving for replica in known.get(spec.name, ())]
+        places = [(spec.name, replica) for spec in serving for replica in replicas.get(spec.name, ())]
         said = dict(zip(places, run_every(self._client, [health.status_of(*place) for place in places]), strict=True))
         causes = {
-            spec.name: given_up({replica: said[spec.name, replica] for replica in known.get(spec.name, ())})
+            spec.name: given_up({replica: said[spec.name, replica] for replica in replicas.get(spec.name, ())})
             for spec in serving
         }
         self._since = {name: self._since.get(name, now) for name, cause in causes.items() if cause is not None}
         for spec in serving:
             cause = causes[spec.name]
-            missing = spec.replicas > len(known.get(spec.name, ()))
+            missing = spec.replicas > len(replicas.get(spec.name, ()))
             if cause is None or (missing and now - self._since[spec.name] < UNPLACED_S):
                 continue
             why = str(ModelUnavailable(spec.name, "failed", cause))

@@ -22,7 +22,7 @@ from worker.kv.stores import store_for
 from worker.models.loading import load
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
 

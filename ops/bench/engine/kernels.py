@@ -23,7 +23,7 @@ import click
 import torch
 
 INDEX_ARGUMENTS = re.compile(r"(_head|_token|_row|_stride|^window|^inner)$")
-INTEGER_POINTERS = {"tables", "owners", "positions", "singles", "tiles"}
+INTEGER_POINTERS = {"tables": "*i32", "tiles": "*i32", "owners": "*i64", "positions": "*i64", "singles": "*i64"}
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NUMBERS = {"scale", "cap", "eps"}
 
@@ -40,16 +40,16 @@ class Compiled:
 
 def kernels(dim: int, dtype: str, group: int, splits: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each kernel with the sizes that it is compiled for: heads of `dim`, `group` of them to a key-value head."""
-    from worker.kv.kernels import decode, pages, prefill
-    from worker.kv.kernels.tiles import LOG2_E, keys_at_once, padded
-    from worker.models.kernels import activation, norm, rotary
+    from worker.kv.torch.kernels import decode, pages, prefill
+    from worker.kv.torch.kernels.tiles import LOG2_E, keys_at_once, padded
+    from worker.models.torch.kernels import activation, norm, rotary
 
     wide, keys = padded(dim), keys_at_once(dim, TYPES[dtype])
     common = {"CAPPED": True, "SINKS": True, "KV_HEADS": 8, "GROUP": group, "DIM": dim, "PADDED_DIM": wide}
     common |= {"PAGE": 32, "KEYS": keys, "WIDENED": False, "LOG2_E": LOG2_E}
     reduced = {"SINKS": True, "HEADS": 8 * group, "DIM": dim, "PADDED_DIM": wide, "LOG2_E": LOG2_E}
-    yield decode._decode, {**common, "ALL": True, "TILE": padded(group), "SPLITS": splits}
-    yield decode._reduce, {**reduced, "ALL": False, "SPLITS": splits}
+    yield decode._decode, {**common, "TILE": padded(group), "SPLITS": splits}
+    yield decode._reduce, {**reduced, "SPLITS": splits}
     yield prefill._prefill, {**common, "PADDED_GROUP": group, "TILE": prefill.tile_rows(dim, group)}
     yield pages._store, {"HEADS": 8, "DIM": dim, "PAGE": 32, "PADDED_HEADS": 8, "PADDED_DIM": wide}
     yield norm._rms_norm, {"DIM": dim * 8, "PADDED_DIM": wide * 8, "ONE_ADDED": False}
@@ -83,11 +83,11 @@ def _type(name: str, sizes: dict[str, Any], dtype: str) -> str:
         return "fp32"
     if INDEX_ARGUMENTS.search(name):
         return "i32"
-    return "*fp32" if name == "partial" else "*i32" if name in INTEGER_POINTERS else f"*{dtype}"
+    return "*fp32" if name == "partial" else INTEGER_POINTERS.get(name, f"*{dtype}")
 
 
 def _even(name: str, kind: str) -> bool:
-    return kind.startswith("*") or (kind == "i32" and name not in {"window", "inner"})
+    return (kind.startswith("*") and kind != "*i64") or (kind == "i32" and name not in {"window", "inner"})
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -20,8 +20,8 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
-from worker.models.layers.linear import NativeLinear
-from worker.models.layers.packing import Matrix
+from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers.packing import Matrix
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat

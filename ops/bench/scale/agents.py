@@ -16,13 +16,13 @@ from control import keys
 from control.messages import Assignment, ModelAssets
 from control.placement import farm
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, run, run_every
 from control.replicas import health
 from control.replicas.health import Beat
 from control.replicas.lease import Lease, acquire, holder
+from control.version import VERSION
 from ops.bench.scale.crowd import Size
 from ops.bench.scale.rounds import Round, watch
 from worker.agent.adoption import ReplicaRecord, record_key

@@ -14,7 +14,7 @@ import msgspec
 
 from control.errors import SettingsError
 from control.operations.checks.findings import Checks, Finding, worst
-from control.process import VERSION
+from control.version import VERSION
 from ops.cli.doctor.certificate import check_certificate
 from ops.client.events import parsed
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from control.access import FIXED_KEYS_VARIABLE
 from control.errors import FurrowError
 from control.listening import free_port
+from control.operations.key_rule import FIXED_KEYS_VARIABLE
 from control.settings import REDIS_AWAITED
 from ops.cli.options import demo_environment
 from ops.local.embedded import EmbeddedServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from control.bounds import Range, refusal
 from control.errors import SettingsError
-from control.requests.bounds import Range, refusal
 
 FLOATS = (
     "temperature",

@@ -13,7 +13,6 @@ from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec,
 from control.placement import farm
 from control.placement.host_facts import FilesHere, HostFacts, Space, put_facts
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
 from control.records.responses import Quota, StoredResponse, keep_response, watch_response
 from control.redis.clients import SyncRedis
@@ -23,6 +22,7 @@ from control.replicas.commands import reply, send
 from control.replicas.lease import Lease, acquire
 from control.replies import Pong
 from control.requests import Emission, Enqueue
+from control.version import VERSION
 from worker.leader.crash_isolation import CrashRecord
 
 MODEL, HOST, OWNER = "demo", "alpha", "alpha/4711"

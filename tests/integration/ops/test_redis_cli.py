@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import asdict
 
 from control import keys
-from control.process import VERSION
 from control.redis.connection import connect
+from control.version import VERSION
 from tests.integration.ops.cheat_sheet import SHEET, ask, pairs, questions, shell_blocks
 from tests.integration.ops.populated import FORMATION, HOST, MODEL, OWNER, WEIGHTS, Populated, populate
 from tests.servers import NEW, OLD, Server, serving

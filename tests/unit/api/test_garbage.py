@@ -46,6 +46,22 @@ def test_objects_that_outlive_a_collection_are_not_visited_again(collection: Gar
     assert not visited(node)
 
 
+def test_the_start_of_a_process_is_not_visited() -> None:
+    """With collections off until the start, as `python -m api` has them, nothing that the imports made is visited."""
+    node = Node()
+    collection = GarbageCollection()
+    collections = [stats["collections"] for stats in gc.get_stats()]
+    gc.disable()
+    try:
+        collection.start()
+        assert gc.isenabled()
+        assert not visited(node)
+        assert [stats["collections"] for stats in gc.get_stats()] == collections
+    finally:
+        gc.enable()
+        collection.stop()
+
+
 def test_no_full_collection_runs_by_itself(collection: GarbageCollection) -> None:
     full: list[int] = []
 

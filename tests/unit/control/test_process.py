@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from control import process
-from control.process import PROGRAM_VARIABLE, VERSION, program, python_command, remembered_program
+from control.process import PROGRAM_VARIABLE, program, python_command, remembered_program
+from control.version import VERSION
 
 
 def script(path: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from control.requests.bounds import RANGES
+from control.bounds import RANGES
 from ops.bench.__main__ import VERBS
 from ops.cli import cli
 from tests.unit.ops.command_line import parse

@@ -13,8 +13,9 @@ import msgspec
 
 from control.cache import files as cache_files
 from control.placement.host_facts import FilesHere, HostFacts, Space
-from control.process import VERSION, remembered_program
+from control.process import remembered_program
 from control.redis.round_trip import RoundTrip
+from control.version import VERSION
 from worker.native import compiled, host
 from worker.repository.source import cache_folder
 from worker.selftest import switches
@@ -47,10 +48,10 @@ def space(folder: Path, statvfs: Callable[[Path], Any] = os.statvfs) -> Space | 
     """Of the file system that holds the folder, or that will hold it once it is made; None where it does not answer."""
     try:
         there = next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
-        found = statvfs(there)
+        system = statvfs(there)
     except OSError:
         return None
-    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    total, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
     return Space(path=str(folder), total=total, free=free, unwritable=unwritable(there))
 
 
@@ -84,7 +85,7 @@ def _compiler(command: str) -> str:
 def kernels_off() -> list[str]:
     """Kernels that FURROW_DISABLE names, and those that failed the latest trial of each device."""
     forced = [name.strip() for name in os.environ.get(switches.VARIABLE, "").split(",") if name.strip()]
-    found = [f"{name}: named in {switches.VARIABLE}" for name in forced]
+    lines = [f"{name}: named in {switches.VARIABLE}" for name in forced]
     tried: set[str] = set()
     for entry in cache_files.entries(KIND):
         try:
@@ -93,5 +94,5 @@ def kernels_off() -> list[str]:
             continue
         if record.subject.device not in tried:
             tried.add(record.subject.device)
-            found += [f"{name} on {record.subject.device}: {reason}" for name, reason in sorted(record.off().items())]
-    return found
+            lines += [f"{name} on {record.subject.device}: {reason}" for name, reason in sorted(record.off().items())]
+    return lines

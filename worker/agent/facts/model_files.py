@@ -25,15 +25,15 @@ class ModelFingerprints:
 
     def of(self, specs: Iterable[ModelSpec]) -> dict[str, FilesHere]:
         """By model; one whose files are still to be downloaded is left out."""
-        wanted = {spec.name: (spec.source, spec.gguf, spec.images) for spec in specs if not spec.unload}
-        self._known = {key: found for key, found in self._known.items() if key in wanted.values()}
-        return {name: here for name, key in wanted.items() if (here := self._one(key)) is not None}
+        keys = {spec.name: (spec.source, spec.gguf, spec.images) for spec in specs if not spec.unload}
+        self._known = {key: entry for key, entry in self._known.items() if key in keys.values()}
+        return {name: here for name, key in keys.items() if (here := self._one(key)) is not None}
 
     def _one(self, key: _Key) -> FilesHere | None:
         source, gguf, images = key
         try:
-            if (known := self._known.get(key)) is not None and known[1] == _signature(known[0]):
-                return known[2]
+            if (entry := self._known.get(key)) is not None and entry[1] == _signature(entry[0]):
+                return entry[2]
             place = on_this_host(source, gguf)
             if place is None:
                 return None
@@ -48,5 +48,5 @@ class ModelFingerprints:
 def _signature(place: Path) -> Signature:
     """Of a GGUF file, or of the files of a folder."""
     paths = sorted(place.iterdir()) if place.is_dir() else [place]
-    found = [(str(path), path.stat()) for path in paths]
-    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in found)
+    states = [(str(path), path.stat()) for path in paths]
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in states)

@@ -67,11 +67,14 @@ class FactsPublisher:
                 facts, address=address, ports={self._host_id: f"{address}: {error.strerror or error}"}
             )
         peers = peers_of(self._host_id, farm.all_assignments(self._client))
-        told = facts_of_all(self._client, peers)
-        known = {host: Endpoint(one.address, one.port) for host, one in told.items() if one is not None and one.port}
+        endpoints = {
+            host: Endpoint(one.address, one.port)
+            for host, one in facts_of_all(self._client, peers).items()
+            if one is not None and one.port
+        }
         endpoint = self._probe.endpoint
         port = 0 if endpoint is None else endpoint.port
-        return msgspec.structs.replace(facts, address=address, port=port, ports=connect_to(known))
+        return msgspec.structs.replace(facts, address=address, port=port, ports=connect_to(endpoints))
 
 
 def peers_of(host_id: str, held: dict[str, list[Assignment]]) -> list[str]:
@@ -79,8 +82,8 @@ def peers_of(host_id: str, held: dict[str, list[Assignment]]) -> list[str]:
     own = {(one.spec.name, one.replica) for one in held.get(host_id, ()) if _is_part(one)}
     return [
         host
-        for host, given in held.items()
-        if host != host_id and any((one.spec.name, one.replica) in own for one in given)
+        for host, assignments in held.items()
+        if host != host_id and any((one.spec.name, one.replica) in own for one in assignments)
     ]
 
 

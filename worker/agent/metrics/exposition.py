@@ -45,21 +45,21 @@ class RankCollector(Collector):
     def _ranks(self) -> Iterator[tuple[Labels, Counters]]:
         """The counters to show. Files of replicas that have left this host are deleted."""
         places = set(self._places())
-        found: dict[Path, tuple[int, Labels, Counters]] = {}
+        opened: dict[Path, tuple[int, Labels, Counters]] = {}
         for file in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
                 inode = file.stat().st_ino
-                known = self._open.get(file)
-                entry = known if known is not None and known[0] == inode else (inode, *read_counters(file))
+                before = self._open.get(file)
+                entry = before if before is not None and before[0] == inode else (inode, *read_counters(file))
             except (OSError, ValueError):  # of another version of Furrow, or deleted just now
                 continue
             _, labels, counters = entry
             if (labels.model, labels.replica) not in places and not psutil.pid_exists(counters.pid):
                 file.unlink(missing_ok=True)
                 continue
-            found[file] = entry
+            opened[file] = entry
             yield labels, counters
-        self._open = found
+        self._open = opened
 
 
 def _family(series: Series, ranks: list[tuple[Labels, Counters]]) -> Metric:

@@ -65,8 +65,8 @@ def _of_models(overviews: Sequence[health.Overview], letters: Sequence[int]) -> 
     def gauge(name: str, text: str, value: Callable[[health.Overview], float | None]) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])
         for one in overviews:
-            if (found := value(one)) is not None:
-                family.add_metric([one.model], found)
+            if (number := value(one)) is not None:
+                family.add_metric([one.model], number)
         return family
 
     def counter(name: str, text: str, value: Callable[[health.Overview], float]) -> Metric:
@@ -111,7 +111,7 @@ def _in_state(one: health.Overview, state: health.ReplicaState) -> int:
 
 def _wanted(one: health.Overview) -> int:
     """0 for a model that is being unloaded."""
-    return 0 if one.state in ("draining", "unloading") else one.wanted
+    return 0 if one.state in ("draining", "unloading") else one.desired
 
 
 def _failed(one: health.Overview) -> int:

@@ -45,17 +45,17 @@ class Measured(Protocol):
 class HostMetrics:
     """Made before the agent says that it is ready, so that a port in use ends a first agent for good."""
 
-    def __init__(self, supervisor: Records, wanted: str | None) -> None:
-        """`wanted`: HOST:PORT or `off`; None: the default address, or a free port where that is in use.
+    def __init__(self, supervisor: Records, chosen: str | None) -> None:
+        """`chosen`: HOST:PORT or `off`; None: the default address, or a free port where that is in use.
 
         Raises SettingsError for a value that is no address, and for a port in use that was asked for; an agent that
         follows another one goes on without metrics then.
         """
-        self._supervisor, self._wanted = supervisor, wanted
+        self._supervisor, self._chosen = supervisor, chosen
         self._registry = CollectorRegistry()
         self._agent: Measured | None = None
         self._server: MetricsServer | None = None
-        address = parse_address(wanted or DEFAULT_ADDRESS)
+        address = parse_address(chosen or DEFAULT_ADDRESS)
         if address is not None:
             self._server = self._listen(*address)
 
@@ -75,13 +75,13 @@ class HostMetrics:
         log.info("metrics", url=f"http://{self._server.address}/metrics", action="metrics_start")
 
     def _listen(self, host: str, port: int) -> MetricsServer | None:
-        """At the address of the agent before this one, else at the wanted one. Raises SettingsError."""
-        kept = self._supervisor.kept.get(ADDRESS_KEY)
-        host, port = (parse_address(kept) if kept is not None else None) or (host, port)
+        """At the address of the agent before this one, else at the chosen one. Raises SettingsError."""
+        previous = self._supervisor.kept.get(ADDRESS_KEY)
+        host, port = (parse_address(previous) if previous is not None else None) or (host, port)
         try:
             return MetricsServer(host, port, self._registry, self._health)
         except OSError as error:
-            if self._wanted is None and error.errno == errno.EADDRINUSE:
+            if self._chosen is None and error.errno == errno.EADDRINUSE:
                 return MetricsServer(host, 0, self._registry, self._health)
             text = f"--metrics: can't listen on {host}:{port}: {error.strerror}; choose another HOST:PORT, or `off`"
             if not self._supervisor.kept:

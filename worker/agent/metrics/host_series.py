@@ -28,16 +28,16 @@ def of_hosts(living: Sequence[Host], drained: AbstractSet[str], facts: Mapping[s
     clock = gauge("furrow_host_clock_offset_seconds", "The host's clock minus that of Redis.", "host")
     trip = gauge("furrow_host_redis_round_trip_seconds", "Fastest of a few round trips from the host to Redis.", "host")
     free = gauge("furrow_host_free_bytes", "Free space of a folder that the host writes.", "host", "folder")
-    for name, told in facts.items():
+    for name, own in facts.items():
         if name in alive or name not in drained:
             up.add_metric([name], name in alive)
-        if told is None:
+        if own is None:
             continue
-        version.add_metric([name, told.version], 1)
-        clock.add_metric([name], told.clock_ms / 1000)
-        trip.add_metric([name], told.round_trip_ms / 1000)
+        version.add_metric([name, own.version], 1)
+        clock.add_metric([name], own.clock_ms / 1000)
+        trip.add_metric([name], own.round_trip_ms / 1000)
         for folder in ("models", "cache", "shared_memory"):
-            space = getattr(told, folder)
+            space = getattr(own, folder)
             if space is not None:
                 free.add_metric([name, folder], space.free)
     return [states, up, version, clock, trip, free]

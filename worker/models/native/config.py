@@ -11,7 +11,7 @@ from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL, DeltaRule
 from worker.families.registry import FAMILIES
 from worker.families.short_convolution import ShortConvolution
-from worker.models.native.unsupported import NotNative, require
+from worker.models.native.module import NotNative, require
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
 from worker.repository.config_fields import fields_of
@@ -36,7 +36,9 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
     seeing = config.get("use_bidirectional_attention")
     require(not seeing or seeing == family.bidirectional_images, "its attention sees later tokens")
-    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    layers = config["num_hidden_layers"]
     head_dim = fields.get("head_dim") or hidden // heads
     by_layer = _heads_by_layer(config, family, head_dim)
     for one in by_layer:
@@ -128,45 +130,46 @@ def _layer_types(config: dict[str, Any], family: Family, fields: Fields) -> list
     layers = config["num_hidden_layers"]
     if "sliding_window" not in fields or not fields.get("use_sliding_window", True):
         return [FULL] * layers
-    given, period = fields.get("layer_types"), fields.get("sliding_window_pattern", 1)
-    if given is None:
+    kinds = fields.get("layer_types")
+    period = fields.get("sliding_window_pattern", 1)
+    if kinds is None:
         require(isinstance(period, int) and period > 0, f"the pattern of its windows is {period!r}")
         return [SLIDING if family.slides(fields, layer) else FULL for layer in range(layers)]
-    return given
+    return kinds
 
 
 def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
     """The fields of a model with recurrent layers; none for another."""
-    found = validation.recurrence(config)
-    if found is None:
+    recurrence = validation.recurrence(config)
+    if recurrence is None:
         return {}
-    if isinstance(found, ShortConvolution):
-        require(found.width // ranks % WHOLE_VECTORS == 0, f"a rank has {found.width // ranks} channels")
+    if isinstance(recurrence, ShortConvolution):
+        require(recurrence.width // ranks % WHOLE_VECTORS == 0, f"a rank has {recurrence.width // ranks} channels")
         return {
-            "layer_types": list(found.kinds),
-            "conv_L_cache": found.taps,
+            "layer_types": list(recurrence.kinds),
+            "conv_L_cache": recurrence.taps,
             "conv_bias": config.get("conv_bias", False),
         }
-    if isinstance(found, Mamba):
-        require(found.head_dim % WHOLE_VECTORS == 0, f"its Mamba heads are {found.head_dim} wide")
-        require(found.state % HALF_VECTORS == 0, f"the states of its Mamba heads have {found.state} rows")
+    if isinstance(recurrence, Mamba):
+        require(recurrence.head_dim % WHOLE_VECTORS == 0, f"its Mamba heads are {recurrence.head_dim} wide")
+        require(recurrence.state % HALF_VECTORS == 0, f"the states of its Mamba heads have {recurrence.state} rows")
         return {
-            "layer_types": list(found.kinds),
-            "mamba": found,
+            "layer_types": list(recurrence.kinds),
+            "mamba": recurrence,
             "conv_bias": config.get("mamba_conv_bias", True),
             "proj_bias": config.get("mamba_proj_bias", False),
         }
-    require(isinstance(found, DeltaRule), f"its recurrent layers are {type(found).__name__}s")
-    assert isinstance(found, DeltaRule)
-    widths = found.key_dim, found.value_dim
+    require(isinstance(recurrence, DeltaRule), f"its recurrent layers are {type(recurrence).__name__}s")
+    assert isinstance(recurrence, DeltaRule)
+    widths = recurrence.key_dim, recurrence.value_dim
     require(all(width % WHOLE_VECTORS == 0 for width in widths), f"its recurrent heads are {widths} wide")
     return {
-        "layer_types": list(found.kinds),
-        "linear_conv_kernel_dim": found.taps,
-        "linear_num_key_heads": found.key_heads,
-        "linear_num_value_heads": found.value_heads,
-        "linear_key_head_dim": found.key_dim,
-        "linear_value_head_dim": found.value_dim,
+        "layer_types": list(recurrence.kinds),
+        "linear_conv_kernel_dim": recurrence.taps,
+        "linear_num_key_heads": recurrence.key_heads,
+        "linear_num_value_heads": recurrence.value_heads,
+        "linear_key_head_dim": recurrence.key_dim,
+        "linear_value_head_dim": recurrence.value_dim,
     }
 
 
@@ -174,12 +177,15 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts; none where it has 0 of them. `expert_layers` are those that have one."""
     experts = family.experts
     assert experts is not None
-    dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers") or []
+    period = fields.get("decoder_sparse_step", 1)
     first = fields.get("first_k_dense_replace", 0)
-    count, chosen = fields[experts.count], fields[experts.chosen]
+    count = fields[experts.count]
+    chosen = fields[experts.chosen]
     if count == 0:
         return {}
-    groups, chosen_groups = fields.get("n_group", 1), fields.get("topk_group", 1)
+    groups = fields.get("n_group", 1)
+    chosen_groups = fields.get("topk_group", 1)
     require(
         groups == 1 or count // groups * chosen_groups >= chosen,
         f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",

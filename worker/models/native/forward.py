@@ -11,15 +11,16 @@ import structlog
 from numpy.typing import NDArray
 
 from worker.collective import Collective
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStep
 from worker.kv.states import State
 from worker.models.batch import Batch, Row
+from worker.models.native.module import NotNative
 from worker.models.native.modules import LAYERS_TABLE
 from worker.models.native.plan import Plan
-from worker.models.native.unsupported import NotNative
-from worker.native import aligned, library
+from worker.native import library
+from worker.native.memory import empty
 
 log = structlog.get_logger()
 
@@ -42,10 +43,14 @@ class NativeForward:
     ) -> None:
         """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes. `embed_layers`:
         ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
-        self._axis_of, self._embed_layers = axis_of, embed_layers
-        self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
-        self._room = aligned.empty(0, np.uint8)
-        self._hidden = aligned.empty(0, np.float32)
+        self._axis_of = axis_of
+        self._embed_layers = embed_layers
+        self._plan = plan
+        self._embed = embed
+        self._link = link
+        self._vocab_size = vocab_size
+        self._room = empty(0, np.uint8)
+        self._hidden = empty(0, np.float32)
         self._guesses = Guesses(plan)
         self._head_alone = library.Model.from_buffer_copy(plan.model)
         self._head_alone.depth = 0
@@ -74,7 +79,7 @@ class NativeForward:
         inputs = None if self._embed_layers is None else self._embed_layers(batch.tokens)
         spans, slabs = places_of(batch.cache)
         reduction = _Reduction(self, self._link.collective)
-        asked = library.Batch(
+        struct = library.Batch(
             spans=ctypes.addressof(spans),
             span_count=len(spans),
             slabs=ctypes.addressof(slabs),
@@ -86,15 +91,18 @@ class NativeForward:
             ranks=self._link.collective.world_size,
         )
         if batch.cache.states:
-            self._guesses.begin(asked, spans, batch.rows, batch.cache.states)
+            self._guesses.begin(struct, spans, batch.rows, batch.cache.states)
         if batch.axes is not None and self._axis_of is not None:
-            asked.axes, asked.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
+            struct.axes = batch.axes.ctypes.data
+            struct.axis_of = self._axis_of.ctypes.data
         if batch.ends is not None:
-            asked.ends = batch.ends.ctypes.data
+            struct.ends = batch.ends.ctypes.data
         if images is not None:
-            asked.marked, asked.marked_count = images.places.ctypes.data, images.places.size
-            asked.added, asked.added_layers = images.layers.ctypes.data, len(images.layers)
-        logits = self._run(self._plan.model, asked, batch.sampled)
+            struct.marked = images.places.ctypes.data
+            struct.marked_count = images.places.size
+            struct.added = images.layers.ctypes.data
+            struct.added_layers = len(images.layers)
+        logits = self._run(self._plan.model, struct, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
@@ -107,16 +115,19 @@ class NativeForward:
         """Logits (places, vocabulary) of more of the tokens that were stepped through last."""
         return self._whole(self._run(self._head_alone, library.Batch(), places))
 
-    def _run(self, model: library.Model, asked: library.Batch, places: Array) -> Array:
-        """`asked`, and the logits that this rank has of the tokens `places`."""
-        logits = aligned.empty((places.size, self._plan.head.outputs), np.float32)
-        asked.hidden, asked.logits = self._hidden.ctypes.data, logits.ctypes.data
-        asked.sampled, asked.sampled_count = places.ctypes.data, places.size
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
-        what = ctypes.addressof(model), ctypes.addressof(asked)
+    def _run(self, model: library.Model, batch: library.Batch, places: Array) -> Array:
+        """Run `batch`; the logits that this rank has of the tokens `places`."""
+        logits = empty((places.size, self._plan.head.outputs), np.float32)
+        batch.hidden = self._hidden.ctypes.data
+        batch.logits = logits.ctypes.data
+        batch.sampled = places.ctypes.data
+        batch.sampled_count = places.size
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
+        what = ctypes.addressof(model), ctypes.addressof(batch)
         needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.size:
-            self._room = aligned.empty(needed, np.uint8)
+            self._room = empty(needed, np.uint8)
         compiled.furrow_step(pool, *what, self._room.ctypes.data)
         return logits
 
@@ -138,30 +149,34 @@ class Guesses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._memory, self._room = aligned.empty(0, np.float32), aligned.empty(0, np.uint8)
+        self._memory = empty(0, np.float32)
+        self._room = empty(0, np.uint8)
         self._count = 0
         self._first: dict[int, tuple[int, State]] = {}
         """Sequence → the place of its first guess among the step's, and its state."""
 
     def begin(
         self,
-        asked: library.Batch,
+        batch: library.Batch,
         spans: ctypes.Array[library.Span],
         rows: Sequence[Row],
         states: Sequence[State],
     ) -> None:
-        """Let the step `asked` keep what is needed of the guesses of `rows`, whose states are `states`."""
-        self._first, self._count = {}, 0
+        """Let the step `batch` keep what is needed of the guesses of `rows`, whose states are `states`."""
+        self._first = {}
+        self._count = 0
         for row, state, span in zip(rows, states, spans, strict=False):
             if row.guesses:
                 self._first[row.sid] = self._count, state
-                span.guesses, span.first_guess = row.guesses, self._count
+                span.guesses = row.guesses
+                span.first_guess = self._count
                 self._count += row.guesses
         if self._count:
             needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
             if needed > self._memory.size:
-                self._memory = aligned.empty(needed, np.float32)
-            asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
+                self._memory = empty(needed, np.float32)
+            batch.guessed = self._memory.ctypes.data
+            batch.guess_count = self._count
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Advance the states over the first guesses of sequences of the last step, as many as were right."""
@@ -171,14 +186,18 @@ class Guesses:
         spans = (library.Span * len(right))()
         for (sid, count), span in zip(right, spans, strict=True):
             first, state = self._first.pop(sid)
-            span.first, span.count, span.state = first, count, state.memory.ctypes.data
-        asked = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
-        asked.guessed, asked.guess_count = self._memory.ctypes.data, self._count
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
-        what = ctypes.addressof(self._plan.model), ctypes.addressof(asked)
+            span.first = first
+            span.count = count
+            span.state = state.memory.ctypes.data
+        batch = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
+        batch.guessed = self._memory.ctypes.data
+        batch.guess_count = self._count
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
+        what = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
         needed = compiled.furrow_replay_room(pool, *what)
         if needed > self._room.size:
-            self._room = aligned.empty(needed, np.uint8)
+            self._room = empty(needed, np.uint8)
         compiled.furrow_replay(pool, *what, self._room.ctypes.data)
 
 
@@ -201,7 +220,8 @@ class _Reduction:
 
     def __init__(self, forward: NativeForward, collective: Collective) -> None:
         self.failure: Exception | None = None
-        self._forward, self._collective = forward, collective
+        self._forward = forward
+        self._collective = collective
         self.function = REDUCE(self._reduce)
 
     def _reduce(self, group: Any, address: int, count: int) -> int:
@@ -222,7 +242,9 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
         span.state = state.memory.ctypes.data
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
         span.slabs = place
-        span.first, span.count, span.offset = first, extent.count, extent.offset
+        span.first = first
+        span.count = extent.count
+        span.offset = extent.offset
         first += extent.count
         for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
             layer, values, slot, head = (stride // 4 for stride in memory.strides[:4])

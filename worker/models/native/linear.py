@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.module import Module, Numbers
-from worker.native import aligned
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
+from worker.native.memory import empty
 from worker.weights.packed_matrix import PackedMatrix
 from worker.weights.stored_matrix import StoredMatrix
 
@@ -36,7 +36,8 @@ class PackedLinear(Module):
         """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
         `parts[i]` is kept: float32, bfloat16, float16 or int8, or the kind of a stored matrix. Raises
         ValueError where the kinds change more than twice from part to part."""
-        self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        self.outputs = sum(part.shape[0] for part in parts)
+        self.inputs = parts[0].shape[1]
         self.threads = threads
         self._matrices: list[PackedMatrix] = []
         first = 0
@@ -84,9 +85,10 @@ class PackedLinear(Module):
     def product(self, inputs: NDArray[Any]) -> NDArray[Any]:
         """inputs (…, inputs) float32 → (…, outputs) float32."""
         rows = np.ascontiguousarray(inputs)
-        out = aligned.empty((*rows.shape[:-1], self.outputs), np.float32)
-        threads, count = self.threads, rows.size // self.inputs
-        room = aligned.empty(threads.library.furrow_product_room(self._address, count), np.uint8)
+        out = empty((*rows.shape[:-1], self.outputs), np.float32)
+        threads = self.threads
+        count = rows.size // self.inputs
+        room = empty(threads.library.furrow_product_room(self._address, count), np.uint8)
         threads.library.furrow_product(
             threads.address, self._address, rows.ctypes.data, count, out.ctypes.data, room.ctypes.data
         )
@@ -95,7 +97,7 @@ class PackedLinear(Module):
     def look_up(self, ids: NDArray[Any]) -> NDArray[Any]:
         """The weights of the outputs `ids` (…) int64 as rows (…, inputs) float32."""
         ids = np.ascontiguousarray(ids)
-        out = aligned.empty((*ids.shape, self.inputs), np.float32)
+        out = empty((*ids.shape, self.inputs), np.float32)
         self.threads.library.furrow_look_up(self._address, ids.ctypes.data, ids.size, out.ctypes.data)
         return out
 
@@ -128,7 +130,8 @@ class Embedding(Module):
     """ids (…) int64 → rows (…, hidden) in float32, multiplied by `scale`. The table is of 32 or 16 bits."""
 
     def __init__(self, weight: Numbers, scale: float | None) -> None:
-        self.weight, self.scale = weight, scale
+        self.weight = weight
+        self.scale = scale
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         assert isinstance(self.weight, np.ndarray)
@@ -140,7 +143,8 @@ class PackedEmbedding(Module):
     """ids (…) int64 → rows (…, hidden) in float32, looked up in packed weights: those of the tied head, or its own."""
 
     def __init__(self, table: PackedLinear, scale: float | None) -> None:
-        self.table, self.scale = table, scale
+        self.table = table
+        self.scale = scale
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         rows = self.table.look_up(ids)
@@ -152,7 +156,9 @@ class PackedExperts(Module):
 
     def __init__(self, gate_up: list[PackedLinear], down: list[PackedLinear], summed: bool) -> None:
         """`summed`: their outputs are a part of a sum over the ranks."""
-        self.gate_up, self.down, self.summed = gate_up, down, summed
+        self.gate_up = gate_up
+        self.down = down
+        self.summed = summed
 
 
 class SplitEmbedding(Module):
@@ -160,11 +166,14 @@ class SplitEmbedding(Module):
 
     def __init__(self, rows: Embedding | PackedEmbedding, start: int, count: int, link: Link) -> None:
         """`rows` holds `count` rows, from `start` on."""
-        self.rows, self.start, self.count, self._link = rows, start, count, link
+        self.rows = rows
+        self.start = start
+        self.count = count
+        self._link = link
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         local = ids - self.start
         mine = (local >= 0) & (local < self.count)
-        found = self.rows(np.where(mine, local, 0))
-        found[~mine] = 0
-        return self._link.collective.all_reduce(found)
+        vectors = self.rows(np.where(mine, local, 0))
+        vectors[~mine] = 0
+        return self._link.collective.all_reduce(vectors)

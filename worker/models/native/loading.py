@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.families.recurrence import Recurrence
 from worker.models.native import recurrent
 from worker.models.native.linear import (
@@ -24,8 +24,17 @@ from worker.models.native.linear import (
 )
 from worker.models.native.module import Module, Unfilled
 from worker.models.native.modules import LAYERS_TABLE, CausalModel, Linear
-from worker.models.rank_weights import DOWN, GATE_UP, RankWeights, are_experts, have_biases, rounded, sizes_of
-from worker.models.siblings import LinearGroup, groups_of
+from worker.models.shard import (
+    DOWN,
+    GATE_UP,
+    LinearGroup,
+    RankWeights,
+    are_experts,
+    groups_of,
+    have_biases,
+    rounded,
+    sizes_of,
+)
 from worker.native.library import Threads
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer
@@ -88,7 +97,8 @@ class NativeLoader:
 
     def _fill_group(self, group: LinearGroup) -> None:
         """Put one product where the group's layers were, under their joined names."""
-        names, parent = group.full_names(), self.model.at(group.parent)
+        names = group.full_names()
+        parent = self.model.at(group.parent)
         linears: list[Linear] = [getattr(parent, name) for name in group.names]
         weights = [
             self._converted(f"{name}.weight", self._weights.read(name, "weight", linear.weight.shape))
@@ -110,7 +120,8 @@ class NativeLoader:
     def _packed_experts(self, name: str, experts: Any) -> PackedExperts:
         """Each expert read and packed by itself."""
         layers: dict[str, list[PackedLinear]] = {GATE_UP: [], DOWN: []}
-        sizes, read = sizes_of(experts), self._weights
+        sizes = sizes_of(experts)
+        read = self._weights
         for leaf, packed in layers.items():
             for number in range(getattr(experts, leaf).shape[0]):
                 parts = read.expert(name, leaf, sizes, number)
@@ -122,7 +133,8 @@ class NativeLoader:
         model = self.model
         embedding: Any = model.model.embed_tokens
         head: Any = model.lm_head
-        shape, tied = embedding.weight.shape, bool(model.config.tie_word_embeddings)
+        shape = embedding.weight.shape
+        tied = bool(model.config.tie_word_embeddings)
         table = self._vocabulary("model.embed_tokens.weight", shape)
         bias = None
         if head.bias is not None:

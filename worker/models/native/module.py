@@ -1,4 +1,5 @@
-"""The parts of a model whose forward is C++: plain objects, whose numbers a loader fills and a plan reads."""
+"""The parts of a model whose forward is C++: plain objects, whose numbers a loader fills and a plan reads; and
+the error of a model that has others."""
 
 from __future__ import annotations
 
@@ -8,6 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class NotNative(Exception):
+    """A model that is left to torch; the message says why."""
+
+
+def require(held: bool, otherwise: str) -> None:
+    """Raise NotNative with the reason `otherwise` unless `held`."""
+    if not held:
+        raise NotNative(otherwise)
 
 
 @dataclass(frozen=True)
@@ -46,10 +57,10 @@ class Module:
 
     def at(self, path: str) -> Any:
         """The part, or the numbers, with a dotted name. Raises AttributeError or IndexError."""
-        found: Any = self
+        part: Any = self
         for name in path.split(".") if path else ():
-            found = found[int(name)] if isinstance(found, list) else getattr(found, name)
-        return found
+            part = part[int(name)] if isinstance(part, list) else getattr(part, name)
+        return part
 
     def replace(self, path: str, part: Module) -> None:
         """Put `part` where the one with the dotted name `path` is."""

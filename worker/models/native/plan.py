@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from worker.families.family import Family
@@ -14,12 +15,11 @@ from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
 from worker.kv.base import CacheLayout, LayerCache
 from worker.models.native import modules
-from worker.models.native.deltas import Deltas
-from worker.models.native.linear import PackedLinear
-from worker.models.native.mixtures import Mixtures
-from worker.models.native.modules import CausalModel
+from worker.models.native.linear import PackedExperts, PackedLinear
+from worker.models.native.module import NotNative, require
+from worker.models.native.modules import CORRECTION, CausalModel
+from worker.models.native.recurrent import RecurrentLayers
 from worker.models.native.rotary import Rotary
-from worker.models.native.unsupported import NotNative, require
 from worker.native import library
 from worker.native.library import (
     ALL_HEADS,
@@ -31,13 +31,92 @@ from worker.native.library import (
     NEITHER,
     WHOLE_VECTORS,
     XIELU,
+    Expert,
     Gate,
     Layer,
     LayerInputs,
     Linear,
+    Mixture,
     Model,
     Norm,
+    Threads,
 )
+
+
+class Mixtures:
+    """The mixtures of a model's layers, in order. `structs` is for C++; keeps alive what they point to."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self.structs = (Mixture * 0)()
+        self._kept: list[Any] = []
+
+    def add(self, block: Any, config: Any) -> int:
+        """The place of a layer's mixture among `structs`; -1 for a `block` without experts. It is the feed-forward
+        module, or the layer where the experts are beside that. Raises NotNative."""
+        experts: PackedExperts | None = getattr(block, "experts", None)
+        if experts is None:
+            return -1
+        pairs = [
+            Expert(gate_up.struct, down.struct) for gate_up, down in zip(experts.gate_up, experts.down, strict=True)
+        ]
+        # gpt_oss has another name for it, and a bias.
+        gate = block.router if hasattr(block, "router") else block.gate
+        scaled = hasattr(gate, "per_expert_scale")
+        router = [gate.proj.weight if scaled else gate.weight]
+        shared = getattr(block, "shared_expert", getattr(block, "shared_experts", None))
+        if shared is not None:
+            pairs.append(_shared(shared, experts.summed))
+        shared_gate = getattr(block, "shared_expert_gate", None)
+        if shared_gate is not None:
+            router.append(shared_gate.weight)
+        correction = getattr(gate, CORRECTION, getattr(block, CORRECTION, None))
+        structs = (Expert * len(pairs))(*pairs)
+        routing = PackedLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
+        self._kept += [structs, routing, correction]
+        before_router = Norm()
+        if scaled:
+            weight = gate.scale * np.float32(config.hidden_size**-0.5)
+            before_router = Norm(weight.ctypes.data, config.rms_norm_eps)
+            self._kept += [weight, gate.per_expert_scale]
+        self.structs = (Mixture * (len(self.structs) + 1))(
+            *self.structs,
+            Mixture(
+                before_router=before_router,
+                expert_scales=gate.per_expert_scale.ctypes.data if scaled else None,
+                router=routing.struct,
+                experts=ctypes.addressof(structs),
+                count=len(experts.gate_up),
+                chosen=config.num_experts_per_tok,
+                sigmoid=int(config.sigmoid_scores),
+                correction=None if correction is None else correction.ctypes.data,
+                groups=config.expert_groups,
+                chosen_groups=config.chosen_groups,
+                normalized=int(config.norm_topk_prob),
+                scale=config.expert_scale,
+                shared=int(shared is not None),
+                shared_gate=int(shared_gate is not None),
+            ),
+        )
+        return len(self.structs) - 1
+
+
+def _shared(expert: Any, summed: bool) -> Expert:
+    """Raises NotNative for an expert of which each rank has the whole beside others that are split."""
+    down: PackedLinear = expert.down_proj
+    require(down.summed == summed, "its shared expert is whole on each rank")
+    both = getattr(expert, "gate_up_proj", getattr(expert, "gate_proj_up_proj", None))
+    if both is None:
+        raise NotNative("its shared expert's layers of one input are no single product")
+    return Expert(both.struct, down.struct)
+
+
+def _lossless(weights: list[NDArray[Any]]) -> str:
+    """bfloat16 where it holds all weights exactly, else float32. A router is never quantized: an error in it would send
+    tokens to other experts."""
+    exact = all(np.array_equal(weight.astype(bfloat16).astype(weight.dtype), weight) for weight in weights)
+    return "bfloat16" if exact else "float32"
+
 
 _HEAD_NORMS = {
     None: EACH_HEAD,
@@ -59,14 +138,18 @@ class Plan:
         """Raises NotNative."""
         if not isinstance(model, CausalModel):
             raise NotNative(f"the modules of its {type(model).__name__} are transformers'")
-        config, body, family = model.config, model.model, FAMILIES[model.config.model_type]
+        config = model.config
+        body = model.model
+        family = FAMILIES[model.config.model_type]
         for one in layout.layers:
             require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
         self.head = _packed(model.lm_head)
         self.threads = self.head.threads
         rotaries = Rotaries(body.rotaries, family.rope_neighbours)
-        mixtures, deltas = Mixtures(self.threads), Deltas(layout.state)
-        layers, self._ones = list[Layer](), list[NDArray[Any]]()
+        mixtures = Mixtures(self.threads)
+        recurrent = RecurrentLayers(layout.state)
+        layers = list[Layer]()
+        self._ones = list[NDArray[Any]]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             beside = None if family.experts is None else family.experts.beside
             mixture = mixtures.add(one.mlp if beside is None else one, config)
@@ -78,28 +161,31 @@ class Plan:
                 )
             if kind == LINEAR:
                 module: Any = next(getattr(one, name) for name in RECURRENT if hasattr(one, name))
-                deltas.add(layers[-1], module)
+                recurrent.add(layers[-1], module)
                 layers[-1].attention_out = _packed(module.out_proj).struct
             else:
-                place = sum(layer.delta < 0 for layer in layers) - 1
+                place = sum(layer.recurrent < 0 for layer in layers) - 1
                 _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
                 if family.value_norm:
                     layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
                 layers[-1].rotary = rotaries.index(kind) if rotated else -1
-        self._layers, self._mixtures, self._deltas = (Layer * len(layers))(*layers), mixtures, deltas
-        self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
+        self._layers = (Layer * len(layers))(*layers)
+        self._mixtures = mixtures
+        self._recurrent = recurrent
+        self._rotaries = rotaries.structs
+        self._frequencies = rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
             hidden=config.hidden_size,
-            heads=next(one.attention_out.inputs // one.head_dim for one in layers if one.delta < 0),
+            heads=next(one.attention_out.inputs // one.head_dim for one in layers if one.recurrent < 0),
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
             mixtures=ctypes.addressof(mixtures.structs),
             mixture_count=len(mixtures.structs),
-            deltas=ctypes.addressof(deltas.structs),
-            delta_count=len(deltas.structs),
+            recurrent=ctypes.addressof(recurrent.structs),
+            recurrent_count=len(recurrent.structs),
             output_gate=int(family.output_gate),
             attention_scale=config.scaling,
             attention_cap=config.attention_cap,
@@ -152,7 +238,7 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
         down=_packed(feed_forward.down_proj).struct if dense else Linear(),
         gate=_gate(feed_forward, config, family),
         mixture=mixture,
-        delta=-1,
+        recurrent=-1,
         parallel=int(family.parallel),
         input_gate=_packed(layer.per_layer_input_gate).struct if has_input else Linear(),
         input_projection=_packed(layer.per_layer_projection).struct if has_input else Linear(),
@@ -187,7 +273,8 @@ def _gate(feed_forward: Any, config: Any, family: Family) -> Gate:
 def _xielu(learned: Any) -> Gate:
     """As transformers' `XIELUActivation` has it."""
     positive, negative = (_softplus(one.item()) for one in (learned.alpha_p, learned.alpha_n))
-    linear, least = learned.beta.item(), learned.eps.item()
+    linear = learned.beta.item()
+    least = learned.eps.item()
     return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least)
 
 
@@ -198,19 +285,24 @@ def _softplus(number: float) -> float:
 def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache) -> None:
     sinks = getattr(attention, "sinks", None)
     query, key = (getattr(attention, name, None) for name in family.head_norm_names)
-    to.query, to.key = _norm(query), _norm(key)
+    to.query = _norm(query)
+    to.key = _norm(key)
     to.head_norms = _HEAD_NORMS[family.head_norms]
     to.head_norm_step = query.weight.shape[-1] if query is not None and family.head_norms == "each_own_head" else 0
     if cache.source is not None:
-        to.stored, to.query_key_value = NEITHER, _packed(attention.q_proj).struct
+        to.stored = NEITHER
+        to.query_key_value = _packed(attention.q_proj).struct
     elif hasattr(attention, "q_proj_k_proj"):
-        to.stored, to.query_key_value = KEYS_ALONE, _packed(attention.q_proj_k_proj).struct
+        to.stored = KEYS_ALONE
+        to.query_key_value = _packed(attention.q_proj_k_proj).struct
     else:
-        to.stored, to.query_key_value = BOTH, _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
+        to.stored = BOTH
+        to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0
-    to.shared_heads, to.head_dim = cache.kv_heads, cache.head_dim
+    to.shared_heads = cache.kv_heads
+    to.head_dim = cache.head_dim
 
 
 def _norm(norm: modules.Norm | None) -> Norm:

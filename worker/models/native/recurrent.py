@@ -1,4 +1,4 @@
-"""Recurrent layers of models whose forward is C++: their weights as the compiled step reads them."""
+"""Recurrent layers of models whose forward is C++: their weights, and the structs that the compiled step reads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR, DeltaRule, Recurrence
 from worker.families.short_convolution import ShortConvolution
+from worker.kv.base import StateLayout
 from worker.models.native.linear import PackedLinear
-from worker.models.native.module import Module
+from worker.models.native.module import Module, NotNative
+from worker.native.library import DELTA_RULE, MAMBA, SHORT_CONVOLUTION, Layer, Linear, Norm, Place, RecurrentLayer
 from worker.weights.sharding import ShardPlan
 
 
@@ -31,8 +33,10 @@ class GatedDelta(Module):
 
     def __init__(self, loaded: Any, config: Any, layer: int, tiled: bool) -> None:
         """`tiled`: value head h belongs to key head h mod `key_heads`."""
-        self.layer, self.tiled = layer, tiled
-        self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        self.layer = layer
+        self.tiled = tiled
+        self.key_dim = config.linear_key_head_dim
+        self.value_dim = config.linear_value_head_dim
         self.value_heads = int(loaded.A_log.size)
         self.key_heads = self.value_heads * config.linear_num_key_heads // config.linear_num_value_heads
         self.by_head = hasattr(loaded, "in_proj_qkvz")
@@ -42,7 +46,8 @@ class GatedDelta(Module):
         self.out_proj: PackedLinear = loaded.out_proj
         self.filter = _filter(loaded.conv1d.weight)
         self.decay = _decay(loaded.A_log)
-        self.decay_bias, self.norm_weight = loaded.dt_bias, loaded.norm.weight
+        self.decay_bias = loaded.dt_bias
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
 
     @property
@@ -55,8 +60,11 @@ class MambaLayer(Module):
     """Mamba-2 of this rank's heads. `layer` counts the recurrent layers."""
 
     def __init__(self, loaded: Any, config: Any, shape: Mamba, layer: int, plan: ShardPlan) -> None:
-        self.layer, self.head_dim, self.state = layer, shape.head_dim, shape.state
-        self.heads, self.groups = shape.heads // plan.world_size, max(1, shape.groups // plan.world_size)
+        self.layer = layer
+        self.head_dim = shape.head_dim
+        self.state = shape.state
+        self.heads = shape.heads // plan.world_size
+        self.groups = max(1, shape.groups // plan.world_size)
         self.group_width = shape.heads * shape.head_dim // shape.groups
         """Numbers of a group of heads, on all ranks that share it."""
         shared = shape.groups % plan.world_size != 0
@@ -68,7 +76,9 @@ class MambaLayer(Module):
         self.filter = _filter(loaded.conv1d.weight)
         self.filter_bias: NDArray[Any] | None = getattr(loaded.conv1d, "bias", None)
         self.decay = _decay(loaded.A_log)
-        self.step_bias, self.skip, self.norm_weight = loaded.dt_bias, loaded.D, loaded.norm.weight
+        self.step_bias = loaded.dt_bias
+        self.skip = loaded.D
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
 
 
@@ -101,3 +111,114 @@ def _filter(weight: NDArray[Any]) -> NDArray[Any]:
 
 def _decay(logarithms: NDArray[Any]) -> NDArray[np.float32]:
     return (-np.exp(logarithms.astype(np.float64))).astype(np.float32)
+
+
+class RecurrentLayers:
+    """The recurrent layers of a model, in order. `structs` is for C++; keeps alive what they point to."""
+
+    def __init__(self, layout: StateLayout | None) -> None:
+        self._layout = layout
+        self.structs = (RecurrentLayer * 0)()
+        self._kept: list[Any] = []
+
+    def add(self, to: Layer, module: Any) -> None:
+        """Make `to` a layer with the recurrence `module`, but for its last product. Raises NotNative."""
+        struct = _STRUCTS.get(type(module))
+        if struct is None or self._layout is None:
+            raise NotNative(f"its {type(module).__name__} is torch's")
+        to.recurrent = len(self.structs)
+        self._kept.append(module)
+        self.structs = (RecurrentLayer * (to.recurrent + 1))(*self.structs, struct(module, self._layout))
+
+
+def _convolution(module: GatedConvolution, layout: StateLayout) -> RecurrentLayer:
+    return RecurrentLayer(
+        projections=_linear(module.in_proj),
+        filter_bias=None if module.bias is None else module.bias.ctypes.data,
+        filter=module.filter.ctypes.data,
+        value_heads=1,
+        value_dim=layout.channels,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+        kind=SHORT_CONVOLUTION,
+    )
+
+
+def _mamba(module: MambaLayer, layout: StateLayout) -> RecurrentLayer:
+    inner = module.heads * module.head_dim
+    of_groups = module.groups * module.state
+    share = module.heads // module.groups
+    bias = module.filter_bias
+    return RecurrentLayer(
+        projections=_linear(module.in_proj),
+        gate=Place(0, share * module.head_dim),
+        value=Place(inner, share * module.head_dim),
+        key=Place(2 * inner, module.state),
+        query=Place(2 * inner + of_groups, module.state),
+        learning=Place(2 * (inner + of_groups), share),
+        filter_bias=None if bias is None else bias.ctypes.data,
+        filter=module.filter.ctypes.data,
+        decay=module.decay.ctypes.data,
+        decay_bias=module.step_bias.ctypes.data,
+        skip=module.skip.ctypes.data,
+        norm=Norm(module.norm_weight.ctypes.data, module.eps),
+        key_heads=module.groups,
+        value_heads=module.heads,
+        key_dim=module.state,
+        value_dim=module.head_dim,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+        kind=MAMBA,
+        norm_groups=module.norm_groups,
+        first_group=module.first_group,
+        norm_width=module.group_width,
+    )
+
+
+def _delta_rule(module: GatedDelta, layout: StateLayout) -> RecurrentLayer:
+    return RecurrentLayer(
+        projections=_linear(module.projections),
+        rates=_linear(module.rates),
+        **_places(module),
+        filter=module.filter.ctypes.data,
+        decay=module.decay.ctypes.data,
+        decay_bias=module.decay_bias.ctypes.data,
+        norm=Norm(module.norm_weight.ctypes.data, module.eps),
+        key_heads=module.key_heads,
+        value_heads=module.value_heads,
+        key_dim=module.key_dim,
+        value_dim=module.value_dim,
+        taps=layout.window + 1,
+        state=module.layer * layout.layer_numbers,
+        kind=DELTA_RULE,
+        tiled=int(module.tiled),
+    )
+
+
+_STRUCTS = {GatedConvolution: _convolution, GatedDelta: _delta_rule, MambaLayer: _mamba}
+
+
+def _places(module: GatedDelta) -> dict[str, Place]:
+    """Where the outputs of the projections lie: by key head, or those of all heads together."""
+    group = module.group
+    widths = [module.key_dim, module.key_dim, group * module.value_dim, group * module.value_dim]
+    heads = 1 if module.by_head else module.key_heads
+    starts = [heads * sum(widths[:part]) for part in range(4)]
+    steps = [sum(widths)] * 4 if module.by_head else widths
+    query, key, value, gate = (Place(start, step) for start, step in zip(starts, steps, strict=True))
+    step = 2 * group if module.by_head else group
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "gate": gate,
+        "learning": Place(0, step),
+        "keeping": Place(heads * group, step),
+    }
+
+
+def _linear(linear: PackedLinear | None) -> Linear:
+    """Raises NotNative for projections of one input that could not be joined."""
+    if linear is None:
+        raise NotNative("its projections of one input are no single product")
+    return linear.struct

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from control.errors import ModelFilesError
 from worker.families.family import Family
 from worker.families.recurrence import FULL
-from worker.models.native.unsupported import require
+from worker.models.native.module import require
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,25 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
     """The rotary embeddings that config.json describes: one for each kind of layers in `widths`, which has the width of
     their heads, where they differ by kind, else one alone. Raises NotNative for an embedding that is left to torch,
     ModelFilesError for a parameter that is missing or no number."""
-    scaling, given = config.get("rope_scaling"), config.get("rope_parameters")
-    for parameters in (scaling, given):
+    scaling = config.get("rope_scaling")
+    rope = config.get("rope_parameters")
+    for parameters in (scaling, rope):
         if not isinstance(parameters, dict | None):
             raise ModelFilesError(f"config.json has rotary parameters {parameters!r}; an object is needed.")
     default = dict(family.defaults["rope_parameters"])
     if not family.rope_by_kind:
-        theta, partial = default.pop("rope_theta"), default.get("partial_rotary_factor")
+        theta = default.pop("rope_theta")
+        partial = default.get("partial_rotary_factor")
         if "rotary_dim" in family.fields:
             width = config.get("rotary_dim")
             partial = 1.0 if width is None else width / head_dim
-        if not (scaling or given) and default["rope_type"] != "default":
+        if not (scaling or rope) and default["rope_type"] != "default":
             # The class's own parameters are whole: `rope_theta` beside them has no effect.
-            given = {"rope_theta": theta, **default}
-        given = scaling or given or {}
-        nested = [name for name, value in given.items() if isinstance(value, dict)]
+            rope = {"rope_theta": theta, **default}
+        rope = scaling or rope or {}
+        nested = [name for name, value in rope.items() if isinstance(value, dict)]
         require(not nested, f"its rotary embeddings differ by layer ({', '.join(nested)})")
-        parameters = {"rope_theta": config.get("rope_theta", theta), **given}
+        parameters = {"rope_theta": config.get("rope_theta", theta), **rope}
         own = config.get("original_max_position_embeddings")
         if own is not None:
             parameters["original_max_position_embeddings"] = own
@@ -58,27 +60,27 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
             period = read.number("original_max_position_embeddings", config["max_position_embeddings"])
             whole = replace(whole, growth=(read.number("llama_4_scaling_beta", 0.0), period))
         return {"": whole}
-    found = dict[str, Rotary]()
+    embeddings = dict[str, Rotary]()
     for kind, name in family.rope_by_kind.items():
         if kind in widths:
             theta = default[kind]["rope_theta"]
-            parameters = (given or {}).get(kind) or {"rope_type": "default"}
-            if given is None and name is None:
+            parameters = (rope or {}).get(kind) or {"rope_type": "default"}
+            if rope is None and name is None:
                 parameters = default[kind]
             require(not scaling or any(family.rope_by_kind.values()), "rope_scaling beside parameters by kind of layer")
             if kind == FULL and scaling:
                 parameters = {**parameters, **scaling}
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
-            found[kind] = _rotary(config, None, parameters, widths[kind])
-    return found
+            embeddings[kind] = _rotary(config, None, parameters, widths[kind])
+    return embeddings
 
 
-def _rotary(config: dict[str, Any], partial: float | None, given: dict[str, Any], head_dim: int) -> Rotary:
+def _rotary(config: dict[str, Any], partial: float | None, rope: dict[str, Any], head_dim: int) -> Rotary:
     """`partial`: the share of a head that is rotated where config.json has none; None: the whole head, always."""
     most = config["max_position_embeddings"]
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = rope.get("rope_type", rope.get("type", "default"))
     require(kind in _KINDS or kind == "proportional", f"its rotary embedding is of type {kind}")
-    parameters = _Parameters({"original_max_position_embeddings": most, **given}, most)
+    parameters = _Parameters({"original_max_position_embeddings": most, **rope}, most)
     own = config.get("partial_rotary_factor")
     if kind == "proportional":
         return _proportional(parameters, head_dim)
@@ -89,11 +91,11 @@ def _rotary(config: dict[str, Any], partial: float | None, given: dict[str, Any]
 
 @dataclass(frozen=True)
 class _Parameters:
-    given: dict[str, Any]
+    values: dict[str, Any]
     max_positions: int
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self.given.get(name)
+        value = self.values.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ModelFilesError(f"config.json has {name} = {value!r} among the rotary parameters; give a number.")
@@ -131,8 +133,10 @@ def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
 def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
     """Low frequencies divided by `factor`, high ones as they are, a smooth passage between."""
     frequencies = _plain(parameters.number("rope_theta"), head_dim)
-    factor, length = parameters.number("factor"), parameters.number("original_max_position_embeddings")
-    low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
+    factor = parameters.number("factor")
+    length = parameters.number("original_max_position_embeddings")
+    low = parameters.number("low_freq_factor")
+    high = parameters.number("high_freq_factor")
     wavelengths = np.float32(2 * math.pi) / frequencies
     scaled = np.where(wavelengths > length / low, frequencies / factor, frequencies)
     smooth = (np.float32(length) / wavelengths - low) / (high - low)
@@ -142,27 +146,31 @@ def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
 
 def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     """YaRN, https://arxiv.org/abs/2309.00071: interpolated frequencies, and a scale for attention."""
-    theta, length = parameters.number("rope_theta"), parameters.number("original_max_position_embeddings")
+    theta = parameters.number("rope_theta")
+    length = parameters.number("original_max_position_embeddings")
     factor = parameters.number("factor", parameters.max_positions / length)
-    scale = parameters.given.get("attention_factor")
+    scale = parameters.values.get("attention_factor")
     if scale is None:
-        mscale, every = parameters.given.get("mscale"), parameters.given.get("mscale_all_dim")
+        mscale = parameters.values.get("mscale")
+        every = parameters.values.get("mscale_all_dim")
         scale = _mscale(factor, mscale) / _mscale(factor, every) if mscale and every else _mscale(factor)
 
     def border(rotations: float) -> float:
         return (head_dim * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(theta))
 
-    low = border(parameters.number("beta_fast") if parameters.given.get("beta_fast") else 32)
-    high = border(parameters.number("beta_slow") if parameters.given.get("beta_slow") else 1)
-    if parameters.given.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low = border(parameters.number("beta_fast") if parameters.values.get("beta_fast") else 32)
+    high = border(parameters.number("beta_slow") if parameters.values.get("beta_slow") else 1)
+    if parameters.values.get("truncate", True):
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
-    kept = (1 - ramp).astype(np.float32)
+    weight = (1 - ramp).astype(np.float32)
     periods = _periods(theta, head_dim, head_dim)
-    frequencies = 1 / (np.float32(factor) * periods) * (1 - kept) + 1 / periods * kept
+    frequencies = 1 / (np.float32(factor) * periods) * (1 - weight) + 1 / periods * weight
     return Rotary(frequencies.astype(np.float32), float(scale))
 
 

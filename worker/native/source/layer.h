@@ -126,7 +126,7 @@ enum RecurrentKind : int32_t { DELTA_RULE, SHORT_CONVOLUTION, MAMBA };
 
 // A recurrent layer. The value heads of a key head lie side by side, in a row as in the state, or `tiled`: value head h belongs to key
 // head h mod key_heads.
-struct Delta {
+struct RecurrentLayer {
   Linear projections;              // outputs: queries, keys, values and gates, which `query` … `gate` find
   Linear rates;                    // of DELTA_RULE; outputs: two numbers for each value head, which `learning` and `keeping` find
   Place query, key, value, gate, learning, keeping;
@@ -160,7 +160,7 @@ struct Layer {
   int64_t window;  // positions that a token sees, itself included; 0: all
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down` or beside them; -1: none
-  int64_t delta;    // index into the model's, instead of attention; -1: none
+  int64_t recurrent;    // index into the model's, instead of attention; -1: none
   int64_t shared_heads, head_dim;  // of keys and values, of all heads
   KeysAndValues stored;
   Norm value;      // of a head's value
@@ -187,8 +187,8 @@ struct Model {
   int64_t rotary_count;
   const Mixture* mixtures;
   int64_t mixture_count;
-  const Delta* deltas;
-  int64_t delta_count;
+  const RecurrentLayer* recurrent;
+  int64_t recurrent_count;
   int32_t output_gate;  // 1: behind the query of a head lies a gate of the head's output
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays

@@ -15,8 +15,8 @@ class Scratch {
     int64_t attended_width = 0, rates_width = 0, width = 0, inner = 0, attention_floats = 0, longest = 0, groups = 0;
     for (int64_t i = 0; i < batch.span_count; ++i)
       longest = std::max(longest, batch.spans[i].offset + batch.spans[i].count);
-    for (int64_t i = 0; i < model.delta_count; ++i) {
-      const Delta& one = model.deltas[i];
+    for (int64_t i = 0; i < model.recurrent_count; ++i) {
+      const RecurrentLayer& one = model.recurrent[i];
       width = std::max(width, one.projections.outputs), rates_width = std::max(rates_width, rate_count(one));
       attended_width = std::max(attended_width, one.value_heads * one.value_dim);
       groups = std::max(groups, one.norm_groups);
@@ -27,7 +27,7 @@ class Scratch {
       const Layer& layer = model.layers[i];
       if (layer.mixture < 0 || layer.beside) inner = std::max(inner, layer.down.inputs);
       sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.parallel);
-      if (layer.delta >= 0) continue;
+      if (layer.recurrent >= 0) continue;
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
       attended_width = std::max(attended_width, model.heads * layer.head_dim);

@@ -19,14 +19,14 @@ class Step {
   Step(const Model& model, const Batch& batch, char* memory, int threads)
       : layers_(model.layers, model.layers + model.depth),
         mixtures_(model.mixtures, model.mixtures + model.mixture_count),
-        deltas_(model.deltas, model.deltas + model.delta_count),
+        recurrent_(model.recurrent, model.recurrent + model.recurrent_count),
         rotaries_(model.rotaries, model.rotaries + model.rotary_count),
         spans_(batch.spans, batch.spans + batch.span_count),
         slabs_(batch.slabs, batch.slabs + batch.slab_count),
         model_(model),
         batch_(batch),
         scratch_(memory, model, batch, threads) {
-    for (int64_t i = 0; i < model.delta_count; ++i) guesses_.push_back(guesses_of(model, batch, i));
+    for (int64_t i = 0; i < model.recurrent_count; ++i) guesses_.push_back(guesses_of(model, batch, i));
     for (int64_t i = 0; i < batch.span_count; ++i)
       for (int64_t first = 0; first < batch.spans[i].count; first += TOKENS)
         pieces_.push_back({batch.spans[i], first, std::min(TOKENS, batch.spans[i].count - first)});
@@ -45,8 +45,8 @@ class Step {
     if (batch_.layer_inputs) prepare_inputs(hand);
     for (const Layer& layer : layers_) {
       normalize_all(hand, layer.before_attention);
-      if (layer.delta >= 0)
-        recur(hand, layer.delta);
+      if (layer.recurrent >= 0)
+        recur(hand, layer.recurrent);
       else
         attend_all(hand, layer);
       if (failure_.load(std::memory_order_relaxed)) return;
@@ -325,19 +325,19 @@ class Step {
   }
 
   void recur(Hand& hand, int64_t number) {
-    const Delta& delta = deltas_[number];
-    multiply(hand, delta.projections, scratch_.normed, scratch_.projected);
-    if (delta.kind == DELTA_RULE) multiply(hand, delta.rates, scratch_.normed, scratch_.rates);
-    with_pass(delta, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held, [&](const auto& pass) {
+    const RecurrentLayer& recurrent = recurrent_[number];
+    multiply(hand, recurrent.projections, scratch_.normed, scratch_.projected);
+    if (recurrent.kind == DELTA_RULE) multiply(hand, recurrent.rates, scratch_.normed, scratch_.rates);
+    with_pass(recurrent, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held, [&](const auto& pass) {
       pass.run(hand);
-      if constexpr (std::is_same_v<decltype(pass), const MambaPass&>) normalize_groups(hand, delta, pass);
+      if constexpr (std::is_same_v<decltype(pass), const MambaPass&>) normalize_groups(hand, recurrent, pass);
     });
   }
 
   // Norms the outputs of a Mamba layer over groups of heads, which ranks may share.
-  void normalize_groups(Hand& hand, const Delta& delta, const MambaPass& pass) {
+  void normalize_groups(Hand& hand, const RecurrentLayer& recurrent, const MambaPass& pass) {
     each_token(hand, [&](int64_t token) { pass.gate(token, scratch_.squares); });
-    if (pass.shares_group()) sum_squares(hand, delta.norm_groups);
+    if (pass.shares_group()) sum_squares(hand, recurrent.norm_groups);
     each_token(hand, [&](int64_t token) { pass.normalize(token, scratch_.squares); });
   }
 
@@ -366,7 +366,7 @@ class Step {
 
   const std::vector<Layer> layers_;
   const std::vector<Mixture> mixtures_;
-  const std::vector<Delta> deltas_;
+  const std::vector<RecurrentLayer> recurrent_;
   std::vector<Guesses> guesses_;  // by recurrent layer
   const std::vector<Rotary> rotaries_;
   const std::vector<Span> spans_;

@@ -107,10 +107,10 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
         raise ModelFilesError(f"{stored.path}: {FACTORS} is {stored.type.name} of shape {stored.shape}.")
     with stored.path.open("rb") as file:
         file.seek(stored.start)
-        given = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
-    factor = max(given)
+        factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
+    factor = max(factors)
     expected = [_factor(theta ** (2 * index / width), factor) for index in range(width // 2)]
-    pairs = zip(given, expected, strict=True)
+    pairs = zip(factors, expected, strict=True)
     if not all(math.isclose(one, other, rel_tol=TOLERANCE) for one, other in pairs):
         raise UnsupportedArchitecture(
             f"{stored.path}: the factors in {FACTORS} are not Llama 3's, and no others are supported."

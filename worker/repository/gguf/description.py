@@ -31,13 +31,13 @@ def describe(model: GgufModel) -> Description:
     reason = refusal(model)
     if reason is None:
         try:
-            kept = kept_tokenizer(model)
+            converted = kept_tokenizer(model)
         except ModelFilesError as error:
             reason = str(error)
         else:
-            config = dict(kept.tokenizer_config)
+            config = dict(converted.tokenizer_config)
             template = _with_tools(model, config.pop("chat_template", None))
-            return Description(kept.tokenizer_json, config, template, kept.ends)
+            return Description(converted.tokenizer_json, config, template, converted.ends)
     for folder in _folders(model):
         if (folder / "tokenizer.json").is_file():
             return _beside(model, folder)
@@ -59,12 +59,12 @@ def base_repository(repository: str) -> str | None:
 def _folders(model: GgufModel) -> list[Path]:
     """The file's own folder, and the snapshots of the repository without `-GGUF` where both are in one cache."""
     path = model.files[0]
-    found = [path.parent]
+    folders = [path.parent]
     for parent in path.parents:
         if parent.name.startswith("models--") and (base := base_repository(parent.name)) is not None:
-            found += [parent] if parent not in found else []
-            found += sorted((parent.parent / base / "snapshots").glob("*"))
-    return found
+            folders += [parent] if parent not in folders else []
+            folders += sorted((parent.parent / base / "snapshots").glob("*"))
+    return folders
 
 
 def _tried(model: GgufModel, reason: str) -> str:

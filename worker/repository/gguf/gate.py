@@ -174,17 +174,20 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
 
 def _recurrent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of one recurrent layer, as `_layer_shapes`."""
-    hidden, found = config["hidden_size"], delta_rule_of(config)
-    heads, values, channels = found.value_heads, found.value_heads * found.value_dim, sum(found.regions)
+    hidden = config["hidden_size"]
+    recurrence = delta_rule_of(config)
+    heads = recurrence.value_heads
+    values = heads * recurrence.value_dim
+    channels = sum(recurrence.regions)
     return {
         "linear_attn.in_proj_qkv.weight": (channels, hidden),
         "linear_attn.in_proj_z.weight": (values, hidden),
         "linear_attn.in_proj_b.weight": (heads, hidden),
         "linear_attn.in_proj_a.weight": (heads, hidden),
-        "linear_attn.conv1d.weight": (channels, found.taps),
+        "linear_attn.conv1d.weight": (channels, recurrence.taps),
         "linear_attn.A_log": (heads,),
         "linear_attn.dt_bias": (heads,),
-        "linear_attn.norm.weight": (found.value_dim,),
+        "linear_attn.norm.weight": (recurrence.value_dim,),
         "linear_attn.out_proj.weight": (hidden, values),
         **_common_shapes(config, hidden),
     }

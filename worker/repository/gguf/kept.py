@@ -48,8 +48,8 @@ def kept_tokenizer(model: GgufModel, read: Read = read_tokenizer) -> Converted:
         path = cache_files.folder(KIND) / f"{_key(model)}.tokenizer"
     except OSError as error:
         raise ModelFilesAway(f"{model.files[0]} can't be read: {error}. Repair the file system.") from error
-    if (found := _found(path)) is not None:
-        return found
+    if (converted := _read(path)) is not None:
+        return converted
     made = Converted(*read(model))
     with contextlib.suppress(OSError):  # a home that can't be written to: converted at each start
         _keep(path, made)
@@ -67,19 +67,19 @@ def _key(model: GgufModel) -> str:
     return digest.hexdigest()[:24]
 
 
-def _found(path: Path) -> Converted | None:
+def _read(path: Path) -> Converted | None:
     try:
         checksum, content = path.read_bytes().split(b"\n", 1)
         if hashlib.sha256(content).hexdigest().encode() != checksum:
             raise ValueError("its checksum differs")
-        found = msgspec.msgpack.decode(content, type=Converted)
+        converted = msgspec.msgpack.decode(content, type=Converted)
     except OSError:
         return None
     except (ValueError, msgspec.DecodeError) as error:
         log.warning("a kept tokenizer is damaged", file=str(path), reason=str(error), action="read_tokenizer")
         return None
     cache_files.mark_used(path)
-    return found
+    return converted
 
 
 def _keep(path: Path, made: Converted) -> None:

@@ -14,21 +14,21 @@ _NO_MODELS = ("mmproj", "imatrix")
 _SHOWN = 24
 
 
-def choose(names: Iterable[str], wanted: str | None, where: str) -> list[str]:
-    """The parts of the one model that `wanted` names, in order: `Q4_K_M`, or a file's name, in any case. None: the only
+def choose(names: Iterable[str], chosen: str | None, where: str) -> list[str]:
+    """The parts of the one model that `chosen` names, in order: `Q4_K_M`, or a file's name, in any case. None: the only
     model. Raises ModelFilesError with the list where none or several fit."""
     models = sorted({_first_part(name) for name in names if is_model(name)})
-    fitting = [name for name in models if wanted is None or _fits(name, wanted.lower())]
+    fitting = [name for name in models if chosen is None or _fits(name, chosen.lower())]
     if len(fitting) == 1:
         return [str(PurePosixPath(part)) for part in split_files(Path(fitting[0]))]
     shown = ", ".join((fitting or models)[:_SHOWN]) + (" …" if len(fitting or models) > _SHOWN else "")
     if not models:
-        raise ModelFilesError(f"{where} has no GGUF model{f' for --gguf {wanted}' if wanted else ''}.")
-    if wanted is None:
+        raise ModelFilesError(f"{where} has no GGUF model{f' for --gguf {chosen}' if chosen else ''}.")
+    if chosen is None:
         raise ModelFilesError(f"{where} has several GGUF models: {shown}. Name one with --gguf, such as --gguf Q4_K_M.")
     if fitting:
-        raise ModelFilesError(f"--gguf {wanted} fits several files of {where}: {shown}. Give the whole name of one.")
-    raise ModelFilesError(f"--gguf {wanted} fits no file of {where}. There are: {shown}.")
+        raise ModelFilesError(f"--gguf {chosen} fits several files of {where}: {shown}. Give the whole name of one.")
+    raise ModelFilesError(f"--gguf {chosen} fits no file of {where}. There are: {shown}.")
 
 
 def is_model(name: str) -> bool:
@@ -38,8 +38,8 @@ def is_model(name: str) -> bool:
 
 def names_in(folder: Path) -> list[str]:
     """GGUF files of a folder and of the folders in it, as relative paths."""
-    found = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix.lower() == ".gguf"]
-    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+    paths = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix.lower() == ".gguf"]
+    return sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
 
 
 def _first_part(name: str) -> str:
@@ -50,10 +50,10 @@ def _first_part(name: str) -> str:
     return PurePosixPath(split_files(Path(name))[0]).as_posix()
 
 
-def _fits(name: str, wanted: str) -> bool:
+def _fits(name: str, chosen: str) -> bool:
     path = PurePosixPath(name.lower())
     parts = SPLIT.fullmatch(path.name)
     stem = parts["stem"] if parts is not None else path.stem
-    if wanted in (str(path), path.name, path.stem, stem):
+    if chosen in (str(path), path.name, path.stem, stem):
         return True
-    return re.search(rf"[-._]{re.escape(wanted)}$", stem) is not None
+    return re.search(rf"[-._]{re.escape(chosen)}$", stem) is not None

@@ -58,14 +58,14 @@ class Vocabulary:
 
     def special_ids(self) -> dict[str, int]:
         """Ids of the metadata by the names of tokenizer_config.json."""
-        found = {name: self._id(key) for name, key in SPECIAL.items()}
-        return {name: number for name, number in found.items() if number is not None}
+        ids = {name: self._id(key) for name, key in SPECIAL.items()}
+        return {name: number for name, number in ids.items() if number is not None}
 
     def end_ids(self) -> list[int]:
         """Every token that ends an answer, the file's own first."""
         named = [self.ids[text] for text in NAMED_ENDS if text in self.ids]
-        given = [self._id(key) for key in ENDS]
-        ends = [one for one in given if one is not None]
+        ids = [self._id(key) for key in ENDS]
+        ends = [one for one in ids if one is not None]
         return ends + sorted(one for one in named if self.kinds[one] == CONTROL and one not in ends)
 
     def _id(self, key: str) -> int | None:
@@ -92,8 +92,8 @@ def refusal(model: GgufModel) -> str | None:
         return f"{file}: tokenizer.ggml.model is {kind[:40]!r}; {' and '.join(_MAKERS)} are read."
     pre = model.text("tokenizer.ggml.pre", "")
     if kind == "gpt2" and pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        return f"{file}: tokenizer.ggml.pre is {pre[:40]!r}, an unknown pre-tokenizer. Known: {known}."
+        served = ", ".join(sorted(PRE_TOKENIZERS))
+        return f"{file}: tokenizer.ggml.pre is {pre[:40]!r}, an unknown pre-tokenizer. Known: {served}."
     return None
 
 
@@ -171,15 +171,15 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     plain = {
         text for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True) if kind in (NORMAL, USER_DEFINED)
     }
-    found: list[tuple[float, int, str, str]] = []
+    merges: list[tuple[float, int, str, str]] = []
     for text in plain:
         rank = -scores[ids[text]]
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
             if left in plain and right in plain:
-                found.append((rank, ids[text], left, right))
-    found.sort(key=lambda one: one[:2])
-    return [(left, right) for _, _, left, right in found]
+                merges.append((rank, ids[text], left, right))
+    merges.sort(key=lambda one: one[:2])
+    return [(left, right) for _, _, left, right in merges]
 
 
 _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]]] = {

@@ -28,13 +28,13 @@ def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[flo
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if processor.get(name) is False:
             raise ModelFilesError(f"preprocessor_config.json has {name} = false, which is not supported for images.")
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, default in (("mean", mean), ("std", std)):
-        given = processor.get(f"image_{name}", default)
-        if not isinstance(given, list) or len(given) != 3 or not all(isinstance(one, int | float) for one in given):
-            raise ModelFilesError(f"preprocessor_config.json has image_{name} = {given!r}; three numbers are needed.")
-        found[name] = given
+        values = processor.get(f"image_{name}", default)
+        if not isinstance(values, list) or len(values) != 3 or not all(isinstance(one, int | float) for one in values):
+            raise ModelFilesError(f"preprocessor_config.json has image_{name} = {values!r}; three numbers are needed.")
+        fields[name] = values
     factor = processor.get("rescale_factor", 1 / 255)
     if not isinstance(factor, int | float) or not factor > 0:
         raise ModelFilesError(f"preprocessor_config.json has rescale_factor = {factor!r}; a number is needed.")
-    return found | {"rescale": factor}
+    return fields | {"rescale": factor}

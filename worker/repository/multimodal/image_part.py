@@ -47,5 +47,5 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_of(config: Mapping[str, Any]) -> ImagePart | None:
     """The image part of a model's configuration as `inspect` made it."""
-    given = config.get(FIELD)
-    return None if given is None else msgspec.convert(given, ImagePart)
+    part = config.get(FIELD)
+    return None if part is None else msgspec.convert(part, ImagePart)

@@ -51,7 +51,7 @@ def qwen_part(
 def _sections(config: Mapping[str, Any], default: list[int]) -> list[int]:
     text: Any = config.get("text_config") or {}
     rope: Any = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    given = rope.get("mrope_section", default)
-    if not isinstance(given, list) or len(given) != 3 or not all(is_whole(one, 0) for one in given):
-        raise ModelFilesError(f"config.json has mrope_section = {given!r}; three whole numbers are needed.")
-    return given
+    sections = rope.get("mrope_section", default)
+    if not isinstance(sections, list) or len(sections) != 3 or not all(is_whole(one, 0) for one in sections):
+        raise ModelFilesError(f"config.json has mrope_section = {sections!r}; three whole numbers are needed.")
+    return sections

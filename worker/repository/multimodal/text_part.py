@@ -24,14 +24,14 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     if part is None:
         return config
     # Older files of Qwen2.5-VL have the fields of the text part beside the others.
-    given = config.get("text_config", config)
-    if not isinstance(given, dict):
-        raise ModelFilesError(f"config.json has text_config = {given!r}; an object is needed.")
-    text = {**part.defaults, **{name: value for name, value in given.items() if name != "vision_config"}}
+    own = config.get("text_config", config)
+    if not isinstance(own, dict):
+        raise ModelFilesError(f"config.json has text_config = {own!r}; an object is needed.")
+    text = {**part.defaults, **{name: value for name, value in own.items() if name != "vision_config"}}
     for name in _FROM_THE_WHOLE:
         if config.get(name) is not None:
             text.setdefault(name, config[name])
-    tied = (one.get("tie_word_embeddings") for one in (config, given))
+    tied = (one.get("tie_word_embeddings") for one in (config, own))
     text["tie_word_embeddings"] = next((one for one in tied if one is not None), part.tied)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(name), dict):
@@ -42,8 +42,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:
     """Rotary embedding without the sections of mRoPE, which are alike for text."""
-    kept = {name: value for name, value in rope.items() if name not in _SECTIONS}
+    parameters = {name: value for name, value in rope.items() if name not in _SECTIONS}
     for name in ("type", "rope_type"):
-        if kept.get(name) == "mrope":
-            kept[name] = "default"
-    return kept
+        if parameters.get(name) == "mrope":
+            parameters[name] = "default"
+    return parameters

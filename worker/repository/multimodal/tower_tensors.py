@@ -28,11 +28,11 @@ def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
         raise ModelFilesError(
             f"Token {part.input.token} stands for images, but vocab_size = {config['vocab_size']}. {_REMEDY}"
         )
-    found = image_tensors(tensors)
+    present = image_tensors(tensors)
     quantized = "quantization_config" in config or "compression_config" in config
     remedy = f"A tower that is quantized too is not served. {_REMEDY}" if quantized else _REMEDY
     for name, shape in expected(part, number(config, "hidden_size")).items():
-        stored = found.get(name)
+        stored = present.get(name)
         if stored is None:
             raise ModelFilesError(f"The weights have no tensor {name}, which vision_config asks for. {remedy}")
         if stored.shape != shape or stored.type.name not in FLOATS:
@@ -105,9 +105,9 @@ def _channels(vision: Mapping[str, Any], name: str) -> int:
 def _deepstack(part: ImagePart) -> list[int]:
     """The layers whose outputs are added to those of the text part's first ones."""
     default = list(part.images.deepstack)
-    given = part.vision.get("deepstack_visual_indexes", default) if default else []
-    if not isinstance(given, list) or not all(is_whole(one, 0) for one in given):
+    layers = part.vision.get("deepstack_visual_indexes", default) if default else []
+    if not isinstance(layers, list) or not all(is_whole(one, 0) for one in layers):
         raise ModelFilesError(
-            f"vision_config.deepstack_visual_indexes = {given!r}; whole numbers are needed. {_REMEDY}"
+            f"vision_config.deepstack_visual_indexes = {layers!r}; whole numbers are needed. {_REMEDY}"
         )
-    return given
+    return layers

@@ -49,8 +49,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def pooling_of(config: dict[str, Any]) -> Pooling | None:
     """The pooling of a configuration that `with_pooling` made; None for a model that generates text."""
-    given = config.get(FIELD)
-    return None if given is None else msgspec.convert(given, Pooling)
+    pooling = config.get(FIELD)
+    return None if pooling is None else msgspec.convert(pooling, Pooling)
 
 
 def with_pooling(config: dict[str, Any], pooling: Pooling) -> dict[str, Any]:

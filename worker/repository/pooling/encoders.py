@@ -87,19 +87,19 @@ def unified(config: dict[str, Any]) -> dict[str, Any]:
     family = ENCODERS.get(config["model_type"])
     if family is None:
         return config
-    given = {name: config[own] for name, own in family.fields.items() if own in config}
-    found = {**config, **given}
+    own_fields = {name: config[own] for name, own in family.fields.items() if own in config}
+    unified_config = {**config, **own_fields}
     if not family.types:
-        found["type_vocab_size"] = 0
+        unified_config["type_vocab_size"] = 0
     if config["model_type"] == "distilbert":
-        found["layer_norm_eps"] = 1e-12
-    return found | (_local_layers(found) if family.rotary else {})
+        unified_config["layer_norm_eps"] = 1e-12
+    return unified_config | (_local_layers(unified_config) if family.rotary else {})
 
 
 def renamed(name: str, family: EncoderFamily) -> str:
     """The family's name of a tensor that BERT has under `name`."""
-    before, found, inside = name.partition("encoder.layer.")
-    if before or not found:
+    before, separator, inside = name.partition("encoder.layer.")
+    if before or not separator:
         return name
     index, _, inside = inside.partition(".")
     part, _, leaf = inside.rpartition(".")
@@ -141,8 +141,8 @@ def first_position(config: dict[str, Any]) -> int:
     family = ENCODERS.get(config["model_type"])
     if family is None or not family.padded:
         return 0
-    given = config.get("pad_token_id") if family.padding is None else family.padding
-    return (given if isinstance(given, int) else 1) + 1
+    padding = config.get("pad_token_id") if family.padding is None else family.padding
+    return (padding if isinstance(padding, int) else 1) + 1
 
 
 def _is_rotary(config: dict[str, Any]) -> bool:
@@ -169,9 +169,9 @@ def _local_layers(config: dict[str, Any]) -> dict[str, Any]:
 
 def _theta(config: dict[str, Any], kind: str) -> float:
     name, default = _THETAS[kind]
-    given: dict[str, Any] = (config.get("rope_parameters") or {}).get(kind) or {}
-    scaling = given.get("rope_type", "default") if config.get("rope_scaling") is None else config["rope_scaling"]
-    theta = given.get("rope_theta", config.get(name))
+    parameters: dict[str, Any] = (config.get("rope_parameters") or {}).get(kind) or {}
+    scaling = parameters.get("rope_type", "default") if config.get("rope_scaling") is None else config["rope_scaling"]
+    theta = parameters.get("rope_theta", config.get(name))
     theta = default if theta is None else theta
     if scaling != "default" or not isinstance(theta, int | float) or not theta > 0:
         raise UnsupportedArchitecture(

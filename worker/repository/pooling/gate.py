@@ -94,8 +94,8 @@ def longest_input(config: dict[str, Any]) -> int | None:
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    given = config.get("architectures")
-    return str(cast(list[Any], given)[0]) if isinstance(given, list) and given else ""
+    architectures = config.get("architectures")
+    return str(cast(list[Any], architectures)[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def _cross_encoder(folder: Path, config: dict[str, Any]) -> Pooling:

@@ -86,12 +86,12 @@ def read_label_tokens(folder: Path) -> tuple[int, int] | None:
 
 def activation_of(name: object, where: Path) -> Activation:
     """torch's name of an activation, as `torch.nn.modules.linear.Identity`. Raises UnsupportedArchitecture."""
-    found = _ACTIVATIONS.get(str(name).rpartition(".")[2])
-    if found is None:
+    activation = _ACTIVATIONS.get(str(name).rpartition(".")[2])
+    if activation is None:
         raise UnsupportedArchitecture(
             f"{where} has the activation {name!r}; served are {', '.join(sorted(_ACTIVATIONS))}."
         )
-    return found
+    return activation
 
 
 def module_files(modules_json: Path) -> list[str]:
@@ -124,7 +124,7 @@ def _read(path: Path) -> Any:
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Class and folder of each module, in order."""
-    content, found = _read(folder / MODULES), list[tuple[str, str]]()
+    content, modules = _read(folder / MODULES), list[tuple[str, str]]()
     for one in cast(list[Any], content) if isinstance(content, list) else [None]:
         kind = cast(dict[str, Any], one).get("type") if isinstance(one, dict) else None
         path = cast(dict[str, Any], one).get("path", "") if isinstance(one, dict) else None
@@ -132,8 +132,8 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
             raise ModelFilesError(
                 f"{folder / MODULES} must hold a list of modules with 'type' and 'path', not {one!r}."
             )
-        found.append((kind.rpartition(".")[2], path))
-    return found
+        modules.append((kind.rpartition(".")[2], path))
+    return modules
 
 
 def _pool(path: Path) -> Pool:
@@ -156,10 +156,10 @@ def _dense(folder: Path, inputs: int) -> Dense:
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise ModelFilesAway(f"{weights} is missing. Download it again; other forms of it are not read.")
-    given, outputs = config.get("in_features"), config.get("out_features")
-    if given != inputs or not isinstance(outputs, int) or outputs < 1:
+    stored_inputs, outputs = config.get("in_features"), config.get("out_features")
+    if stored_inputs != inputs or not isinstance(outputs, int) or outputs < 1:
         raise ModelFilesError(
-            f"{path} has in_features = {given!r}, out_features = {outputs!r}; it gets {inputs} values."
+            f"{path} has in_features = {stored_inputs!r}, out_features = {outputs!r}; it gets {inputs} values."
         )
     name = config.get("module_input_name", "sentence_embedding")
     if name != "sentence_embedding":
@@ -174,11 +174,11 @@ def _dense(folder: Path, inputs: int) -> Dense:
 
 
 def _texts(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    given = config.get("prompts") or {}
-    pairs = cast(dict[Any, Any], given).items() if isinstance(given, dict) else [(None, None)]
+    texts = config.get("prompts") or {}
+    pairs = cast(dict[Any, Any], texts).items() if isinstance(texts, dict) else [(None, None)]
     if not all(isinstance(name, str) and isinstance(text, str) for name, text in pairs):
-        raise ModelFilesError(f"{path} has prompts = {given!r}; an object of texts is needed.")
-    prompts = cast(dict[str, str], given)
+        raise ModelFilesError(f"{path} has prompts = {texts!r}; an object of texts is needed.")
+    prompts = cast(dict[str, str], texts)
     default = config.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ModelFilesError(f"{path} has default_prompt_name = {default!r}, which is not among its prompts.")

@@ -12,9 +12,9 @@ from control.replies import ErrorReply
 from ops.bench.control.shard import load_command
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
-from worker.leader.leader import LeaderLimits
+from worker.leader.leader import limits_on
 from worker.rank.rank_worker import RankWorker
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 
@@ -33,7 +33,7 @@ class FurrowLoop:
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Loop's."""
-        limits = LeaderLimits()
+        limits = limits_on(self._rank_worker.device)
         scheduler = Scheduler(
             kv_tokens=self._kv_tokens, token_budget=limits.token_budget, max_sequences=limits.max_sequences
         )

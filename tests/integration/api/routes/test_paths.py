@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from control.operations.checks.findings import Checks
-from control.process import VERSION
+from control.version import VERSION
 from ops.cli.doctor.api_server import ApiServer, check_stream
 from tests.integration.api.conftest import ApiProcess, running_api
 from tests.integration.api.sse import chat

@@ -22,11 +22,11 @@ from control.operations.checks.findings import Finding
 from control.placement import farm
 from control.placement.host_facts import FilesHere, facts_of, put_facts
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
 from control.records.backend import Backend, put_backend
 from control.redis.connection import connect, run
 from control.replicas import health, lease
+from control.version import VERSION
 from ops.cli.doctor.doctor import doctor, examine
 from tests.integration.ops.cli.tls_front import certificate
 from tests.integration.ops.populated import FACTS, HOST, MODEL, Populated, populate

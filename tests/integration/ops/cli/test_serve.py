@@ -20,8 +20,9 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import connect
 from control.replicas import health
-from ops.cli import serve as serve_command
-from ops.cli.serve import build_specs, desire, serve
+from ops.cli import serving
+from ops.cli.serve import build_specs, serve
+from ops.cli.serving import desire
 from ops.demo import MODEL_DIR
 from tests.servers import Server
 
@@ -53,7 +54,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
         detail="",
         queued=0,
         revision=1,
-        wanted=1,
+        desired=1,
         rolled_out=1,
         assets=None,
         replicas=[],
@@ -78,10 +79,10 @@ def test_a_redis_that_does_not_answer_is_waited_for(
     supervisor: Any = Tended()
     stopping: Any = False
     monkeypatch.setattr(health, "overview", overview)
-    monkeypatch.setattr(serve_command, "is_ready", is_ready)
-    monkeypatch.setattr(serve_command, "TICK_S", 0.0)
+    monkeypatch.setattr(serving, "is_ready", is_ready)
+    monkeypatch.setattr(serving, "TICK_S", 0.0)
     client: Any = None
-    serve_command.wait_until_served(client, [NEW], ("127.0.0.1", 1), supervisor, stopping)
+    serving.wait_until_served(client, [NEW], ("127.0.0.1", 1), supervisor.tend, lambda: bool(stopping))
     assert supervisor.turns == 2
     assert "Redis does not answer" in capsys.readouterr().err
 

@@ -15,8 +15,8 @@ from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.host_facts import HostFacts, facts_of
 from control.placement.placement import Host
-from control.process import VERSION
 from control.records import catalog
+from control.version import VERSION
 from tests.integration.worker.conftest import ReplicaRedis
 from worker.agent.facts import collection, ports
 from worker.agent.facts.model_files import ModelFingerprints

@@ -29,7 +29,7 @@ from worker.engine.scoring import ScoreTarget
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
-from worker.native import zeros
+from worker.native import memory
 
 
 @dataclass
@@ -73,7 +73,7 @@ def play(engine: Engine, steps: list[GenerateStep], targets: dict[int, ScoreTarg
 
 
 real_mmap = mmap.mmap
-LARGE_PAGE = zeros.LARGE_PAGE
+LARGE_PAGE = memory.LARGE_PAGE
 
 
 def _limited_mmap(most: int, descriptor: int, size: int, **options: Any) -> mmap.mmap:
@@ -122,8 +122,8 @@ class _Rank:
 
     def limit_mappings(self, most: int | None) -> None:
         """The kernel refuses to map more than `most` bytes at once for KV memory, as beyond RLIMIT_AS; None ends it."""
-        zeros.mmap.mmap = real_mmap if most is None else functools.partial(_limited_mmap, most)
-        zeros.LARGE_PAGE = LARGE_PAGE if most is None else 1  # the small slabs of a tiny model are mapped too
+        memory.mmap.mmap = real_mmap if most is None else functools.partial(_limited_mmap, most)
+        memory.LARGE_PAGE = LARGE_PAGE if most is None else 1  # the small slabs of a tiny model are mapped too
 
     def know(self, pixels: dict[str, bytes]) -> None:
         """The pixels of images, by digest: rank 0's alone count."""

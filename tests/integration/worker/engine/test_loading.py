@@ -23,7 +23,7 @@ from worker.kv.slabs import SlabStore
 from worker.models import loading
 from worker.models.loading import load, resolve_dtype
 from worker.models.native import forward
-from worker.models.native.unsupported import NotNative
+from worker.models.native.module import NotNative
 from worker.native.host import SWITCH
 from worker.native.library import KindMissing, load_library, threads_here
 from worker.repository.files import ModelFiles, inspect

@@ -13,7 +13,7 @@ import torch
 from ml_dtypes import bfloat16
 
 from worker.collective import Solo
-from worker.collective.link import Link
+from worker.collective.base import Link
 from worker.models.native.module import Module, Unfilled
 from worker.native.library import Threads
 from worker.weights.structure import NUMBERS, Unknown, put_together, taken_apart

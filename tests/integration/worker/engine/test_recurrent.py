@@ -27,8 +27,8 @@ from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.models.recurrent.gated_convolution import GatedConvolution
-from worker.models.recurrent.gated_delta import GatedDelta
+from worker.models.torch.recurrent.gated_convolution import GatedConvolution
+from worker.models.torch.recurrent.gated_delta import GatedDelta
 from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]
@@ -127,8 +127,8 @@ def test_the_models_have_recurrent_layers_in_cpp(
     monkeypatch.setattr(forward, "Plan", noted)
     served = load(checkpoint(family), collective=Solo(), dtype="float32")
     (plan,) = plans
-    assert [layer.delta for layer in plan._layers] == [0, -1, 1]
-    assert (plan.model.delta_count, plan.model.output_gate) == (2, int("qwen" in family))
+    assert [layer.recurrent for layer in plan._layers] == [0, -1, 1]
+    assert (plan.model.recurrent_count, plan.model.output_gate) == (2, int("qwen" in family))
     assert len(served.cache_layout.layers) == 1
     assert served.cache_layout.state_tokens > 0
 

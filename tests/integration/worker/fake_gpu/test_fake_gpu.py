@@ -28,9 +28,9 @@ from tests.integration.worker.fake_gpu.device import DEVICE, BadLaunch, HiddenWa
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
-from worker.models.kernels import modules as kernels
 from worker.models.loading import load
-from worker.sampling.step_sampler import StepSampler
+from worker.models.torch.kernels import modules as kernels
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
 JOBS = [Job(sid, list(range(5 + 9 * sid)), 16, 4, start=sid) for sid in range(3)]
@@ -66,10 +66,11 @@ def _fuse_rotary_for_a_while(modelling: Any, devices: frozenset[str]) -> None:
     _fuse_rotary(modelling, devices)
 
 
-def engine_of(folder: Path, dtype: str = "bfloat16") -> Engine:
+def engine_of(folder: Path, dtype: str = "bfloat16", prepared: bool = True) -> Engine:
     model = load(folder, collective=Solo(), dtype=dtype, device=DEVICE)
     engine = Engine(model, store_for(model.cache_layout, 2048, 512, 1), Solo())
-    engine.prepare()
+    if prepared:
+        engine.prepare()
     return engine
 
 
@@ -122,7 +123,7 @@ def test_experts_are_known_to_wait(guard: ctypes.CDLL, folder: Callable[[str], P
     """The loop over experts asks the device which of them were hit: such a model says so, and has no graphs."""
     path = folder("qwen3_moe")
     with fake_gpu(guard):
-        engine = engine_of(path)
+        engine = engine_of(path, prepared=False)
         assert engine.model.waits_for_device and engine.graphs is None and engine.ahead is None
         with pytest.raises(RankError) as refused:
             run(engine)

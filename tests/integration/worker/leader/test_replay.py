@@ -25,7 +25,7 @@ from worker.engine.step import Forward
 from worker.leader import leader as leader_module
 from worker.leader.leader import LeaderLimits
 from worker.native.library import load_library
-from worker.sampling.step_sampler import PendingTokens, StepSampler
+from worker.sampling.sampler import PendingTokens, StepSampler
 from worker.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")

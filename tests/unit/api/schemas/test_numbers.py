@@ -22,9 +22,9 @@ from api.schemas.items import Item
 from api.schemas.message_request import MessageRequest, Thinking, parse_message
 from api.schemas.responses import ResponseRequest, conversation, parse_response
 from control.access import mint
+from control.bounds import FARM_NUMBERS, LONGEST_S, REQUEST_NUMBERS, Range
 from control.errors import RequestError, SettingsError
 from control.operations.spec import build_spec
-from control.requests.bounds import FARM_NUMBERS, LONGEST_S, REQUEST_NUMBERS, Range
 
 Parse = Callable[[bytes], Any]
 

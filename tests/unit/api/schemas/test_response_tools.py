@@ -70,7 +70,7 @@ def test_a_namespace_is_described_with_its_first_tool() -> None:
 
 def test_hosted_tools_are_not_offered() -> None:
     read = read_tools([*HOSTED, F])
-    assert [tool.name for tool in read.offered] == ["f"] and read.kept == [F]
+    assert [tool.name for tool in read.offered] == ["f"] and read.definitions == [F]
     assert [kind for _, kind in read.hosted] == [tool["type"] for tool in HOSTED]
     assert read.names == {r"^tools\[0\](\.function)?": "tools[8]"}
 

@@ -15,7 +15,7 @@ from control.operations.checks.findings import Finding, report_of
 from control.operations.checks.hosts import check_hosts
 from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
-from control.process import VERSION
+from control.version import VERSION
 from worker.agent.facts import collection
 
 GIB = 2**30

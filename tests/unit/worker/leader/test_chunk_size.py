@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from worker.leader.leader import limits_on
 from worker.leader.serving import LEAST_TOKENS, MIXED_S, PREFILL_S, SLOW_TOKENS, ChunkSize
 
 
@@ -45,3 +46,13 @@ def test_one_slow_step_changes_nothing() -> None:
     """The first step of a process warms it up, and any step may meet another process's work."""
     quick = (MIXED_S / 300 * 100, 100)
     assert taught((5.0, 100), quick, quick, quick).mixed == pytest.approx(300, abs=1)
+
+
+def test_a_gpu_begins_with_larger_chunks() -> None:
+    """Its steps take as long for one token as for hundreds, so a chunk that is cut to a time would stay small."""
+    limits = limits_on("cuda:0")
+    chunk_size = ChunkSize(limits.least_chunk)
+    for _ in range(7):
+        chunk_size.observe(1.5 * MIXED_S, chunk_size.mixed, decode_rows=3)
+    assert chunk_size.mixed == limits.least_chunk > limits_on("cpu").least_chunk
+    assert limits.token_budget > limits_on("cpu").token_budget

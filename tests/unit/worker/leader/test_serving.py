@@ -22,7 +22,7 @@ from worker.leader.request import RunningRequest
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Progress
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher, Sequence
 
@@ -100,6 +100,11 @@ class ScriptedRedis(Exchange):
 
 class NoGrammars:
     """In place of the grammars: no request has one."""
+
+    prepared = 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
 
     def ready(self, grammar: object) -> bool:
         return grammar is None

@@ -8,7 +8,7 @@ import torch
 from tests.unit.worker.sampling.test_step_sampler import rows
 from worker.engine.step import NO_TOKEN, Forward
 from worker.native.library import NOT_FINITE, Threads, threads_here
-from worker.sampling.step_sampler import StepSampler
+from worker.sampling.sampler import StepSampler
 
 
 @pytest.fixture(scope="module")

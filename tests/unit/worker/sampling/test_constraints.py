@@ -13,7 +13,7 @@ from transformers import NoBadWordsLogitsProcessor
 from control.messages import GenerationRequest, ReasoningBudget, Sampling, TokenLogprobs, decode_request, encode
 from worker.engine.step import Forward
 from worker.sampling.constraints import BadWords, BadWordsIndex, closing_token
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import StepSampler, StepTokens
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 4

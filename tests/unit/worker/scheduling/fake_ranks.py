@@ -7,9 +7,8 @@ import zlib
 
 from control.commands import BatchChange
 from control.messages import Sampling
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import SOLE, Finisher, Flow, Sequence, SequenceState
+from worker.scheduling.sequence import SOLE, Finisher, Flow, Sequence, SequenceState, StepPlan
 
 VOCABULARY = 250
 EOS = 7

@@ -8,9 +8,8 @@ from control.commands import Prefix, StepRow
 from control.messages import Sampling
 from tests.unit.worker.scheduling.fake_ranks import Simulation
 from worker.scheduling.kv_cache import KVAccount, Snapshots
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import Sequence, SequenceState
+from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK = 4
 

@@ -8,9 +8,8 @@ import pytest
 
 from control.messages import Sampling
 from worker.scheduling.lookup import FIRST_GUESSES, LONGEST_REST, STEP_ROWS, ContextLookup
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import Sequence
+from worker.scheduling.sequence import Sequence, StepPlan
 
 END = 99
 

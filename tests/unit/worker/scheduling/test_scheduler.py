@@ -7,9 +7,8 @@ import pytest
 from control.commands import StepRow
 from control.errors import RequestTooLarge
 from control.messages import Sampling
-from worker.scheduling.plan import StepPlan
 from worker.scheduling.scheduler import Scheduler
-from worker.scheduling.sequence import MOVES, Sequence, SequenceState
+from worker.scheduling.sequence import MOVES, Sequence, SequenceState, StepPlan
 
 
 def sequence(prompt_tokens: int, max_tokens: int = 20, output: list[int] | None = None) -> Sequence:

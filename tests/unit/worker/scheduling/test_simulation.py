@@ -113,6 +113,8 @@ def test_shared_prefixes_change_nothing(
     """Prompts that begin alike, or as an earlier one and its answer, amid cancels and failures: every token is right,
     and nobody begins with what a failed sequence left."""
     simulation = Simulation(**farm | {"prefix_tokens": prefix_tokens})
+    block = farm["block_tokens"]
+    longest = (farm["kv_tokens"] - farm["state_tokens"]) // block * block
     begun: list[Sequence] = []
     for pause, earlier, text, max_tokens in turns:
         for _ in range(pause):
@@ -121,7 +123,7 @@ def test_shared_prefixes_change_nothing(
                 simulation.step(*data.draw(st.tuples(victims, st.none()) | st.tuples(st.none(), victims)))
         before = begun[earlier % len(begun)] if begun and earlier is not None else None
         prompt = (before.prompt + before.output + text if before else text)[:40]
-        begun.append(simulation.add(prompt, max_tokens if len(prompt) + max_tokens <= 64 else 64 - len(prompt)))
+        begun.append(simulation.add(prompt, min(max_tokens, longest - len(prompt))))
     simulation.finish()
     event("shared" if simulation.ranks.shared else "not shared")
     for sequence in begun:

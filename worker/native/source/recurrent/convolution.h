@@ -18,7 +18,7 @@ class ConvolutionPass : public RecurrentPass {
   }
 
   void advance_all(Hand& hand) const {
-    const int64_t width = delta_.value_dim;
+    const int64_t width = layer_.value_dim;
     each(hand, width / LANES, [&](const Span& span, int64_t part, float* held) {
       const int64_t channel = part * LANES;
       const auto at = [&](int64_t token, int64_t region) { return load(row(span, token) + region * width + channel); };

@@ -17,33 +17,33 @@ class DeltaPass : public RecurrentPass {
   void run(Hand& hand) const {
     keep_all_guesses(hand);
     advance_all(hand);
-    each(hand, delta_.value_heads, [&](const Span& span, int64_t head, float*) { finish(span, head); });
+    each(hand, layer_.value_heads, [&](const Span& span, int64_t head, float*) { finish(span, head); });
   }
 
   // The states, and `out` without its norm and gate.
   void advance_all(Hand& hand) const {
-    const int64_t heads = 2 * delta_.key_heads + delta_.value_heads, parts = heads + 1;
+    const int64_t heads = 2 * layer_.key_heads + layer_.value_heads, parts = heads + 1;
     each(hand, parts, [&](const Span& span, int64_t part, float* held) { part < heads ? convolve(span, part, held) : turn_rates(span); });
-    const int64_t blocks = (delta_.value_dim + COLUMNS * LANES - 1) / (COLUMNS * LANES);
-    each(hand, delta_.value_heads * blocks,
+    const int64_t blocks = (layer_.value_dim + COLUMNS * LANES - 1) / (COLUMNS * LANES);
+    each(hand, layer_.value_heads * blocks,
          [&](const Span& span, int64_t part, float* held) { advance(span, part / blocks, part % blocks, held); });
   }
 
  private:
-  int64_t key_head(int64_t head) const { return delta_.tiled ? head % delta_.key_heads : head / group(); }
-  int64_t group() const { return delta_.value_heads / delta_.key_heads; }
-  int64_t keys() const { return delta_.key_heads * delta_.key_dim; }
+  int64_t key_head(int64_t head) const { return layer_.tiled ? head % layer_.key_heads : head / group(); }
+  int64_t group() const { return layer_.value_heads / layer_.key_heads; }
+  int64_t keys() const { return layer_.key_heads * layer_.key_dim; }
   int64_t of_value_head(const Place& place, int64_t head, int64_t width) const {
     return place.of(head / group()) + head % group() * width;
   }
 
   // The convolution of one head's queries, keys or values, in place, and their length.
   void convolve(const Span& span, int64_t part, float* held) const {
-    const int64_t heads = delta_.key_heads;
+    const int64_t heads = layer_.key_heads;
     const bool query = part < heads, value = part >= 2 * heads;
     const int64_t head = value ? part - 2 * heads : query ? part : part - heads;
-    const int64_t width = value ? delta_.value_dim : delta_.key_dim;
-    const int64_t place = value ? of_value_head(delta_.value, head, width) : (query ? delta_.query : delta_.key).of(head);
+    const int64_t width = value ? layer_.value_dim : layer_.key_dim;
+    const int64_t place = value ? of_value_head(layer_.value, head, width) : (query ? layer_.query : layer_.key).of(head);
     const int64_t channel = value ? 2 * keys() + head * width : (query ? 0 : keys()) + head * width;
     for (int64_t at = 0; at < width; at += LANES) filter_by_silu(span, place + at, channel + at, held);
     if (value) return;
@@ -63,19 +63,19 @@ class DeltaPass : public RecurrentPass {
   void turn_rates(const Span& span) const {
     for (int64_t token = 0; token < span.count; ++token) {
       float* both = rates(span, token);
-      for (int64_t head = 0; head < delta_.value_heads; ++head) {
-        float& learning = both[of_value_head(delta_.learning, head, 1)];
-        float& keeping = both[of_value_head(delta_.keeping, head, 1)];
+      for (int64_t head = 0; head < layer_.value_heads; ++head) {
+        float& learning = both[of_value_head(layer_.learning, head, 1)];
+        float& keeping = both[of_value_head(layer_.keeping, head, 1)];
         learning = 1.0f / (1.0f + std::exp(-learning));
-        const float x = keeping + delta_.decay_bias[head];
-        keeping = std::exp(delta_.decay[head] * (x > 20.0f ? x : std::log1p(std::exp(x))));
+        const float x = keeping + layer_.decay_bias[head];
+        keeping = std::exp(layer_.decay[head] * (x > 20.0f ? x : std::log1p(std::exp(x))));
       }
     }
   }
 
   // All tokens of a sequence through some columns of one head's matrix.
   void advance(const Span& span, int64_t head, int64_t block, float* held) const {
-    const int64_t first = block * COLUMNS * LANES, vectors = std::min<int64_t>(COLUMNS, (delta_.value_dim - first) / LANES);
+    const int64_t first = block * COLUMNS * LANES, vectors = std::min<int64_t>(COLUMNS, (layer_.value_dim - first) / LANES);
     if (vectors == COLUMNS) return columns<COLUMNS>(span, head, first, held);
     for (int64_t vector = 0; vector < vectors; ++vector) columns<1>(span, head, first + vector * LANES, held);
   }
@@ -83,7 +83,7 @@ class DeltaPass : public RecurrentPass {
   // A copy of the columns goes on over guesses.
   template <int WIDTH>
   void columns(const Span& span, int64_t head, int64_t first, float* held) const {
-    const int64_t width = delta_.value_dim, depth = delta_.key_dim, sure = span.count - span.guesses;
+    const int64_t width = layer_.value_dim, depth = layer_.key_dim, sure = span.count - span.guesses;
     float* matrix = matrix_of(span, head) + first;
     tokens<WIDTH>(span, head, first, matrix, width, 0, sure);
     if (!span.guesses) return;
@@ -96,10 +96,10 @@ class DeltaPass : public RecurrentPass {
   template <int WIDTH>
   __attribute__((noinline)) void tokens(const Span& span, int64_t head, int64_t first, float* const matrix, const int64_t width,
                                         int64_t begin, int64_t end) const {
-    const int64_t depth = delta_.key_dim;
-    const int64_t query = delta_.query.of(key_head(head)), key = delta_.key.of(key_head(head));
-    const int64_t value = of_value_head(delta_.value, head, delta_.value_dim) + first;
-    const int64_t learning = of_value_head(delta_.learning, head, 1), keeping = of_value_head(delta_.keeping, head, 1);
+    const int64_t depth = layer_.key_dim;
+    const int64_t query = layer_.query.of(key_head(head)), key = layer_.key.of(key_head(head));
+    const int64_t value = of_value_head(layer_.value, head, layer_.value_dim) + first;
+    const int64_t learning = of_value_head(layer_.learning, head, 1), keeping = of_value_head(layer_.keeping, head, 1);
     for (int64_t token = begin; token < end; ++token) {
       const float *from = row(span, token), *rate = rates(span, token);
       const float *k = from + key, *q = from + query;
@@ -137,10 +137,10 @@ class DeltaPass : public RecurrentPass {
 
   // Norms a head's outputs, and multiplies by silu(gate).
   void finish(const Span& span, int64_t head) const {
-    const int64_t width = delta_.value_dim, place = of_value_head(delta_.gate, head, width);
+    const int64_t width = layer_.value_dim, place = of_value_head(layer_.gate, head, width);
     for (int64_t token = 0; token < span.count; ++token) {
       float* values = out(span, token, head);
-      normalize(delta_.norm, values, width, values);
+      normalize(layer_.norm, values, width, values);
       gate_by_silu(row(span, token) + place, width, values);
     }
   }

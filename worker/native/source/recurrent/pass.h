@@ -1,4 +1,4 @@
-// What the passes of all kinds of recurrent layers share.
+// What the passes of all kinds of layer layers share.
 //
 // A layer's part of a sequence's state is the window of a convolution (taps - 1, channels), the oldest input first, and behind it the
 // matrices of its heads (key_dim, value_dim), where it has some. Tokens are taken one by one, and a thread takes channels and columns by
@@ -27,20 +27,20 @@ struct Held {
   float* of(int thread) const { return memory + thread * floats; }
 };
 
-inline int64_t held_floats(const Delta& delta) { return LANES * std::max(delta.taps - 1, COLUMNS * delta.key_dim); }
+inline int64_t held_floats(const RecurrentLayer& layer) { return LANES * std::max(layer.taps - 1, COLUMNS * layer.key_dim); }
 
 // Of each token: the outputs of the layer's second product, or for MAMBA a factor of each head, which follows from the first.
-inline int64_t rate_count(const Delta& delta) { return delta.kind == MAMBA ? delta.value_heads : delta.rates.outputs; }
+inline int64_t rate_count(const RecurrentLayer& layer) { return layer.kind == MAMBA ? layer.value_heads : layer.rates.outputs; }
 
 // The channels of the convolution.
-inline int64_t channels(const Delta& delta) { return 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim; }
+inline int64_t channels(const RecurrentLayer& layer) { return 2 * layer.key_heads * layer.key_dim + layer.value_heads * layer.value_dim; }
 
 class RecurrentPass {
  public:
   // `projected` (tokens, outputs) and `rates` (tokens, rate_count) are overwritten; `out` is (tokens, value heads · value_dim).
-  RecurrentPass(const Delta& delta, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses,
+  RecurrentPass(const RecurrentLayer& layer, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses,
                 Held held)
-      : delta_(delta), spans_(spans), projected_(projected), rates_(rates), out_(out), guesses_(guesses), held_(held) {}
+      : layer_(layer), spans_(spans), projected_(projected), rates_(rates), out_(out), guesses_(guesses), held_(held) {}
 
  protected:
   template <typename Work>
@@ -55,26 +55,26 @@ class RecurrentPass {
     if (guesses_.rows) each(hand, 1, [&](const Span& span, int64_t, float*) { keep_guesses(span); });
   }
 
-  float* row(const Span& span, int64_t token) const { return projected_ + (span.first + token) * delta_.projections.outputs; }
-  float* rates(const Span& span, int64_t token) const { return rates_ + (span.first + token) * rate_count(delta_); }
+  float* row(const Span& span, int64_t token) const { return projected_ + (span.first + token) * layer_.projections.outputs; }
+  float* rates(const Span& span, int64_t token) const { return rates_ + (span.first + token) * rate_count(layer_); }
   float* out(const Span& span, int64_t token, int64_t head) const {
-    return out_ + ((span.first + token) * delta_.value_heads + head) * delta_.value_dim;
+    return out_ + ((span.first + token) * layer_.value_heads + head) * layer_.value_dim;
   }
 
   // A head's matrix of a sequence.
   float* matrix_of(const Span& span, int64_t head) const {
-    return span.state + delta_.state + (delta_.taps - 1) * channels(delta_) + head * delta_.key_dim * delta_.value_dim;
+    return span.state + layer_.state + (layer_.taps - 1) * channels(layer_) + head * layer_.key_dim * layer_.value_dim;
   }
 
   // LANES channels: of each token give(token, bias + Σ filter · take(token)), the oldest input first. The last inputs stay in the window; a
   // copy of it goes on over guesses.
   template <typename Take, typename Give>
   void filter(const Span& span, int64_t channel, float* held, const Take& take, const Give& give) const {
-    const int64_t past = delta_.taps - 1, sure = span.count - span.guesses, width = channels(delta_);
+    const int64_t past = layer_.taps - 1, sure = span.count - span.guesses, width = channels(layer_);
     int64_t step = width;
-    float* window = span.state + delta_.state + channel;
-    const float* taps = delta_.filter + channel;
-    const Floats bias = delta_.filter_bias ? load(delta_.filter_bias + channel) : all(0.0f);
+    float* window = span.state + layer_.state + channel;
+    const float* taps = layer_.filter + channel;
+    const Floats bias = layer_.filter_bias ? load(layer_.filter_bias + channel) : all(0.0f);
     for (int64_t token = 0; token < span.count; ++token) {
       if (span.guesses && token == sure) {
         for (int64_t tap = 0; tap < past; ++tap) store(held + tap * LANES, load(window + tap * step));
@@ -100,7 +100,7 @@ class RecurrentPass {
     });
   }
 
-  const Delta& delta_;
+  const RecurrentLayer& layer_;
   const std::vector<Span>& spans_;
   float *projected_, *rates_, *out_;
   const Guesses guesses_;
@@ -108,7 +108,7 @@ class RecurrentPass {
 
  private:
   void keep_guesses(const Span& span) const {
-    const int64_t outputs = delta_.projections.outputs, both = delta_.rates.outputs, first = span.count - span.guesses;
+    const int64_t outputs = layer_.projections.outputs, both = layer_.rates.outputs, first = span.count - span.guesses;
     if (!span.guesses) return;
     std::memcpy(guesses_.rows + span.first_guess * outputs, row(span, first), span.guesses * outputs * sizeof(float));
     if (both) std::memcpy(guesses_.rates + span.first_guess * both, rates(span, first), span.guesses * both * sizeof(float));

@@ -11,11 +11,11 @@
 
 namespace furrow {
 
-inline int64_t guess_floats(const Delta& delta) { return delta.projections.outputs + rate_count(delta); }
+inline int64_t guess_floats(const RecurrentLayer& layer) { return layer.projections.outputs + rate_count(layer); }
 
 inline int64_t guessed_floats(const Model& model, int64_t guesses) {
   int64_t floats = 0;
-  for (int64_t i = 0; i < model.delta_count; ++i) floats += guesses * guess_floats(model.deltas[i]);
+  for (int64_t i = 0; i < model.recurrent_count; ++i) floats += guesses * guess_floats(model.recurrent[i]);
   return floats;
 }
 
@@ -23,28 +23,28 @@ inline int64_t guessed_floats(const Model& model, int64_t guesses) {
 inline Guesses guesses_of(const Model& model, const Batch& batch, int64_t layer) {
   if (!batch.guess_count) return {};
   float* rows = batch.guessed;
-  for (int64_t i = 0; i < layer; ++i) rows += batch.guess_count * guess_floats(model.deltas[i]);
-  return {rows, rows + batch.guess_count * model.deltas[layer].projections.outputs};
+  for (int64_t i = 0; i < layer; ++i) rows += batch.guess_count * guess_floats(model.recurrent[i]);
+  return {rows, rows + batch.guess_count * model.recurrent[layer].projections.outputs};
 }
 
 // Calls `work` with the pass of the layer's kind.
 template <typename Work>
-void with_pass(const Delta& delta, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses, Held held,
+void with_pass(const RecurrentLayer& layer, const std::vector<Span>& spans, float* projected, float* rates, float* out, Guesses guesses, Held held,
                const Work& work) {
-  if (delta.kind == SHORT_CONVOLUTION) return work(ConvolutionPass(delta, spans, projected, rates, out, guesses, held));
-  if (delta.kind == MAMBA) return work(MambaPass(delta, spans, projected, rates, out, guesses, held));
-  work(DeltaPass(delta, spans, projected, rates, out, guesses, held));
+  if (layer.kind == SHORT_CONVOLUTION) return work(ConvolutionPass(layer, spans, projected, rates, out, guesses, held));
+  if (layer.kind == MAMBA) return work(MambaPass(layer, spans, projected, rates, out, guesses, held));
+  work(DeltaPass(layer, spans, projected, rates, out, guesses, held));
 }
 
 class Replay {
  public:
   // `batch` has spans, the tokens of each among the guesses, and `guessed`. Without memory it only counts.
   Replay(const Model& model, const Batch& batch, char* memory, int threads)
-      : deltas_(model.deltas, model.deltas + model.delta_count), spans_(batch.spans, batch.spans + batch.span_count) {
+      : recurrent_(model.recurrent, model.recurrent + model.recurrent_count), spans_(batch.spans, batch.spans + batch.span_count) {
     int64_t width = 0, held = 0;
-    for (int64_t i = 0; i < model.delta_count; ++i) {
+    for (int64_t i = 0; i < model.recurrent_count; ++i) {
       guesses_.push_back(guesses_of(model, batch, i));
-      width = std::max(width, deltas_[i].value_heads * deltas_[i].value_dim), held = std::max(held, held_floats(deltas_[i]));
+      width = std::max(width, recurrent_[i].value_heads * recurrent_[i].value_dim), held = std::max(held, held_floats(recurrent_[i]));
     }
     out_ = reinterpret_cast<float*>(memory);
     held_ = {out_ + batch.guess_count * width, held};
@@ -54,14 +54,14 @@ class Replay {
   int64_t bytes() const { return bytes_; }
 
   void run(Hand& hand) const {
-    for (size_t i = 0; i < deltas_.size(); ++i) {
+    for (size_t i = 0; i < recurrent_.size(); ++i) {
       const auto advance = [&](const auto& pass) { pass.advance_all(hand); };
-      with_pass(deltas_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_, advance);
+      with_pass(recurrent_[i], spans_, guesses_[i].rows, guesses_[i].rates, out_, {}, held_, advance);
     }
   }
 
  private:
-  const std::vector<Delta> deltas_;
+  const std::vector<RecurrentLayer> recurrent_;
   const std::vector<Span> spans_;
   std::vector<Guesses> guesses_;
   float* out_;

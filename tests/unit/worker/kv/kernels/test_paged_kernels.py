@@ -10,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
-from worker.kv import gathered
 from worker.kv.base import Extent, Variant
-from worker.kv.kernels import attention as paged
-from worker.kv.kernels.decode import decode, splits_for
-from worker.kv.kernels.tiles import keys_at_once
-from worker.kv.pages import PagedBatch, paged_batch
+from worker.kv.torch import gathered
+from worker.kv.torch.kernels import attention as paged
+from worker.kv.torch.kernels.decode import decode, splits_for
+from worker.kv.torch.kernels.tiles import keys_at_once
+from worker.kv.torch.pages import PagedBatch, paged_batch
 
 PAGE, WIDTH = 16, 8
 
@@ -134,7 +134,9 @@ def test_rows_that_fill_up_a_bucket(splits: int, device: torch.device) -> None:
     scene = Scene([Extent(1, 20, 1), Extent(2, 3, 1), Extent(3, 40, 1)], device)
     owners = scene.batch.owners.clone()
     owners[1] = -1
-    scene.batch = PagedBatch(scene.batch.tables, owners, scene.batch.positions, None)
+    scene.batch = PagedBatch(
+        scene.batch.tables, owners, scene.batch.positions, torch.arange(len(owners), device=device)
+    )
     variant = variant_of("sinks", 4, device)
     expected, before = scene.expected(variant), scene.memory.clone()
     paged.attend(scene.query, scene.key, scene.value, scene.pages, scene.batch, variant)

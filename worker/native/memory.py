@@ -1,0 +1,70 @@
+"""Arrays that C++ reads: they begin at the border of a cache line, where numpy promises 16 bytes. Zeros cost nothing
+until they are touched."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+LARGE_PAGE = 2 * 2**20
+LEAST_SHARED = 64 * 2**10
+"""Bytes from which on arrays share large pages; smaller ones are read from few pages anyway."""
+LINE = 64
+_SHARED = 16 * LARGE_PAGE
+
+_rest: NDArray[np.uint8] = np.empty(0, np.uint8)
+_lock = threading.Lock()
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An array whose values are whatever was there; large ones are not touched."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape if isinstance(shape, tuple) else (shape,)) * kind.itemsize
+    return _from_line(np.empty(size + LINE, np.uint8), size).view(kind).reshape(shape)
+
+
+def zeros(count: int, dtype: DTypeLike, large: bool = True) -> NDArray[Any]:
+    """`count` zeros from the border of a cache line on, not written yet where there are many. `large` asks for large
+    pages, which save look-ups in sequential reads but become resident as a whole; several small arrays share one."""
+    kind = np.dtype(dtype)
+    size = count * kind.itemsize
+    if size < 2 * LARGE_PAGE:
+        part = _part(size) if large and size >= LEAST_SHARED else _from_line(np.zeros(size + LINE, np.uint8), size)
+        return part.view(kind)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, kind)
+
+
+def _from_line(whole: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """`size` of the bytes `whole`, from the first border of a cache line on."""
+    begin = -whole.ctypes.data % LINE
+    return whole[begin : begin + size]
+
+
+def _part(size: int) -> NDArray[np.uint8]:
+    """`size` bytes of memory in large pages; it is released with the last array in it."""
+    global _rest
+    with _lock:
+        if len(_rest) < size:
+            _rest = large_pages(_SHARED)
+        part, _rest = _rest[:size], _rest[-(-size // LINE) * LINE :]
+        return part
+
+
+def large_pages(size: int) -> NDArray[np.uint8]:
+    """`size` bytes that are zero and not written yet, from the border of a large page on, and in large pages where the
+    kernel has some. Released with the last view of them."""
+    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    begin = -whole.ctypes.data % LARGE_PAGE
+    return whole[begin : begin + size]
