@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
-from api.chat.history import fitted
+from api.chat.history import fitted, say_switch
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
@@ -55,7 +56,7 @@ def chat_prompt(
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say; and
     NeedsProcess where the template can't be rendered in this process."""
     offer = request.offer
-    variables = _variables(request, assets, template, offer)
+    variables = _variables(request, assets, template, forms.form, offer)
     images = None if assets.images is None else list[ImageSource]()
     messages, config = template_messages(request.messages, images), assets.tokenizer_config
     images = images or []
@@ -68,6 +69,8 @@ def chat_prompt(
             offer = None
     form = forms.form
     messages = fitted(messages, form, assets.chat_template or "")
+    if template is not None and not _switch(True, template.variables):
+        say_switch(messages, request.thinks, assets.chat_template or "")
     calling = _calling(offer, forms, form)
     if request.continue_final_message:
         text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
@@ -126,7 +129,7 @@ def _constraint(
 
 
 def _variables(
-    request: ChatRequest, assets: ModelAssets, template: Template | None, offer: Offer | None
+    request: ChatRequest, assets: ModelAssets, template: Template | None, form: Form | None, offer: Offer | None
 ) -> dict[str, Any]:
     source = assets.chat_template
     template_kwargs = request.chat_template_kwargs or {}
@@ -139,7 +142,8 @@ def _variables(
     if source is None or template is None:
         return template_kwargs  # the rendering refuses it
     names = template.variables
-    variables = _effort(request.reasoning_effort, names) | _switch(request.thinks, names) | template_kwargs
+    efforts = form.efforts if form is not None else {}
+    variables = _effort(request.reasoning_effort, names, efforts) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     if offer is None:
@@ -169,11 +173,14 @@ def _check_history(request: ChatRequest, source: str) -> None:
             )
 
 
-def _effort(effort: str | None, names: frozenset[str]) -> dict[str, Any]:
-    """`reasoning_effort` in the words of the template; "none" asks for no reasoning. Without any it is only a hint."""
+def _effort(effort: str | None, names: frozenset[str], efforts: Mapping[str, str]) -> dict[str, Any]:
+    """`reasoning_effort` in the words of the template, which may know a few only (`efforts`); "none" asks for no
+    reasoning. Without any it is only a hint."""
     if not effort:
         return {}
-    variables = {name: effort for name in ("reasoning_effort",) if name in names} | _switch(effort != "none", names)
+    variables = {name: efforts.get(effort, effort) for name in ("reasoning_effort",) if name in names} | _switch(
+        effort != "none", names
+    )
     if variables and effort not in EFFORTS:
         raise RequestError(
             f"Invalid value for 'reasoning_effort': {effort[:80]!r}; use one of "

@@ -39,6 +39,17 @@ def fitted(messages: Messages, form: Form | None, source: str) -> Messages:
     return messages
 
 
+def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
+    """Switch reasoning on or off by a word of the system prompt, where a template reads one."""
+    word = "/think" if thinks else "/no_think"
+    if thinks is None or word not in source:
+        return
+    if not messages or messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": word})
+    elif isinstance(messages[0]["content"], str) and word not in messages[0]["content"]:
+        messages[0]["content"] += f" {word}"
+
+
 def _name_reasoning(messages: Messages, source: str) -> None:
     names = [name for name in _REASONING if re.search(rf"\.{name}\b(?!\()|\[.{name}.\]", source)]
     for message in messages if names else []:

@@ -30,6 +30,11 @@ class CallDelta:
     name: str | None = None
     arguments: str = ""
 
+    @property
+    def continues(self) -> bool:
+        """True if this is no beginning of a call."""
+        return self.name is None
+
 
 class Piece(msgspec.Struct):
     """The part of an answer that one entry of the log, or several consecutive ones of one choice, added.

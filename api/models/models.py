@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -43,7 +45,7 @@ from control.keys import METERED
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.records import catalog
-from control.records.breaches import note_breach
+from control.records.breaches import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
 from control.redis.rounds import arun_rounds, run_rounds
@@ -54,6 +56,8 @@ from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
+
+_TAKES_TOOLS = re.compile(r"\b(?:xml_)?tools\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,11 @@ class ServedModel:
     """The process of the template and the tokenizer, where this process is not to run them."""
     encodes: bool = True
     """True if the tokenizer works on texts in this process."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the chat template has a variable for tools."""
+        return self.assets.kind == "generate" and _TAKES_TOOLS.search(self.assets.chat_template or "") is not None
 
     async def run(self, size: int, tenant: str, work: Callable[..., T], *args: Any) -> T:
         """`work(*args, model)` for a tenant, which may render and tokenise inputs of `size` bytes together.
@@ -261,6 +270,8 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
         """Models of `_served` whose tokenizers are being tried."""
+        self._noted: dict[str, float] = {}
+        """Models whose calls are not understood: when that was told, by the monotonic clock."""
         self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
@@ -426,7 +437,24 @@ class Models:
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
             del self._left[name]
+        if names := self._unknown_calls():
+            await asyncio.to_thread(self._note_unknown_calls, names)
         self._begin_trials()
+
+    def _unknown_calls(self) -> list[str]:
+        """Models that take tools and write calls in a form that is not known, of which operators are to be told now:
+        again, as long as they are served."""
+        late = time.monotonic() - KEPT_S / 2
+        return [
+            name
+            for name, (_, model) in self._served.items()
+            if self._noted.get(name, -math.inf) < late and model.forms.calls is None and model.takes_tools
+        ]
+
+    def _note_unknown_calls(self, names: list[str]) -> None:
+        for name in names:
+            self._noted[name] = time.monotonic()
+            self._report(name, CALLS, "are not understood")
 
     def _begin_trials(self) -> None:
         """Of the tokenizers that need one; trials of those that are gone end."""

@@ -36,6 +36,9 @@ class MessageEventBuilder:
 
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
         events = self._start(usage)
+        calls = list(piece.calls)
+        if calls and calls[0].continues and calls[0].index == self._call and self._inside("tool_use"):
+            events += self._argue(calls.pop(0).arguments)  # a token may end a call and begin a text
         if piece.reasoning:
             events += self._turn_to({"type": "thinking", "thinking": "", "signature": ""})
             self._texts.append(piece.reasoning)
@@ -45,14 +48,12 @@ class MessageEventBuilder:
             events += self._turn_to({"type": "text", "text": ""})
             self._texts.append(piece.text)
             events.append(self._delta("text_delta", text=piece.text))
-        for call in piece.calls:
+        for call in calls:
             if call.index != self._call or not self._inside("tool_use"):
                 self._call = call.index
                 block = {"type": "tool_use", "id": call.id or "", "name": call.name or "", "input": {}}
                 events += [*self._close(), *self._open(block)]
-            if call.arguments:
-                self._texts.append(call.arguments)
-                events.append(self._delta("input_json_delta", partial_json=call.arguments))
+            events += self._argue(call.arguments)
         if piece.finish is not None:
             events += self._close()
             self._stop_sequence = piece.stop
@@ -103,6 +104,13 @@ class MessageEventBuilder:
         self._begun = True
         self._usage = _usage(usage)
         return [{"type": "message_start", "message": self.whole()}, {"type": "ping"}]
+
+    def _argue(self, arguments: str) -> list[Event]:
+        """The next part of the arguments of the call that is open."""
+        if not arguments:
+            return []
+        self._texts.append(arguments)
+        return [self._delta("input_json_delta", partial_json=arguments)]
 
     def _inside(self, kind: str) -> bool:
         return self._is_open and self._blocks[-1]["type"] == kind

@@ -52,10 +52,13 @@ class ResponseEventBuilder:
         if not self._begun and self._view.extra_fields["background"]:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
         self._begun = True
+        calls = list(piece.calls)
+        if calls and calls[0].continues and calls[0].index == self._call and isinstance(self._open, Call):
+            events += self._grow(calls.pop(0).arguments)  # a token may end a call and begin a text
         if piece.reasoning:
             events += [*self._turn_to("reasoning"), *self._grow(piece.reasoning)]
         events += self._say(piece)
-        for call in piece.calls:
+        for call in calls:
             if call.index != self._call or not isinstance(self._open, Call):
                 self._call = call.index
                 events += self._begin_item(self._called(call))

@@ -55,6 +55,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     """True if only a known name makes a call."""
     quote: str = ""
     """The mark around texts in `relaxed` arguments."""
+    skips: bool = False
+    """True if a short text between the arguments and the mark that closes is passed over."""
 
     @cached_property
     def head(self) -> str:
@@ -123,6 +125,8 @@ class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_un
     answer: tuple[str, str] = ("", "")
     """The marks that are written around an answer in a demanded format."""
     channels: Channels | None = None
+    efforts: dict[str, str] = {}
+    """Words of `reasoning_effort` that the model was not trained on, and those that stand for them."""
     ids: Ids = "any"
 
     @cached_property

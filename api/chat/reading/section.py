@@ -16,6 +16,8 @@ from control.text.text import begun
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
 
+_SKIPPED = 256
+"""The most characters that are passed over before a mark that closes."""
 _BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
 
 
@@ -225,6 +227,11 @@ class Section:
         known = [*closes, *listed, *([separator] if separator else [])]
         if not held or any(len(held) < len(text) and text.startswith(held) for text in known):
             return False
+        if shape.skips and closes and len(held) < _SKIPPED:
+            places = [held.find(text) for text in closes if text in held]
+            if not places:
+                return False
+            self._held = held = held[min(places) :]
         close = next((text for text in closes if held.startswith(text)), None)
         if close is not None:
             self._held, self._state = held[len(close) :], self._text
