@@ -25,6 +25,7 @@ from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
 from ops.cli.options import demo_environment, model_options
 from ops.cli.tables import echo_line
+from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
@@ -98,7 +99,8 @@ def serve(
         else:
             supervisor.start(worker)
             supervisor.start(api)
-            from ops.cli.serving import desire, reminder_of_keys, wait_until_served  # beside the start of those
+            with without_collections():  # beside the start of those
+                from ops.cli.serving import desire, reminder_of_keys, wait_until_served
 
             server.wait_until_ready()
             client = connect_to_farm(server.url)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,7 +31,7 @@ from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.sampling.grammars import Grammars
-from worker.sampling.sampler import StepSampler, StepTokens
+from worker.sampling.step_sampler import StepSampler, StepTokens
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher, Sequence
 
@@ -233,7 +233,7 @@ def stepping(
         exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
         isolation = CrashIsolation(lease, calls.run)
-        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future, []), isolation)
+        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future[Any], []), isolation)
         context = ServingContext(
             lease=lease,
             group=group,
