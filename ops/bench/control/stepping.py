@@ -31,7 +31,7 @@ from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.sampling.grammars import Grammars
-from worker.sampling.step_sampler import StepSampler, StepTokens
+from worker.sampling.sampler import StepSampler, StepTokens
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher, Sequence
 
