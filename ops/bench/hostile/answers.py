@@ -30,7 +30,8 @@ ARGUMENTS: dict[str, Any] = {
     "where": {"x": {"y": [1.5, False]}, "z": ""},
     "note": "two\nlines, {braces} [and] (brackets)",
 }
-_TOKEN = re.compile(r"<\|\"\|>|<\|[^<>|\s]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<｜[^<>｜\s]+｜>|</?[A-Za-z_:]+>|\[/?[A-Z_]+\]")
+MARK = re.compile(r"<\|\"\|>|<\|[^<>|\s]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<｜[^<>｜\s]+｜>|</?[A-Za-z_:]+>|\[/?[A-Z_]+\]")
+"""Finds marks that are single tokens in vocabularies."""
 _PLAIN = ["{", "}", "[", "]", '"', "\\", "\n", " ", ";", ",", "<", "😀", "東"]
 _NO_TOKENS = re.compile(r"(?!)()")
 
@@ -42,7 +43,7 @@ class BadAnswer(Exception):
 @functools.cache
 def tokens_of(name: str) -> re.Pattern[str]:
     """Finds the marks of a form that are single tokens in vocabularies."""
-    found = {mark for text in TABLE[name].marks for mark in _TOKEN.findall(text)}
+    found = {mark for text in TABLE[name].marks for mark in MARK.findall(text)}
     return (
         re.compile("(" + "|".join(sorted(map(re.escape, found), key=len, reverse=True)) + ")") if found else _NO_TOKENS
     )
