@@ -89,9 +89,11 @@ class Parameters:
         return "".join(out), None
 
     def end(self) -> str:
+        rest, self._held = self._held, ""
+        if self._state == "head":  # a key that is cut short
+            return (", " if self._count else "{") + '"' + quoted(rest.removeprefix(self._open))
         if self._state != "value":
             return ""
-        rest, self._held = self._held, ""
         if self._fresh:
             return "" if self._literal else '"'
         if not self._literal:

@@ -55,6 +55,8 @@ class Section:
         self._after_call = False
         self._tokens = set[str]()
         """Marks that came as tokens: none of them is ever said."""
+        self._token = ""
+        """The one that is read now."""
         self.reopened = ""
         """The mark with which reasoning has opened: `take` has the text of it."""
         self._reader: CallReader | None = None
@@ -80,7 +82,9 @@ class Section:
             self._say(self._take(), piece)
             return
         self._tokens.add(text)
+        self._token = text
         self.push(text, piece)
+        self._token = ""
 
     def end(self, piece: Piece) -> None:
         """The answer is over: what can't become a call any more is text."""
@@ -200,6 +204,8 @@ class Section:
         rest = self._reader.push(self._take(), piece)
         if rest is None:
             return False
+        if self._token.endswith(rest) and rest != self._token:
+            rest = ""  # the call has ended within a token
         self._held = rest
         if self._reader.begun:
             self._called()

@@ -1,6 +1,6 @@
 """Agents' turns with models of three families, in the three dialects: calls, reasoning, and what is sent back.
 
-The templates are short ones of our own, with the marks of the published ones.
+The templates are those of the scripted model: short ones with the marks of the published ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tokenizers import AddedToken
 
+from ops.compat.scripted import TEMPLATES
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TIME, WEATHER
 from tests.integration.api.conftest import running_api
@@ -22,56 +23,8 @@ from tests.integration.api.sse import events
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 
-TOOLS = "{%- if tools %}{{- '<tools>' + (tools | tojson) + '</tools>' }}{% endif %}"
-HARMONY = (
-    TOOLS
-    + """
-{%- for message in messages %}
-{%- if message.role == 'assistant' and message.tool_calls %}
-{%- if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}
-{%- if message.thinking %}
-{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endif %}
-{%- set call = message.tool_calls[0].function %}
-{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
-{{- call.arguments | tojson + '<|call|>' }}
-{%- elif message.role == 'assistant' %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
-{%- else %}{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}"""
-)
-MISTRAL = (
-    TOOLS
-    + """
-{%- for message in messages %}
-{%- if message.role == 'assistant' %}
-{%- if message.reasoning_content %}{{- '[THINK]' + message.reasoning_content + '[/THINK]' }}{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}
-{%- if call.id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}
-{{- '[TOOL_CALLS]' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + call.function.arguments | tojson }}
-{%- endfor %}{{- '</s>' }}
-{%- elif message.role == 'tool' %}
-{%- if message.tool_call_id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}
-{{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' }}
-{%- else %}{{- '[INST]' + message.content + '[/INST]' }}{% endif %}
-{%- endfor %}"""
-)
-GLM = (
-    TOOLS
-    + """
-{%- for message in messages %}
-{{- '<|' + message.role + '|>\\n' }}
-{%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '\\n<tool_call>' + call.function.name }}
-{%- for key, value in call.function.arguments.items() %}
-{{- '\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' }}
-{{- value if value is string else value | tojson }}{{- '</arg_value>' }}{% endfor %}
-{{- '\\n</tool_call>' }}{% endfor %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|assistant|>' }}{% endif %}"""
+HARMONY, MISTRAL, GLM = (
+    (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") for name in ("harmony", "mistral_ids", "glm")
 )
 
 
