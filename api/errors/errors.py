@@ -269,6 +269,7 @@ def error_response(refusal: Problem, request_id: str | None = None) -> Response[
 
 
 _PATH = re.compile(r"(/v1)*/messages\b")
+_OLLAMA_PATH = re.compile(r"(/v1)*/api/")
 HEADER = "anthropic-version"
 UNTHREADED = "thread_unsupported_request"
 """Anthropic's code for a request that can't be part of a conversation that the server keeps."""
@@ -303,7 +304,7 @@ def anthropic_error(problem: Problem, request_id: str | None) -> dict[str, Any]:
 
 def is_ollama(path: str) -> bool:
     """True for a request in Ollama's API."""
-    return path.startswith("/api/")
+    return _OLLAMA_PATH.match(path) is not None
 
 
 def ollama_error(problem: Problem) -> OllamaError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import hashlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -35,7 +36,7 @@ from api.schemas.ollama_answer import (
     ShownModel,
 )
 from api.schemas.ollama_request import LATEST, ModelToDelete, ModelToPull, ModelToShow
-from control.errors import ModelUnavailable
+from control.errors import ModelUnavailable, SettingsError
 from control.operations import desired
 from control.operations.spec import build_spec
 from control.records import catalog
@@ -90,7 +91,7 @@ async def list_running(request: Http) -> Response[Any]:
                     name=name,
                     model=name,
                     size=_memory_bytes(overview),
-                    digest=_digest(overview),
+                    digest=_digest(process, name),
                     details=_details(overview),
                     expires_at=_NEVER,
                     size_vram=_memory_bytes(overview, "cuda"),
@@ -138,8 +139,8 @@ async def pull_model(request: Http) -> Response[Any]:
     """Load a model, for operators: the demonstration model, or a repository of Hugging Face. Progress comes as lines of
     JSON; without `stream` the answer comes once it is loaded."""
     body = await body_of(request, ModelToPull)
-    name = await on_farm(request, _desire, body.named)
-    progress = _progress(request, name)
+    name, is_new = await on_farm(request, _desire, body.named)
+    progress = _progress(request, name, is_new=is_new)
     if body.stream is not False:
         return Stream(_lines(progress), headers=LINES_HEADERS)
     async for _ in progress:
@@ -176,7 +177,7 @@ def _listed(process: Process, name: str) -> ListedModel:
         model=name,
         modified_at=_modified(assets.created if assets is not None else 0),
         size=_memory_bytes(overview),
-        digest=_digest(overview),
+        digest=_digest(process, name),
         details=_details(overview),
     )
 
@@ -198,9 +199,17 @@ def _backend(overview: Overview | None) -> Backend | None:
     return next((replica.backend for replica in replicas if replica.backend is not None), None)
 
 
-def _digest(overview: Overview | None) -> str:
-    backend = _backend(overview)
-    return backend.weights if backend is not None else ""
+def _digest(process: Process, name: str) -> str:
+    """SHA-256 of the model's own name, the fingerprint of its files and its chat template. Clients take models with one
+    digest for the same, and remember by it what a model can do."""
+    models = process.models
+    backend, assets = _backend(models.overview(name)), models.assets(name)
+    parts = [
+        models.real_name(name),
+        backend.weights if backend is not None else "",
+        (assets.chat_template if assets is not None else None) or "",
+    ]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
 
 def _details(overview: Overview | None) -> ModelDetails:
@@ -233,12 +242,12 @@ def capabilities_of(served: ServedModel) -> list[str]:
 # --- the operators' part ---
 
 
-def _desire(client: SyncRedis, name: str) -> str:
-    """Have the model loaded that a client names, and return the farm's name for it."""
+def _desire(client: SyncRedis, name: str) -> tuple[str, bool]:
+    """Have the model loaded that a client names; the farm's name for it, and True for one that it did not know."""
     known = _known(client, name)
     if known is not None:
         desired.load(client, desired.find_spec(client, known), None)
-        return known
+        return known, False
     name = name.removesuffix(LATEST)
     repository = name
     for hub in _HUBS:
@@ -247,8 +256,7 @@ def _desire(client: SyncRedis, name: str) -> str:
     is_path = source.startswith((".", "/", "~"))
     # A repository is served under the name by which the client asks for it.
     spec = build_spec(source, name=None if is_path else name, gguf=file or None, demo=demo_model())
-    desired.load(client, spec, None)
-    return spec.name
+    return spec.name, desired.load(client, spec, None).before == 0
 
 
 def _unload(client: SyncRedis, name: str) -> None:
@@ -261,9 +269,12 @@ def _known(client: SyncRedis, name: str) -> str | None:
     return next((one for one in names if catalog.get_spec(client, one) is not None), None)
 
 
-async def _progress(request: Http, name: str) -> AsyncGenerator[PullStatus]:
-    """The stages of a model until it is loaded. Raises ModelUnavailable for one that fails, ShuttingDown,
-    ClientDisconnected, RedisUnavailable; and as `operators_only` once the key has ended."""
+async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator[PullStatus]:
+    """The stages of a model until it is loaded; one that is new and fails is unloaded again.
+
+    Raises SettingsError or ModelUnavailable for one that fails, ShuttingDown, ClientDisconnected, RedisUnavailable, and
+    Unauthorized once the key has ended.
+    """
     process, client, clock = process_of(request), client_of(request.scope), asyncio.get_running_loop().time
     said, said_at = PullStatus(status="pulling manifest"), clock()
     yield said
@@ -273,9 +284,12 @@ async def _progress(request: Http, name: str) -> AsyncGenerator[PullStatus]:
         if overview is not None and overview.state == "loaded":
             yield PullStatus(status=_DONE)
             return
-        for replica in overview.replicas if overview is not None else []:
-            if replica.state == "failed" and overview is not None and replica.revision == overview.revision:
-                raise ModelUnavailable(name, "failed", replica.detail)
+        cause = _failure(overview)
+        if cause is not None and is_new:
+            await on_farm(request, _unload, name)
+            raise SettingsError(f"'{name}' can't be loaded, and is not desired any more: {cause}")
+        if cause is not None:
+            raise ModelUnavailable(name, "failed", cause)
         status = _status(overview)
         if status != said or clock() - said_at > _SAY_EVERY_S:
             yield status
@@ -286,6 +300,14 @@ async def _progress(request: Http, name: str) -> AsyncGenerator[PullStatus]:
         if not await is_still_operator(request):
             raise Unauthorized("The API key of this request has ended. Use another one.")
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _failure(overview: Overview | None) -> str | None:
+    """The cause for which a replica of the newest revision failed to load; None where none did."""
+    if overview is None:
+        return None
+    failed = (one for one in overview.replicas if one.state == "failed" and one.revision == overview.revision)
+    return next((replica.detail for replica in failed), None)
 
 
 def _status(overview: Overview | None) -> PullStatus:

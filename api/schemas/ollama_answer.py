@@ -91,7 +91,7 @@ class ModelDetails(OllamaAnswer, kw_only=True):
 
 
 class ListedModel(OllamaAnswer, kw_only=True):
-    """`digest` is the fingerprint of the model's files."""
+    """`digest` changes with the model's name, files and chat template; names of one model have the same."""
 
     name: str
     model: str

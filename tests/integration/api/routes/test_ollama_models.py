@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
+from control.replicas import health
 from control.version import VERSION
 from tests.byte_model import CONTEXT, byte_assets
 from tests.integration.api.calling import TEMPLATE
@@ -42,7 +44,10 @@ def test_models_are_listed(http: httpx.Client, leader: ScriptedLeader, caller: S
     assert {datetime.datetime.fromisoformat(model["modified_at"]).timestamp() for model in models} == {
         leader.assets.created
     }
+    assert len({model["digest"] for model in models}) == 2  # clients take models with one digest for the same
+    assert all(len(model["digest"]) == 64 for model in models)
     running = http.get("/api/ps").json()["models"]
+    assert {model["digest"] for model in running} == {model["digest"] for model in models}
     assert {model["name"]: model["context_length"] for model in running} == {"caller": CONTEXT, "tiny": CONTEXT}
     assert all(datetime.datetime.fromisoformat(model["expires_at"]).year == 9999 for model in running)
 
@@ -124,6 +129,29 @@ def test_a_model_is_pulled_until_it_is_loaded(
     assert wrong.status_code == 400 and wrong.json().keys() == {"error"}
     absent = operator.request("DELETE", "/api/delete", json={"model": "absent"})
     assert absent.status_code == 404 and "absent" in absent.json()["error"]
+
+
+def test_a_pull_that_fails_leaves_nothing(
+    operator: httpx.Client, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """A name that no agent finds is an error, and is not desired any more; a model that was there stays."""
+    with operator.stream("POST", "/api/pull", json={"model": "farm/mistyped"}) as response:
+        reader = response.iter_lines()
+        next(reader)
+        health.write_status(redis_client, "farm/mistyped", "r0", "failed", "no such repository", revision=1)
+        last = [msgspec.json.decode(line) for line in reader][-1]
+    assert last.keys() == {"error"} and "no such repository" in last["error"]
+    spec = catalog.get_spec(redis_client, "farm/mistyped")
+    assert spec is None or spec.unload
+    health.clear_status(redis_client, "farm/mistyped", "r0")
+    health.write_status(redis_client, "tiny", "r0", "failed", "the weights are gone", revision=1)
+    try:
+        refused = operator.post("/api/pull", json={"model": "tiny", "stream": False})
+    finally:
+        health.clear_status(redis_client, "tiny", "r0")
+    assert refused.status_code == 503 and "the weights are gone" in refused.json()["error"]
+    spec = catalog.get_spec(redis_client, "tiny")
+    assert spec is not None and not spec.unload
 
 
 def test_a_second_port(server: Server, leader: ScriptedLeader, tmp_path: Path) -> None:
