@@ -16,7 +16,7 @@ import click
 
 from api.options import api_options, take_api_arguments
 from control.errors import SettingsError
-from control.listening import free_port
+from control.listening import free_port, second_port
 from control.messages import ModelSpec
 from control.operations.key_rule import FIXED_KEYS_VARIABLE, asks_for_key, key_options
 from control.operations.options import connect_to_farm, redis_option
@@ -73,10 +73,13 @@ def serve(
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
+    ollama_port: int | None = options["ollama_port"]
     arguments = take_api_arguments(context, options)
     specs = build_specs(models, **options)
     asks = asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
+    if ollama_port is not None:
+        second_port(host, ollama_port, port)  # else the API process would end again and again
     stopping = Stopping()
     with ExitStack() as stack:
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
