@@ -93,8 +93,8 @@ _OPTIONS = (
     ),
     _option(
         "--ollama-port",
-        type=click.IntRange(0, 65535),
-        help="A second port to listen on, for clients that look for Ollama at 11434. 0: a free port [default: none].",
+        type=click.IntRange(1, 65535),
+        help="A second port to listen on, for clients that look for Ollama at 11434 [default: none].",
     ),
     _option(
         "--cors-origin",

@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def second_port(host: str, port: int, first: int) -> int:
-    """As `free_port`, for `--ollama-port` beside `--port`."""
+    """As `free_port`, for `--ollama-port` beside the port `first`."""
     if port == first:
         raise SettingsError(f"--ollama-port {port} is --port too; choose another --ollama-port, or leave it out")
     return free_port(host, port, "--ollama-port")

@@ -74,7 +74,8 @@ async def generate_text(request: Http) -> Response[Any]:
             return _response(answer, caller)
         served = await model_for(request, parsed.model)
         has_template = served.template is not None
-        return ParsedBody(body=generation_of(parsed, has_template=has_template, warnings=caller.warnings))
+        made = await off_loop(len(body), generation_of, parsed, has_template=has_template, warnings=caller.warnings)
+        return ParsedBody(body=made)
 
     return await serve(request, read)
 

@@ -115,7 +115,8 @@ def serve(
         if not stopping:
             names = " and ".join(spec.name for spec in specs)
             verb, url = "is" if len(specs) == 1 else "are", f"http://{host}:{port}"
-            click.echo(f"{names} {verb} served at {url}/v1, the console at {url}/console/ (Ctrl-C stops)")
+            second = f", Ollama's clients at http://{host}:{ollama_port}" if ollama_port is not None else ""
+            click.echo(f"{names} {verb} served at {url}/v1, the console at {url}/console/{second} (Ctrl-C stops)")
         while not stopping:
             supervisor.tend()
             time.sleep(SERVING_TICK_S)

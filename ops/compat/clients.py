@@ -118,6 +118,14 @@ CLIENTS: tuple[Client, ...] = (
         script="llama_index_python.py",
     ),
     Client(name="llm", title="`llm`", packages=("llm",), script="llm_python.py"),
+    Client(name="ollama-python", title="Ollama's client for Python", packages=("ollama",), script="ollama_python.py"),
+    Client(
+        name="langchain-ollama",
+        title="LangChain, `ChatOllama`",
+        packages=("langchain-ollama",),
+        script="ollama_langchain.py",
+    ),
+    Client(name="llm-ollama", title="`llm-ollama`", packages=("llm-ollama", "llm"), script="ollama_llm.py"),
     Client(
         name="lm-eval",
         title="lm-evaluation-harness, `local-completions`",

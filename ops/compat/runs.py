@@ -88,7 +88,9 @@ def run(
         "PYTHONWARNINGS": "ignore",
     }
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "ANTHROPIC_", "PYTHON"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "ANTHROPIC_", "OLLAMA_", "PYTHON"))
     }
     try:
         done = subprocess.run(

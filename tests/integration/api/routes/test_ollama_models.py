@@ -110,7 +110,9 @@ def test_a_model_is_pulled_until_it_is_loaded(
     """One that is loaded succeeds at once; another becomes desired under the name that was sent, and a client that
     leaves ends the wait alone."""
     for name in ("tiny", "tiny:latest"):
-        lines = lines_of(operator.post("/api/pull", json={"model": name}))
+        pulled = operator.post("/api/pull", json={"model": name})
+        assert pulled.headers["content-type"] == "application/x-ndjson"
+        lines = lines_of(pulled)
         assert lines[0]["status"] == "pulling manifest" and lines[-1] == {"status": "success"}
         whole = operator.post("/api/pull", json={"model": name, "stream": False})
         assert whole.json() == {"status": "success"}

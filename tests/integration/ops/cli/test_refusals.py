@@ -73,6 +73,21 @@ def test_serve_refuses_a_wrong_option_before_anything_runs(
     refused_at_once("serve", *arguments, "--port", "0", "--data", str(tmp_path), says=says)
 
 
+def test_a_second_port_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """One that is taken, and the first one again, name the option."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        data = ("--data", str(tmp_path))
+        refused_at_once(
+            "serve", "demo", "--port", "0", "--ollama-port", port, *data, says=(port, "choose another --ollama-port")
+        )
+    both = ("--port", port, "--ollama-port", port)
+    refused_at_once("serve", "demo", *both, *data, says=(f"--ollama-port {port}", "leave it out"))
+    refused("api", *both, "--redis", "redis://127.0.0.1:1/0", says=(f"--ollama-port {port}", "leave it out"))
+
+
 @pytest.mark.parametrize("model", ["/no/such/folder", "nobody/no-such-model"])
 def test_serve_refuses_a_model_that_is_nowhere(model: str, tmp_path: Path) -> None:
     """Without a hub, too."""

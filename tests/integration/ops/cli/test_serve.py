@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,26 @@ def test_trusted_templates_reach_an_api_process(through_serve: bool, monkeypatch
     found = CliRunner().invoke(api, words)
     assert found.exit_code == 0, found.output
     assert settings[0].trusted_templates == ("m", "0e1ceaf4")
+
+
+@pytest.mark.parametrize("through_serve", [False, True])
+def test_the_second_port_reaches_an_api_process(through_serve: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the trusted templates do; without the option there is none."""
+    settings: list[ApiSettings] = []
+    monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
+    monkeypatch.setattr("api.__main__.serve", settings.append)
+    monkeypatch.setattr("api.__main__.count_keys", nothing_done)
+    monkeypatch.setattr("control.logs.configure", nothing_done)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    words = ["--ollama-port", str(port)]
+    if through_serve:
+        words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
+    for arguments in ([*words, "--port", "0"], ["--port", "0"]):
+        found = CliRunner().invoke(api, arguments)
+        assert found.exit_code == 0, found.output
+    assert [one.ollama_port for one in settings] == [port, None]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,21 @@ def meant(subject: Any, name: str = "") -> str | None:
     return subject._real_name(name)
 
 
+def test_the_tag_latest_means_the_name_without_it() -> None:
+    """For models and aliases; a model that has the tag in its own name is that one."""
+    subject = models("alias=well", **{"well": "loaded", "tagged": "loaded", "tagged:latest": "loaded"})
+    names = ("well:latest", "alias:latest", "tagged:latest", "tagged", "well:8b", "other:latest", ":latest")
+    assert [meant(subject, name) for name in names] == [
+        "well",
+        "well",
+        "tagged:latest",
+        "tagged",
+        None,
+        None,
+        None,
+    ]
+
+
 OTHERS: list[ReplicaState] = ["failed", "loading", "draining", "unloading"]
 
 
