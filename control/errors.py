@@ -100,13 +100,12 @@ class ModelFileRefused(RequestError):
 class ModelNotFound(RequestError):
     """No such model in the farm's catalog."""
 
-    def __init__(self, model: str, known: list[str]) -> None:
-        served = ", ".join(sorted(known)) or "none: load one with `furrow models load`"
+    def __init__(self, model: str, models: list[str]) -> None:
+        served = ", ".join(sorted(models)) or "none: load one with `furrow models load`"
         super().__init__(
             f"The model '{model}' does not exist. Models served here: {served}.", param="model", code="model_not_found"
         )
         self.model = model
-        self.known = known
 
 
 class RequestNotFound(RequestError):

@@ -80,7 +80,7 @@ class Identity:
 
 ANONYMOUS = Identity()
 
-PROBES = frozenset(("/health", "/ready", "/metrics", "/load", "/ping", "/version"))
+PROBES = frozenset(("/", "/api/version", "/health", "/ready", "/metrics", "/load", "/ping", "/version"))
 """Paths that load balancers and monitors ask for."""
 _OPERATORS = ("/farm", "/console")
 """First parts of the paths that operators use."""

@@ -48,6 +48,7 @@ _WITH = frozenset(
 """First parts of the paths under `/v1`."""
 _WITHOUT = frozenset(
     (
+        "api",
         "detokenize",
         "health",
         "infill",
@@ -61,7 +62,7 @@ _WITHOUT = frozenset(
         "version",
     )
 )
-"""Paths beside `/v1`."""
+"""First parts of the paths beside `/v1`."""
 _COHERE = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank"}
 """The paths of newer Cohere clients, with the route of each."""
 

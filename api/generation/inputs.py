@@ -12,7 +12,8 @@ from api.generation.preparation import Prepared, deadline_ms, on_disconnect_poli
 from api.generation.session import Caller
 from api.models.models import ServedModel
 from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
-from api.schemas.view import Endpoint, View
+from api.schemas.ollama_request import OllamaInputs
+from api.schemas.view import RECEIVED, Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest, Input, PoolingAssets, Sampling
 
@@ -40,10 +41,8 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
     pooling = served.assets.pooling
     assert pooling is not None, "the model gives vectors or scores"
     if isinstance(body, VectorsRequest):
-        name = "input" if isinstance(body, EmbeddingRequest) else "texts"
+        name, names = _texts_names(body)
         encoded = _texts(body, name, served, pooling)
-        alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
-        names = [name if alone else f"{name}[{index}]" for index in range(len(encoded))]
     else:
         encoded = _pairs(body, served, pooling)
         name = _pairs_name(body)
@@ -51,6 +50,15 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
     for place, one in zip(names, encoded, strict=True):
         _check(place, name, one.tokens, served)
     return encoded
+
+
+def _texts_names(body: VectorsRequest) -> tuple[str, list[str]]:
+    """The client's name of the field, and of each input."""
+    name = "input" if isinstance(body, EmbeddingRequest) else "texts"
+    if isinstance(body, OllamaInputs) and body.endpoint == "ollama_embeddings":
+        name = "prompt"
+    alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
+    return name, [name if alone else f"{name}[{index}]" for index in range(len(body.inputs))]
 
 
 def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
@@ -163,6 +171,8 @@ class PreparedInputs(Prepared):
     def _extra_fields(self) -> dict[str, Any]:
         body = self.body
         fields = {"inputs": [member.sampling.n for member in self.members]}
+        if isinstance(body, OllamaInputs):
+            return {**fields, RECEIVED: self.caller.request_log.received_ms}
         if isinstance(body, EmbeddingRequest):
             return {**fields, "encoding_format": body.encoding_format or "float"}
         if isinstance(body, RerankRequest):
@@ -213,6 +223,8 @@ def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
 
 
 def _endpoint(body: InputsRequest) -> Endpoint:
+    if isinstance(body, OllamaInputs):
+        return body.endpoint
     if isinstance(body, EmbeddingRequest):
         return "embeddings"
     if isinstance(body, CohereEmbedRequest):

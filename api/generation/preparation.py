@@ -35,7 +35,8 @@ from api.schemas.embeddings import InputFields
 from api.schemas.generation import CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
-from api.schemas.view import Endpoint, Reading, View
+from api.schemas.ollama_request import RawPrompt
+from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
@@ -365,8 +366,12 @@ class PreparedRequest(Prepared):
             extra_fields = body.shown_fields(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
+        elif isinstance(body, RawPrompt):
+            endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
+        if endpoint in ("ollama_chat", "ollama_generate"):
+            extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
             extra_fields=extra_fields,
@@ -421,7 +426,7 @@ def _no_text(served: ServedModel) -> RequestError:
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, (Converted, Filling)):
+    if isinstance(body, (Converted, Filling, RawPrompt)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 

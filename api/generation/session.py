@@ -40,6 +40,7 @@ from api.observability import RequestLog, WaitLog
 from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.infill_rendering import InfillRenderer
+from api.rendering.ollama_rendering import OllamaRenderer
 from api.rendering.output_items import Seal
 from api.rendering.vectors import VectorRenderer
 from api.schemas.decoding import Warnings
@@ -261,7 +262,9 @@ def renderer_of(
     """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
-    if view.endpoint in ("embeddings", "embed", "rerank", "score"):
+    if view.endpoint in ("ollama_chat", "ollama_generate"):
+        return OllamaRenderer(rid, view, vocabulary, prompt_tokens)
+    if view.endpoint in ("embeddings", "embed", "rerank", "score", "ollama_embed", "ollama_embeddings"):
         return VectorRenderer(rid, view, vocabulary, prompt_tokens)
     if view.endpoint == "infill":
         return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
@@ -332,10 +335,6 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",
 }
 """Of every streamed answer; the last one keeps nginx from buffering."""
-KEEP_ALIVE = b": keep-alive\n"
-"""A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
-take the id of the event before for a part of it."""
-
 PLACE_EVERY_S = 5.0
 """Least time between two comments about a client's place in the queue."""
 
@@ -348,7 +347,8 @@ class EventStream(Response[None]):
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(None, status_code=200, headers=STREAM_HEADERS | {"x-request-id": session.rid})
+        headers = {"content-type": session.renderer.media_type, "x-request-id": session.rid}
+        super().__init__(None, status_code=200, headers=STREAM_HEADERS | headers)
         self._session = session
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:
@@ -429,20 +429,13 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
                 continue
         feeds.check()
         if request_log.before_first_token and feeds.place_changed:
-            yield _place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
-            sent_at = request_log.waited
+            comment = renderer.queue_place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
+            if comment:
+                yield comment
+                sent_at = request_log.waited
         pause = settings.keep_alive - (request_log.waited - sent_at)
         if pause <= 0.01:
-            yield KEEP_ALIVE
+            yield renderer.keep_alive()
             sent_at = request_log.waited
             pause = settings.keep_alive
         await feeds.wait(pause)
-
-
-def _place(position: int | None, wait_ms: int | None) -> bytes:
-    """The comment about a place in the queue, or about its end."""
-    if position is None:
-        return b": claimed\n"
-    if wait_ms is None:
-        return b": queue position %d\n" % position
-    return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)

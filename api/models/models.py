@@ -37,6 +37,7 @@ from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.models.model_process import Files
+from api.schemas.ollama_request import LATEST
 from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
@@ -554,6 +555,14 @@ class Models:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
 
     def _real_name(self, name: str | None) -> str | None:
+        """The catalog's name for a client's, or None; NAME:latest, as Ollama's clients write it, is another word for
+        NAME."""
+        real = self._named(name)
+        if real is None and name and (short := name.removesuffix(LATEST)):
+            return self._named(short)
+        return real
+
+    def _named(self, name: str | None) -> str | None:
         """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
         if not name:  # some clients send "" for none
             return self._only()

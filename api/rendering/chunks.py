@@ -54,6 +54,14 @@ def scored_tokens(vocabulary: Vocabulary, name: Callable[[int], str], tokens: li
     ]
 
 
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; what is cut off, or no object, can't be shown as one."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
 DONE = b"data: [DONE]\n\n"
 
 Event = dict[str, Any]
@@ -342,6 +350,9 @@ def _scores_bytes(most_likely: int | None) -> int:
 class StreamRenderer:
     """Renders one answer of one or several members (prompts); `resume` suppresses what the client already has."""
 
+    media_type = "text/event-stream; charset=utf-8"
+    """Of a stream."""
+
     _kept: list[Piece] | None = None
     """The whole answer, of a stream too, where it is to outlive its request."""
 
@@ -365,6 +376,20 @@ class StreamRenderer:
     def prelude(self) -> bytes:
         """Bytes that may be sent before the first token; otherwise they come with it."""
         return b""
+
+    def keep_alive(self) -> bytes:
+        """Bytes that tell nothing, sent after a silence. A comment is one line. With an empty line behind it the
+        official clients dispatch an event without data, because they take the id of the event before for a part of
+        it."""
+        return b": keep-alive\n"
+
+    def queue_place(self, position: int | None, wait_ms: int | None) -> bytes:
+        """The comment about a place in the queue, or about its end; empty where streams have no comments."""
+        if position is None:
+            return b": claimed\n"
+        if wait_ms is None:
+            return b": queue position %d\n" % position
+        return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)
 
     @property
     def finished(self) -> bool:

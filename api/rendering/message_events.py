@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import msgspec
-
 from api.chat.piece import Piece
 from api.errors.errors import anthropic_error, problem
-from api.rendering.chunks import Event, Usage
+from api.rendering.chunks import Event, Usage, arguments_object
 from api.schemas.view import View, answer_id
 
 _STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -138,20 +136,12 @@ class MessageEventBuilder:
         if block["type"] == "text":
             block["text"] = text
         elif block["type"] == "tool_use":
-            block["input"] = _input(text)
+            block["input"] = arguments_object(text)
         else:
             block["thinking"] = "" if self._view.extra_fields["hides_thinking"] else text
             block["signature"] = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
             events.append(self._delta("signature_delta", signature=block["signature"]))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is cut off, or no object, can't be shown as one."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class ParsedBody:
     accepted: Accepted | None = None
 
 
-Read = Callable[[bytes, Caller], Awaitable[ParsedBody]]
+Read = Callable[[bytes, Caller], Awaitable[ParsedBody | Response[Any]]]
+"""Reads a body: into a request for a model, or a response that needs none."""
 
 
 async def generate(request: Http, parse: Callable[[bytes, Warnings], Body | InputsRequest]) -> Response[Any]:
@@ -148,11 +149,16 @@ async def serve(request: Http, read: Read) -> Response[Any]:
     session: Session | None = None
     try:
         process.shutdown.refuse_when_draining()
-        session, streams, accepted = await _begin(request, caller, read)
+        begun = await _begin(request, caller, read)
+        if isinstance(begun, Response):
+            caller.request_log.end(status=200, finish_reason=None)
+            finish_headers(begun, caller)
+            return begun
+        session, streams, accepted = begun
         if accepted is not None and (response := await accepted(session)) is not None:
             finish_headers(response, caller)
             return response
-        del accepted
+        del accepted, begun
         if streams:
             await session.settle()
             return streamed(session, caller)
@@ -168,8 +174,11 @@ async def serve(request: Http, read: Read) -> Response[Any]:
         raise
 
 
-async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None]:
-    """Submit or resume; the session, and True for a stream. Body and prompt are freed: the answer needs neither."""
+async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None] | Response[Any]:
+    """Submit or resume; the session, and True for a stream; or the response of `read`.
+
+    Body and prompt are freed: the answer needs neither.
+    """
     process = process_of(request)
     tenant = authenticate(request)
     headers = request.headers
@@ -178,6 +187,8 @@ async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bo
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         parsed = await read(body, caller)
+        if isinstance(parsed, Response):
+            return parsed
         caller.check_present(parsed.body.on_disconnect)
         if last and not parsed.body.stream:
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."

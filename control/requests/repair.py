@@ -14,10 +14,10 @@ from control.errors import LogConflict, RedisUnavailable
 from control.keys import ModelKeys
 from control.messages import FinishReason, LogEntry, encode
 from control.redis.connection import Call, Steps, read
-from control.requests.emit import encode_entry
 from control.requests.follow import not_found
 from control.requests.history import PAGE_ENTRIES, WRITE_ENTRIES, read_log
 from control.requests.staging import ended_in, stage, tokenless
+from control.requests.token_log import encode_entry
 
 Repaired = Literal["same", "appended", "replaced"]
 """`appended`: the log was shorter. `replaced`: it said something else, and the request runs on from the new one."""

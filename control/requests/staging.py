@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from control.errors import RedisUnavailable, RequestError
 from control.messages import LogEntry
 from control.redis.connection import Call, Steps
-from control.requests.emit import encode_entry
 from control.requests.history import WRITE_ENTRIES
+from control.requests.token_log import encode_entry
 
 
 def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int, str]]:

@@ -22,8 +22,7 @@ from worker.collective import Collective
 from worker.collective.base import sendable
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
-from worker.models.batch import Row, flatten
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch, or what images need

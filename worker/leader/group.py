@@ -35,7 +35,7 @@ from control.replicas.lease import Lease
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.detectors import LOAD_STALL_S
 from worker.engine.step import Step
-from worker.leader.background_call import BackgroundCall
+from worker.leader.exchange import BackgroundCall
 from worker.rank.address import check_reachable
 from worker.rank.heartbeat import Deadlines, Progress
 from worker.rank.rank_worker import RankWorker

@@ -20,9 +20,8 @@ from control.redis.connection import run, run_every
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
-from worker.leader.background_call import BackgroundCall
 from worker.leader.crash_isolation import CrashIsolation
-from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
+from worker.leader.exchange import LOOP, BackgroundCall, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import (

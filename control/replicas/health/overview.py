@@ -152,10 +152,10 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
     spec = about.spec
     published = about.assets is not None
-    known = _ranks_by_replica(about.spec, about.assigned)
+    ranks = _ranks_by_replica(about.spec, about.assigned)
     replicas = [
         _replica(spec, published, name, revision, list(islice(replies, 4 + tp)), about.backends.get(name))
-        for name, (revision, tp) in known.items()
+        for name, (revision, tp) in ranks.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.engine.torch.graphs import DecodeGraphs
 from worker.engine.torch.transfer import sent
-from worker.models.batch import Row
+from worker.models.served import Row
 
 UNKNOWN = 0
 """A token that only the device knows."""

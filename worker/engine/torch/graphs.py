@@ -19,8 +19,7 @@ from torch import Tensor
 from worker.kv.base import Extent, KVStore
 from worker.kv.torch import gathered
 from worker.kv.torch.pages import PagedBatch, PagedStep, PagedStore
-from worker.models.batch import Batch, Row
-from worker.models.served import ServedModel
+from worker.models.served import Batch, Row, ServedModel
 from worker.selftest import switches
 
 log = structlog.get_logger()

@@ -27,16 +27,19 @@ def captured(request: Request, capture: Capture) -> Iterator[Case]:
         work = _work(inputs, weights, out)
         work()
         graph = capture(work)
-        given = request.random(rows, hidden)
+        data = request.random(rows, hidden)
 
         def compute(
-            inputs: Tensor = inputs, out: Tensor = out, given: Tensor = given, replay: Callable[[], None] = graph.replay
+            inputs: Tensor = inputs,
+            out: Tensor = out,
+            data: Tensor = data,
+            replay: Callable[[], None] = graph.replay,
         ) -> Tensor:
-            inputs.copy_(given)
+            inputs.copy_(data)
             replay()
             return out
 
-        yield Case(f"{rows} x {hidden}", request.dtype, compute, (given.double() @ weights.double().t()).cpu())
+        yield Case(f"{rows} x {hidden}", request.dtype, compute, (data.double() @ weights.double().t()).cpu())
 
 
 def _work(inputs: Tensor, weights: Tensor, out: Tensor) -> Callable[[], None]:

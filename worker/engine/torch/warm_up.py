@@ -10,8 +10,7 @@ from worker.engine.torch.graphs import BUCKETS
 from worker.kv.base import KVStore
 from worker.kv.torch import gathered
 from worker.kv.torch.pages import PagedStore
-from worker.models.batch import Row, flatten
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
 
 log = structlog.get_logger()
 

@@ -14,8 +14,7 @@ from worker.collective.base import Link
 from worker.models.native.module import Module, Numbers
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
 from worker.native.memory import empty
-from worker.weights.packed_matrix import PackedMatrix
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import PackedMatrix, StoredMatrix
 
 HALVES = ("float16", "bfloat16")
 

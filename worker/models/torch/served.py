@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
-from worker.models.batch import Batch, ImageRows
-from worker.models.served import Hear, ServedModel, tell
+from worker.models.served import Batch, Hear, ImageRows, ServedModel, tell
 from worker.models.torch.layers.linear import NativeLinear
 from worker.models.torch.pooled.pooler import Pooler
 from worker.models.torch.vision.rotary import SectionedRotary

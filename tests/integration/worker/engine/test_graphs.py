@@ -20,8 +20,8 @@ from worker.engine.torch.ahead import RunAhead
 from worker.engine.torch.graphs import BUCKETS, DecodeGraphs, graphs_for
 from worker.kv.torch import gathered
 from worker.kv.torch.pages import PagedStore
-from worker.models.batch import Row
 from worker.models.loading import load
+from worker.models.served import Row
 
 Checkpoint = Callable[[str], Path]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import worker.rank_process
 from worker.collective import Solo
 from worker.kv.slabs import SlabStore
-from worker.models.batch import Row, flatten
+from worker.models.served import Row, flatten
 from worker.models.loading import load
 from worker.standby_process import Preparation, import_all, prepare_model
 import_all()

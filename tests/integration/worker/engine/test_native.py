@@ -22,9 +22,8 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models.batch import Row, flatten
 from worker.models.loading import load
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
 from worker.models.torch import loading as torch_loading
 from worker.models.torch.layers import packing
 from worker.models.torch.layers.dense import DenseLinear

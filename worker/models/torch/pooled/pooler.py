@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.models.batch import Batch
+from worker.models.served import Batch
 from worker.repository.pooling.description import Activation, Pool
 from worker.tensors import as_tensor
 

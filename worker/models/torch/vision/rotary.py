@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.batch import AXES
+from worker.models.served import AXES
 
 
 def interleaved_axes(sections: list[int], frequencies: int) -> Tensor:
