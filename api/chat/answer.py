@@ -201,6 +201,8 @@ class _Choice:
         elif before or after:
             self.reasoning_tokens += 1 + self._undecided
             self._undecided = 0
+        else:
+            self._undecided = 0
 
     def _text(self, text: str) -> tuple[str, bool]:
         """The part of new text that may be sent, and True if a stop string was completed."""

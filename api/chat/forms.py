@@ -54,6 +54,7 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
     # Transformers' form has no words for headers: text between channels would be an answer.
     if own is not None and calls is None and (form is None or form.channels is None):
         try:
+            own = _with_line_breaks(own, source, form_of(OWN, own))
             read = form_of(OWN, own)
         except FormError as error:
             log.warning("a response template is passed over", action="response_template", reason=str(error))
@@ -64,6 +65,18 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
             return Forms(OWN if read.calls is not None else None, thinking, _text(read), own)
     told = None if form is None or form.calls is None else name
     return Forms(told, _thinking(source, vocabulary, form), "" if form is None else _text(form))
+
+
+def _with_line_breaks(own: Any, source: str, form: Form) -> Any:
+    """The template with the line breaks that the chat template writes inside the marks of calls in JSON: patterns say
+    only that they may be there."""
+    if form.calls is None or form.calls.shape.kind != "object" or form.calls.shape.listed or not form.calls.close:
+        return own
+    opened, closed = form.calls.open[0].rstrip(), form.calls.close[0].strip()
+    lines = source.replace("\\n", "\n")
+    marks = {"open": opened + "\n" * (opened + "\n" in lines), "close": "\n" * ("\n" + closed in lines) + closed}
+    field = {key: value for key, value in own["fields"]["tool_calls"].items() if not key.endswith("_pattern")}
+    return {**own, "fields": {**own["fields"], "tool_calls": {**field, **marks}}}
 
 
 def _text(form: Form) -> str:

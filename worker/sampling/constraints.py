@@ -188,8 +188,7 @@ def closing_token(budget: ReasoningBudget, output: list[int], decode: Decode | N
     index = len(output) - start - budget.tokens
     if not 0 <= index < len(budget.closing):
         return None
-    before = output[: len(output) - index]
-    return None if _has(budget.close, budget.closing, before, decode) else budget.closing[index]
+    return None if _has(budget.close, budget.closing, output, decode) else budget.closing[index]
 
 
 def _may_close(budget: ReasoningBudget, count: int) -> bool:
@@ -204,6 +203,9 @@ def _opened(budget: ReasoningBudget, output: list[int], decode: Decode | None) -
     head = output[: _BEFORE_OPENING + len(budget.opening)]
     if len(budget.opening) == 1:
         return head.index(budget.opening[0]) + 1 if budget.opening[0] in head else None
+    # Text without control tokens would lack those of a mark of several, such as harmony's.
+    if (place := _place(budget.opening, head)) is not None:
+        return place + len(budget.opening)
     if decode is None or not decode(head).lstrip().startswith(budget.open):
         return None
     return next(count for count in range(1, len(head) + 1) if budget.open in decode(head[:count]))
@@ -213,4 +215,10 @@ def _has(mark: str, tokens: list[int], output: list[int], decode: Decode | None)
     """True if `output` has the mark, as its token or, where it is none of its own, in the text."""
     if len(tokens) == 1:
         return tokens[0] in output
-    return decode is not None and mark in decode(output)
+    return _place(tokens, output) is not None or (decode is not None and mark in decode(output))
+
+
+def _place(tokens: list[int], output: list[int]) -> int | None:
+    """Where these tokens stand in a row in the output."""
+    size = len(tokens)
+    return next((at for at in range(len(output) - size + 1) if output[at : at + size] == tokens), None)

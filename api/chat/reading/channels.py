@@ -14,7 +14,6 @@ from api.chat.reading.form import Channels
 from control.text.text import begun
 
 _HEADER_CHARACTERS = 512
-_BLANK = re.compile(r"\s+$")
 
 
 class ChannelReader:
@@ -24,7 +23,6 @@ class ChannelReader:
         """`thinking`: the prompt ends inside reasoning. `hidden`: reasoning is not shown."""
         self._channels, self._calls, self._hidden = channels, calls, hidden
         self._marks = (*channels.opens, channels.message, *channels.closes)
-        self._words = tuple(channels.opens) + tuple(channels.closes)
         recipient = re.escape(channels.recipient)
         self._recipient = re.compile(rf"{recipient}(?:functions\.)?([^\s<]+)")
         self._first = re.compile(rf"\s*{recipient}")
@@ -34,8 +32,8 @@ class ChannelReader:
         self._blank = ""
         self._fresh = True
         """True until the text that is open has a character that is no white space."""
-        self._reasoned = False
-        """True once there was reasoning before."""
+        self._told = set[str]()
+        """The kinds of text of which there was one before."""
 
     @property
     def thinking(self) -> bool | None:
@@ -129,14 +127,14 @@ class ChannelReader:
             if not text.strip():
                 self._blank = "" if self._kind != "none" else text
                 return
-        said = _BLANK.sub("", text) if self._kind == "reasoning" else text.rstrip()
+        said = text.rstrip()
         self._blank = text[len(said) :]
         if not said:
             return
+        parted = "\n\n" if self._fresh and self._kind in self._told else ""
         if self._kind == "reasoning":
-            parted = "\n\n" if self._fresh and self._reasoned else ""
             piece.reasoning += "" if self._hidden else parted + said
-            self._reasoned = True
         else:
-            piece.text += said
+            piece.text += parted + said
+        self._told.add(self._kind)
         self._fresh = False

@@ -61,6 +61,21 @@ def test_an_answer_whose_leader_is_killed(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == LONG
 
 
+def test_a_call_whose_leader_is_killed(client: openai.OpenAI) -> None:
+    """In the middle of its marks, name or arguments: the call is the same, and no mark is text."""
+    call = {"name": "add", "arguments": {"a": 2, "note": "x" * 20}}
+    ask: Any = {"role": "user", "content": order(call=call, then="", dies=True)}
+    chunks = list(client.chat.completions.create(model="demo", messages=[ask], tools=[TOOL], stream=True))
+    text = name = arguments = ""
+    for chunk in chunks:
+        text += chunk.choices[0].delta.content or ""
+        for part in chunk.choices[0].delta.tool_calls or []:
+            assert part.function is not None
+            name += part.function.name or ""
+            arguments += part.function.arguments or ""
+    assert (text, name, msgspec.json.decode(arguments)) == ("", "add", call["arguments"])
+
+
 def test_a_leader_whose_lock_is_lost_acquires_it_again() -> None:
     """Released under it, as an agent does, the lock is not renewed: the leader begins a new epoch and answers there."""
     with serving(NEW) as server, connect(server.url) as redis:

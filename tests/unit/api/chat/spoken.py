@@ -210,6 +210,19 @@ SPOKEN: dict[str, Spoken] = {
         ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     ),
+    "internlm": Spoken(
+        each(
+            lambda name, arguments: (
+                "<|action_start|><|plugin|>\n" + f"{named(name, arguments, ('name', 'parameters'))}<|action_end|>"
+            ),
+            "\n",
+        )
+    ),
+    "lfm2_json": Spoken(listed("<|tool_call_start|>", "<|tool_call_end|>"), THINK),
+    "longcat": Spoken(
+        each(lambda name, arguments: f"<longcat_tool_call>\n{named(name, arguments)}\n</longcat_tool_call>", "\n"),
+        ("<longcat_think>\n", "\n</longcat_think>\n"),
+    ),
     "lfm2": Spoken(around("<|tool_call_start|>[", "]<|tool_call_end|>", pythonic, ", "), THINK),
     "llama3": Spoken(
         each(lambda name, arguments: named(name, arguments, ("name", "parameters")), "; "), nested=False, beside=False
@@ -269,6 +282,18 @@ SPOKEN: dict[str, Spoken] = {
         ),
         ("<|think|>", "<|end|><|begin|>assistant"),
         ("<|content|>", "<|end|><|begin|>assistant"),
+    ),
+    "step3": Spoken(
+        around(
+            "<｜tool_calls_begin｜>\n",
+            "<｜tool_calls_end｜>",
+            tagged(
+                '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="%n">',
+                '<steptml:parameter name="%k">%v</steptml:parameter>',
+                "</steptml:invoke><｜tool_call_end｜>\n",
+            ),
+        ),
+        THINK,
     ),
     "tool_calls_list": Spoken(listed("<tool_calls>", "</tool_calls>"), THINK),
 }

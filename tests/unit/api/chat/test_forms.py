@@ -145,6 +145,47 @@ def test_marks_that_are_tokens(name: str) -> None:
     assert read(reading(name), by_character, marks) == found
 
 
+@pytest.mark.parametrize(
+    ("said", "text", "reasoning", "calls"),
+    [
+        ("Hello <b>", "Hello <b>", "", []),
+        ("<|channel|>final<|message|>Hello <b><|return|>", "Hello <b>", "", []),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>",
+            "",
+            "a\n\nb",
+            [],
+        ),
+        (
+            "<|channel|>commentary<|message|>Look.<|end|><|start|>assistant<|channel|>final<|message|>Done.",
+            "Look.\n\nDone.",
+            "",
+            [],
+        ),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', "", "", [("f", {"a": 1})]),
+        (
+            '<|channel|>analysis<|message|>a<|end|><|start|>assistant to=f<|channel|>commentary <|constrain|>json'
+            '<|message|>{}<|call|>',
+            "",
+            "a",
+            [("f", {})],
+        ),
+        ("<|channel|>final", "", "", []),
+        ("tomorrow", "tomorrow", "", []),
+    ],
+)  # fmt: skip
+def test_harmony_s_channels(said: str, text: str, reasoning: str, calls: list[Any]) -> None:
+    """A header says what a text is; without one it is content. Two texts of a kind are two paragraphs."""
+    assert agree(reading("harmony"), said) == (text, reasoning, calls)
+    finder = tokens_of("harmony")
+    parts = [part for part in finder.split(said) if part]
+    assert shown(read(reading("harmony"), parts, tuple(part for part in parts if finder.fullmatch(part)))) == (
+        text,
+        reasoning,
+        calls,
+    )
+
+
 FUZZED = 2_000
 
 

@@ -52,6 +52,10 @@ SKETCHES: dict[str, list[str]] = {
     "hunyuan_list": ["<tool_calls>", '{"name": "', '"arguments": ', "<|extra_0|>"],
     "kimi": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"],
     "kimi_k3": ["'<|open|>' + tag", "'<|sep|>'", "'<|close|>' + tag", "open_tag('call'"],
+    "internlm": ["<|action_start|><|plugin|>", "<|action_end|>"],
+    "lfm2_json": ["<|tool_call_start|>[", '{"name": "', '"arguments": ', "]<|tool_call_end|>"],
+    "longcat": ["<longcat_tool_call>", '{"name": "', '"arguments": ', "</longcat_tool_call>", "<longcat_think>"],
+    "step3": ["<｜tool_calls_begin｜>", '<steptml:invoke name="', '<steptml:parameter name="', "<think>"],
     "lfm2": ["<|tool_call_start|>[", "]<|tool_call_end|>", "<think>"],
     "llama3": ["Environment: ipython", '{"name": function name, "parameters": dictionary of argument name'],
     "minimax": ["<minimax:tool_call>", '<invoke name="', '<parameter name="', "<think>"],
@@ -175,7 +179,7 @@ def test_a_models_own_template_is_read_as_transformers_does(case: str, before: s
     oracle.feed(before + said)
     message, _ = oracle.finalize()
     forms = forms_of(LOOP, vocabulary(), own=own)
-    assert forms == Forms(OWN, Thinking(), "own", own)
+    assert (forms.calls, forms.thinking, forms.text) == (OWN, Thinking(), "own")
     how = Reading(forms.thinking, Calling(OWN, literal={"f": ["days", "tags"]}), own=own)
     for texts in ([before + said], list(before + said)):
         parser, whole = AnswerParser(how, "rid", 0), Piece(0, 0)
@@ -193,6 +197,15 @@ def test_a_models_own_template_is_read_as_transformers_does(case: str, before: s
         assert whole.reasoning == message.get("reasoning_content", "")
         # Transformers keeps the last of several contents; the one here is before the calls.
         assert whole.text == before.rpartition("</think>")[2].strip()
+
+
+def test_the_chat_template_says_which_line_breaks_are_written() -> None:
+    """A demanded call has those; without any the marks stand as they are."""
+    source = LOOP + '<tool_call>\\n{"name": "\' + name + \'"}\\n</tool_call>'
+    for text, open_, close in ((source, "<tool_call>\n", "\n</tool_call>"), (LOOP, "<tool_call>", "</tool_call>")):
+        form = forms_of(text, vocabulary(), own=HERMES).form
+        assert form is not None and form.calls is not None
+        assert (form.calls.open, form.calls.close) == ([open_], [close])
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,20 @@ def test_marks_of_several_tokens() -> None:
     assert closing_token(texts(0), [4] * 4, decode) is None
 
 
+def test_marks_with_control_tokens() -> None:
+    """Their text lacks what is skipped when tokens are decoded: they are found by their tokens."""
+
+    def without_control(tokens: list[int]) -> str:
+        return decode([token for token in tokens if token not in (0, 2)])
+
+    written = [3, 0, 1, 2, 4, 4]
+    for expected in (2, 1, 0, None):
+        assert closing_token(texts(2), written, without_control) == expected
+        written = [*written, 4 if expected is None else expected]
+    closed = [0, 1, 2, 4, 2, 1, 0]
+    assert [closing_token(texts(3), [*closed, *[4] * count], without_control) for count in range(6)] == [None] * 6
+
+
 def rows(**sampling: object) -> list[Sequence]:
     fields = {"max_tokens": 9, "temperature": 0.0, "seed": "1"} | sampling
     return [Sequence(rid="r", choice=0, prompt=[1], sampling=Sampling(**fields), sid=1)]  # type: ignore[arg-type]
