@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes  # noqa: F401  # numpy then knows bfloat16 by its name
 import numpy as np
 import structlog
 
-from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
@@ -26,7 +24,7 @@ from worker.models.native.loading import NativeLoader
 from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.served import NativeModel, ServedModel
-from worker.models.shard import Shard
+from worker.models.shard import Shard, computed_in, may_be_native, resolve_dtype
 from worker.native.host import unavailable
 from worker.native.library import KindMissing, Threads, reason_missing, threads_here
 from worker.repository import quantized, torch_part, validation
@@ -35,7 +33,7 @@ from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import Pooling, pooling_of
-from worker.repository.pooling.gate import is_encoder, is_whole
+from worker.repository.pooling.gate import is_encoder
 from worker.selftest.shapes import of_config
 from worker.weights.cache import WeightCache, subject_of
 from worker.weights.quantizer import Quantizer
@@ -44,9 +42,6 @@ if TYPE_CHECKING:
     from worker.models.vision.tower import VisionTower  # it imports torch and transformers
 
 log = structlog.get_logger()
-
-DTYPES = {name: np.dtype(name) for name in ("float64", "float32", "bfloat16", "float16")}
-HALVES = ("bfloat16", "float16")
 
 
 def load(
@@ -104,7 +99,7 @@ def _load(
     )
     kinds = None if every_kind else kinds_of(files, quant, dequantize, dtype)
     shapes = None if is_encoder(files.config) else of_config(files.config, dtype, collective.world_size)
-    if _may_be_native(files.config, chosen, device):
+    if may_be_native(files.config, chosen, device):
         threads = threads_here(kinds, shapes)
         try:
             require(threads is not None, reason_missing())
@@ -121,14 +116,6 @@ def _load(
     from worker.models import torch_loading  # only here: it imports torch
 
     return torch_loading.load(shard, stored, kinds, shapes)
-
-
-def _may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) -> bool:
-    """True if the forward of a model may be C++, by its config.json alone."""
-    if device != "cpu" or dtype != np.float32 or is_encoder(config):
-        return False
-    pooling = pooling_of(config)
-    return pooling is None or not is_whole(config, pooling)
 
 
 def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCache | None) -> ServedModel | None:
@@ -213,7 +200,7 @@ def _tower(shard: Shard, model: CausalModel) -> VisionTower | None:
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
     chosen = computed_in(resolve_dtype(dtype, device, config), device)
-    native = _may_be_native(config, chosen, device) and unavailable() is None
+    native = may_be_native(config, chosen, device) and unavailable() is None
     try:
         require(native, "torch computes it")
         _meta_model(config)
@@ -230,19 +217,3 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
 def _meta_model(config: dict[str, Any], ranks: int = 1) -> CausalModel:
     """The meta model of a family whose forward is C++. Raises NotNative where transformers has to make it."""
     return native_meta_model(native_config(config, ranks), config)
-
-
-def resolve_dtype(name: str, device: str, config: dict[str, Any] | None = None) -> np.dtype[Any]:
-    """`auto` is float32 on a CPU, where 16-bit products are slow, and the checkpoint's own type elsewhere."""
-    if name == "auto":
-        own = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
-        return DTYPES["float32"] if device == "cpu" else DTYPES.get(str(own), DTYPES["bfloat16"])
-    if name not in DTYPES:
-        raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
-    return DTYPES[name]
-
-
-def computed_in(dtype: np.dtype[Any], device: str) -> np.dtype[Any]:
-    """The type of a model's products, activations, keys and values. On a CPU types of 16 bits are those in which its
-    matrices are stored; it computes in float32, or in float64."""
-    return DTYPES["float32"] if device == "cpu" and dtype.name in HALVES else dtype

@@ -164,9 +164,12 @@ class NativeLoader:
         if isinstance(table, StoredMatrix):
             return PackedEmbedding(self._packed([table], None), scale)
         if table.dtype.name in HALVES:
-            return Embedding(np.array(table), scale)
+            return Embedding(self._copied(table, table.dtype), scale)
         kind = np.float32 if self.quant is None else np.float16
-        return Embedding(np.array(table, kind), scale)
+        return Embedding(self._copied(table, np.dtype(kind)), scale)
+
+    def _copied(self, table: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.array(table, dtype)
 
     def _of_all_ranks(self, rows: Embedding | PackedEmbedding, whole: int, here: int) -> Module:
         """The look-up of a table of `whole` rows, `here` of them on this rank."""
@@ -182,10 +185,16 @@ class NativeLoader:
         """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
         if self.quantizer is not None:
             return self.quantizer.blocks(name, weights)
+        return self._rounded(weights)
+
+    def _rounded(self, weights: Any) -> Any:
         return rounded(weights, self.storage)
 
     def _packed(self, weights: list[Any], bias: NDArray[Any] | None) -> PackedLinear:
-        return PackedLinear(weights, bias, [kept_as(part, self.quant) for part in weights], self.threads)
+        return self._linear(weights, bias, [kept_as(part, self.quant) for part in weights])
+
+    def _linear(self, parts: list[Any], bias: NDArray[Any] | None, kinds: list[str]) -> PackedLinear:
+        return PackedLinear(parts, bias, kinds, self.threads)
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[np.float32]:
