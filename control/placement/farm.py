@@ -101,6 +101,13 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     return [host_of(name, text, name in drained) for name, text in heartbeats if text is not None]
 
 
+def free_memory(client: SyncRedis) -> dict[str, int]:
+    """Bytes that ranks may still take on each host that beats now."""
+    hosts = known_hosts(client)
+    said = run_every(client, [read("HGET", keys.host(name), "memory_bytes", parse=optional_text) for name in hosts])
+    return {host: int(free) for host, free in zip(hosts, said, strict=True) if free is not None}
+
+
 def host_of(name: str, devices: str, drained: bool) -> Host:
     """The host whose heartbeat names these devices."""
     return Host(name, tuple(filter(None, devices.split(","))), drained)

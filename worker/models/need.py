@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from control.placement.need import RankNeed
 from control.quantization import BLOCK_QUANTS
 from worker.collective import Solo
 from worker.collective.base import Link
@@ -50,25 +51,6 @@ PROCESS_BYTES = 40 * 2**20
 from."""
 TORCH_BYTES = 320 * 2**20
 """What torch and transformers add to it."""
-
-
-@dataclass(frozen=True)
-class RankNeed:
-    """Bytes of one rank. `weights` and `kv` are those that the rank reports; `exact`: the former are not estimated."""
-
-    weights: int
-    kv: int
-    """Keys, values and states of `kv_tokens` positions."""
-    step: int
-    """What the largest step works in."""
-    process: int
-    exact: bool
-    kv_tokens: int
-    bytes_per_token: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.step + self.process
 
 
 class _Seat(Solo):
