@@ -31,6 +31,26 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
         return self.total - self.kv
 
 
+LEAST_TOKENS = 4096
+"""A model without `kv_tokens` is placed where it has KV memory for so many, or for its context if that is shorter."""
+
+
+class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """The need of each rank of a replica at a revision; `context`: the most positions of a sequence."""
+
+    revision: int
+    context: int
+    ranks: list[RankNeed]
+
+    def bytes_with(self, kv_tokens: int) -> list[int]:
+        """Of each rank, with so many KV tokens."""
+        return [rank.least + kv_tokens * rank.bytes_per_token for rank in self.ranks]
+
+    @property
+    def least_tokens(self) -> int:
+        return min(self.context, LEAST_TOKENS)
+
+
 class HostFit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the ranks of one replica fit on one host, in bytes."""
 

@@ -14,7 +14,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.placement import farm
 from control.placement.need import HostFit, RankNeed, fits_on, most_kv_tokens
-from control.replicas.health.memory import in_words
+from control.sizes import in_words
 from ops.cli.options import model_options
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
@@ -101,22 +101,9 @@ def make_plan(spec: ModelSpec, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
 
 def needs_of(spec: ModelSpec, files: ModelFiles) -> list[RankNeed]:
     """The need of each rank of a replica."""
-    from worker.models.need import rank_need
+    from worker.agent.needs import need_of
 
-    return [
-        rank_need(
-            files,
-            tp=spec.tp,
-            rank=rank,
-            dtype=spec.dtype,
-            quant=spec.quant,
-            dequantize=spec.dequantize,
-            device=spec.devices[rank] if spec.devices else "cpu",
-            kv_tokens=spec.kv_tokens,
-            max_context=spec.max_context,
-        )
-        for rank in range(spec.tp)
-    ]
+    return need_of(spec, files).ranks
 
 
 def _remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: Sequence[int]) -> list[str]:

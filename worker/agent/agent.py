@@ -59,7 +59,7 @@ class Agent:
         self._client, self._host, self._supervisor, self._standby = client, host, supervisor, standby
         reporter = Reporter(client, host.id)
         self.replicas = HostReplicas(client, redis_url, host.id, supervisor, standby, reporter)
-        self._reconciler = Reconciler(client, host.id, self.replicas, reporter)
+        self._reconciler = Reconciler(client, host.id, self.replicas, reporter, host.memory)
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
         self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))

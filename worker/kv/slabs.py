@@ -16,7 +16,7 @@ import structlog
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
-from control.replicas.health.memory import in_words
+from control.sizes import in_words
 from worker.kv.base import DOUBLED_BYTES, Attention, CacheLayout, Extent
 from worker.kv.states import State, States
 from worker.native.memory import clear, zeros

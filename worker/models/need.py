@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -320,12 +321,19 @@ def _torch_bytes(tensor: StoredTensor, dtype: np.dtype[Any]) -> int:
     return numbers * dtype.itemsize if is_plain else tensor.bytes
 
 
-def _torch_layout(shard: Shard) -> CacheLayout | None:
-    """The cache of a model whose configuration `native_config` reads as well; None where only transformers does."""
-    ranks = shard.link.collective.world_size
+def _torch_layout(shard: Shard) -> CacheLayout:
+    """The cache of a decoder that torch computes; where only transformers reads its configuration, all layers count as
+    layers that attend, with heads of one width."""
+    config, ranks = shard.files.config, shard.link.collective.world_size
+    family = validation.family_of(config)
     try:
-        config = native_config(shard.files.config, ranks)
+        described = native_config(config, ranks)
     except NotNative:
-        return None
-    family = validation.family_of(shard.files.config)
-    return shard.cache_layout(config, shard.plan(config, family))
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        described = SimpleNamespace(
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_hidden_layers=config["num_hidden_layers"],
+            head_dim=config.get("head_dim") or hidden // heads,
+        )
+    return shard.cache_layout(described, shard.plan(described, family))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -181,6 +182,11 @@ def test_a_plan_has_the_free_memory_of_the_farms_hosts(scene: Scene) -> None:
     farm.beat_host(scene.client, Host("alpha"), 5, 300 << 20)
     farm.beat_host(scene.client, Host("beta"), 6, 2 << 30)
     assert free_memory(scene.url) == [("alpha", 300 << 20), ("beta", 2 << 30)]
+    assignment = Assignment(spec=ModelSpec(name="n", source="/n"), replica="r0", ranks=[0], devices=["cpu"])
+    farm.beat_host(scene.client, Host("gamma", memory=1 << 30), 7, 8 << 30)
+    farm.assign(scene.client, "gamma", msgspec.structs.replace(assignment, memory=[1 << 29]))
+    assert free_memory(scene.url)[2] == ("gamma", 1 << 29)
+    scene.client.delete(keys.host("gamma"))
     planned = scene.json(plan, "demo", "--kv-tokens", "200000")
     assert [(one["host"], one["has"] > one["needs"]) for one in planned["hosts"]] == [("alpha", False), ("beta", True)]
 

@@ -164,6 +164,15 @@ def test_a_model_of_torch_is_estimated_within_15_percent(checkpoint: Checkpoint)
     assert torch.get_num_threads() == 1
 
 
+def test_kv_memory_of_a_model_that_torch_computes_is_counted(tmp_path: Path) -> None:
+    """Heads of other widths than C++ takes."""
+    folder = models.make("llama", tmp_path, head_dim=12)
+    model = load(folder, collective=Solo())
+    need = rank_need(inspect(folder), kv_tokens=TOKENS)
+    assert isinstance(model.cache_layout, CacheLayout) and not model.is_native
+    assert need.kv == TOKENS * model.cache_layout.bytes_per_token
+
+
 def test_no_kv_tokens_are_one_context(checkpoint: Checkpoint) -> None:
     files = inspect(checkpoint("llama"))
     assert rank_need(files).kv_tokens == 512
