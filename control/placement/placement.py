@@ -87,6 +87,8 @@ class Room:
         self.free = {host.id: list(host.devices) for host in self.hosts}
         self.left = {host.id: host.memory for host in self.hosts if host.memory is not None}
         self.crowd: Counter[str] = Counter()
+        self.pending: Counter[str] = Counter()
+        """By model, the bytes that its replicas without a place need at least. No share of KV memory takes them."""
 
     def take(self, host_id: str, assignment: Assignment) -> None:
         """One more replica, or a part of one, is on the host."""
@@ -99,6 +101,7 @@ class Room:
     def without(self, parts: Parts) -> Room:
         """The capacity without the replica of these `parts`."""
         room = Room(self.hosts, self.needs)
+        room.pending = self.pending.copy()
         room.crowd = self.crowd - Counter(parts.keys())
         for host in self.hosts:
             held = parts[host.id].devices if host.id in parts else []
@@ -111,6 +114,13 @@ class Room:
     def holds(self, host_id: str, size: int) -> bool:
         """True if so many bytes of the host's memory are left."""
         return size <= 0 or size <= self.left.get(host_id, size)
+
+    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int]) -> None:
+        """Keep memory for what is still to be placed; `replicas` counts those that each model has."""
+        for spec in specs:
+            need, missing = self.need_of(spec), spec.replicas - replicas.get(spec.name, 0)
+            if need is not None and missing > 0 and not spec.unload:
+                self.pending[spec.name] = missing * sum(need.bytes_with(spec.kv_tokens or need.least_tokens))
 
     def need_of(self, spec: ModelSpec) -> ModelNeed | None:
         """None where it is not known at this revision."""
@@ -191,8 +201,10 @@ def _with_share(
     spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: list[int]
 ) -> tuple[int | None, list[int]]:
     """The KV tokens of a replica whose specification names none, and the bytes of its ranks with them: half of what its
-    hosts have left holds them, and the other half is for models to come."""
+    hosts have left beside the least of all that is still to be placed, and the other half is for models to come."""
     need = room.need_of(spec)
+    room.pending[spec.name] = max(0, room.pending[spec.name] - sum(sizes))
+    reserved = room.pending.total()
     if parts:
         return next(part.kv_tokens for part in parts.values()), sizes
     if need is None or spec.kv_tokens is not None:
@@ -202,7 +214,8 @@ def _with_share(
         on_cpu = [need.ranks[rank] for rank, device in devices.items() if device == "cpu"]
         each = sum(rank.bytes_per_token for rank in on_cpu)
         if host_id in room.left and each:
-            shares.append((room.left[host_id] - sum(rank.least for rank in on_cpu)) // (2 * each))
+            left = room.left[host_id] - reserved - sum(rank.least for rank in on_cpu)
+            shares.append(left // (2 * each))
     if not shares:
         return None, sizes
     tokens = max(need.least_tokens, min(shares))

@@ -110,6 +110,7 @@ def plan(
     actions += [
         Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
     ]
+    room.await_places(specs, {name: len(own) for name, own in replicas.items()})
     actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())

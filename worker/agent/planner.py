@@ -70,6 +70,9 @@ class Planner:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
+        if awaited:  # shares are those of all models that are to be placed
+            there = {one.spec.name for assignments in held.values() for one in assignments}
+            awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
         known = [spec for spec in specs if spec.name not in awaited]
         actions = plan(known, hosts, held, states["loaded"], states["failed"], unattended, needs)
         for action in actions:

@@ -147,3 +147,21 @@ def test_a_farm_that_plans_no_memory_looks_for_no_needs(redis: ReplicaRedis) -> 
     assert reports == []
     [assignment] = farm.assignments(redis.client, "one")
     assert assignment.memory == [] and redis.run(farm.needs()) == {}
+
+
+def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> None:
+    """The first takes no KV memory that the second needs at least, whichever need is known first."""
+    host = Host("one", memory=200 * 2**20)
+    for name in ("a", "b"):
+        catalog.put_spec(redis.client, ModelSpec(name=name, source=str(MODEL_DIR)))
+    reports = list[str]()
+    planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
+
+    def placed() -> bool:
+        farm.beat_host(redis.client, host, 1, 1)
+        planner.turn()
+        return len(farm.assignments(redis.client, "one")) == 2
+
+    until(placed, 40.0)
+    assigned = [sum(one.memory) for one in farm.assignments(redis.client, "one")]
+    assert reports == [] and all(assigned) and sum(assigned) <= 200 * 2**20

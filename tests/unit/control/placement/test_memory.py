@@ -175,6 +175,17 @@ def test_half_of_what_is_left_is_kv_memory_where_none_is_named() -> None:
     assert second.kv_tokens == 2**19 and second.memory == [GIB + GIB // 2] * 2
 
 
+def test_a_share_leaves_what_others_need_at_least() -> None:
+    """Of models that are desired together, and of further replicas."""
+    farm = Farm(Host("a", memory=9 * GIB))
+    farm.want("first", need(1, per_token=2**20, context=512), replicas=2)
+    farm.want("second", need(4, per_token=2**20, context=1024))
+    farm.settle()
+    assert len(farm.all()) == 3 and farm.unplaced == {}
+    first, *_ = farm.all()
+    assert first.kv_tokens == (9 * GIB - 5 * GIB - (GIB + 2**29) - GIB) // 2**21
+
+
 def test_kv_memory_is_as_named_or_at_least_a_context_or_4096_tokens() -> None:
     farm = Farm(Host("a", memory=2 * GIB))
     farm.want("m", need(1, per_token=2**18, context=2**20))
