@@ -1,1 +1,1 @@
-"""The HTTP API for OpenAI's and Anthropic's clients. Never imports torch or the worker."""
+"""The HTTP API for the clients of OpenAI, Anthropic and Ollama. Never imports torch or the worker."""

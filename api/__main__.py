@@ -26,7 +26,7 @@ from api.server import Server
 from api.settings import ApiSettings
 from control import access
 from control.errors import FurrowError
-from control.listening import free_port
+from control.listening import free_port, second_port
 from control.operations.key_rule import asks_for_key, key_options, why_asked
 from control.operations.options import redis_option
 from control.process import die_with_parent
@@ -56,6 +56,7 @@ def main(
     max_connections: int,
     max_body: float,
     body_memory: float,
+    ollama_port: int | None,
     **options: Any,
 ) -> None:
     """Run one HTTP API process."""
@@ -67,6 +68,8 @@ def main(
             die_with_parent()
         asks = asks_for_key(host, api_keys, keys, no_auth)
         port = free_port(host, port)
+        if ollama_port is not None:
+            ollama_port = second_port(host, ollama_port, port)
         logs.configure(environment.log_format, environment.log_level)
         key_count = count_keys(environment)
         if asks and not (keys or api_keys):
@@ -75,11 +78,13 @@ def main(
         click.echo(f"furrow api: {error}", err=True)
         sys.exit(1)
     max_connections = fitting_connections(max_connections)
-    text_bytes, memory_bytes = round(max_body * MIB), round(body_memory * MIB)
+    text_bytes = round(max_body * MIB)
+    memory_bytes = round(body_memory * MIB)
     settings = ApiSettings(
         redis_url=environment.redis_url,
         host=host,
         port=port,
+        ollama_port=ollama_port,
         api_keys=api_keys,
         require_keys=asks,
         connection_limits=ConnectionLimits(head_timeout=header_timeout, connections=max_connections),

@@ -14,7 +14,20 @@ from api.console import console_routes
 from api.errors.errors import handle_in_shape
 from api.openapi.document import Document, document_routes
 from api.process import Process
-from api.routes import chats, completions, embeddings, health, messages, models, requests, responses, tokens, usage
+from api.routes import (
+    chats,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    requests,
+    responses,
+    tokens,
+    usage,
+)
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.settings import ApiSettings
@@ -45,6 +58,9 @@ ROUTES = [
     *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),
     *(messages.create_message, messages.count_message_tokens),
     *(models.list_models, models.retrieve_model),
+    *(ollama.chat, ollama.generate_text, ollama.embed_texts, ollama.embed_text),
+    *(ollama_models.list_tags, ollama_models.show_model, ollama_models.list_running, ollama_models.ollama_version),
+    *(ollama_models.pull_model, ollama_models.delete_model, ollama_models.root),
     *(requests.show_request, requests.follow_request, requests.delete_request, requests.cancel_request),
     *(tokens.tokenize, tokens.detokenize, tokens.tokenizer_info),
     *(usage.own_usage, farm_routes, console_routes),

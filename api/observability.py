@@ -203,7 +203,8 @@ class WaitLog:
         """By model, from the oldest on."""
         self._said_at: dict[str, float] = {}
         self._task = PeriodicTask("wait_log", self._look, _TICK_S)
-        self.start, self.stop = self._task.start, self._task.stop
+        self.start = self._task.start
+        self.stop = self._task.stop
 
     def add(self, request_log: RequestLog, waiting: Waiting) -> None:
         """The request waits from now on, until its first token or its end."""

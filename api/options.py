@@ -92,6 +92,11 @@ _OPTIONS = (
         help="NAME for the only model, NAME=MODEL for one of several, or * for any name of the only one. Repeatable.",
     ),
     _option(
+        "--ollama-port",
+        type=click.IntRange(0, 65535),
+        help="A second port to listen on, for clients that look for Ollama at 11434. 0: a free port [default: none].",
+    ),
+    _option(
         "--cors-origin",
         "cors_origins",
         multiple=True,

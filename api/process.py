@@ -28,8 +28,7 @@ from api.models.models import Models
 from api.observability import Metrics, WaitLog
 from api.settings import ApiSettings
 from control.redis.batches import Batches
-from control.redis.connection import connect, connect_async
-from control.redis.dead_connections import hardened
+from control.redis.connection import connect, connect_async, hardened
 
 
 class Process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from types import FrameType
 from typing import Any, cast
@@ -57,10 +58,22 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with acceptors in place of the event loop's servers."""
         await super().startup(sockets)
+        settings = self._process.settings
+        if settings.ollama_port is not None:
+            self.servers.append(cast(Any, await self._second_listener(settings.host, settings.ollama_port)))
         acceptors: list[Any] = []
         for server in self.servers:
             acceptors += Acceptor.instead_of(server, self._connection)
         self.servers = acceptors
+
+    async def _second_listener(self, host: str, port: int) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.create_server(self._connection, host, port, backlog=self.config.backlog)
+        except OSError as error:
+            log.error("can't listen on --ollama-port", action="listen", host=host, port=port, error=str(error))
+            await self.lifespan.shutdown()
+            sys.exit(1)
 
     def _connection(self) -> asyncio.Protocol:
         return ClientConnection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
@@ -82,7 +95,8 @@ class Server(uvicorn.Server):
         return [cast(ClientConnection, connection) for connection in self.server_state.connections]
 
     def _drain(self, now: float) -> None:
-        process, running = self._process, len(self.server_state.tasks)
+        process = self._process
+        running = len(self.server_state.tasks)
         if self._until is None:
             self._until = now + process.settings.grace
             for connection in self._connections:

@@ -45,6 +45,8 @@ class ApiSettings:
     api_id: str = field(default_factory=_api_id)
     host: str = "127.0.0.1"
     port: int = 8000
+    ollama_port: int | None = None
+    """A second port, for clients that look for Ollama's; None: there is none."""
     body_limits: BodyLimits = field(default_factory=BodyLimits)
     max_queued_requests: int = 4096
     max_queued_tokens: int = 16 * 1024 * 1024

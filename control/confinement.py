@@ -73,8 +73,10 @@ class ConfinedProcess:
         most_answer_bytes: int = MOST_ANSWER_BYTES,
     ) -> None:
         """`greeting` is the first message to each child; its answer is not kept."""
-        self._module, self._arguments = module, arguments
-        self._deadline_s, self._greeting = deadline_s, greeting
+        self._module = module
+        self._arguments = arguments
+        self._deadline_s = deadline_s
+        self._greeting = greeting
         self._most_answer_bytes = most_answer_bytes
         self._thread = ThreadPoolExecutor(1, module.rpartition(".")[2])
         self._process: subprocess.Popen[bytes] | None = None
@@ -182,7 +184,8 @@ class ConfinedProcess:
         return _read(process, length, until)
 
     def _kill(self) -> int | None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         return None if process is None else _end(process)
 
 
@@ -231,7 +234,8 @@ def answer_messages(
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     if stack_bytes is not None:
         resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes, stack_bytes))
-    messages, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    messages = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     _write(answers, b"")
     with contextlib.suppress(MemoryError):  # it is the end, without a traceback in the parent's log

@@ -50,7 +50,9 @@ class ContextLengthExceeded(RequestError):
             param="messages",
             code="context_length_exceeded",
         )
-        self.prompt_tokens, self.max_tokens, self.context = prompt_tokens, max_tokens, context
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.context = context
 
 
 class RequestTooLarge(RequestError):
@@ -75,7 +77,9 @@ class ModelFileBreach(TemplateFailed):
             param="model",
             code="model_file_breach",
         )
-        self.model, self.file, self.deed = model, file, deed
+        self.model = model
+        self.file = file
+        self.deed = deed
 
 
 class ModelFileRefused(RequestError):
@@ -88,18 +92,20 @@ class ModelFileRefused(RequestError):
             param="model",
             code="model_file_refused",
         )
-        self.model, self.file, self.reason = model, file, reason
+        self.model = model
+        self.file = file
+        self.reason = reason
 
 
 class ModelNotFound(RequestError):
     """No such model in the farm's catalog."""
 
-    def __init__(self, model: str, known: list[str]) -> None:
-        served = ", ".join(sorted(known)) or "none: load one with `furrow models load`"
+    def __init__(self, model: str, models: list[str]) -> None:
+        served = ", ".join(sorted(models)) or "none: load one with `furrow models load`"
         super().__init__(
             f"The model '{model}' does not exist. Models served here: {served}.", param="model", code="model_not_found"
         )
-        self.model, self.known = model, known
+        self.model = model
 
 
 class RequestNotFound(RequestError):
@@ -123,7 +129,8 @@ class LogConflict(RequestError):
             f"(by {api}), which stands. Send the request again.",
             code="log_conflict",
         )
-        self.rid, self.api = rid, api
+        self.rid = rid
+        self.api = api
 
 
 class KeyNotFound(RequestError):
@@ -138,7 +145,10 @@ class RateLimited(FurrowError):
         what = "requests at one time" if bound == "concurrent" else f"{bound} per minute"
         when = "one of them ends" if bound == "concurrent" else f"{max(0.001, retry_after):.3g} s have passed"
         super().__init__(f"This API key's limit of {limit} {what} is reached. Retry once {when}.")
-        self.bound, self.limit, self.retry_after, self.allowance = bound, limit, retry_after, allowance
+        self.bound = bound
+        self.limit = limit
+        self.retry_after = retry_after
+        self.allowance = allowance
 
 
 class QueueFull(FurrowError):
@@ -152,7 +162,10 @@ class QueueFull(FurrowError):
             f"The queue of model '{model}' is full: {why} ({queued} requests waiting). "
             f"Retry in {retry_after:.0f} s{remedy}."
         )
-        self.model, self.queued, self.retry_after, self.bound = model, queued, retry_after, bound
+        self.model = model
+        self.queued = queued
+        self.retry_after = retry_after
+        self.bound = bound
 
 
 class ImagesFull(FurrowError):
@@ -191,7 +204,9 @@ class ModelUnavailable(FurrowError):
     def __init__(self, model: str, state: str, detail: str) -> None:
         remedy = f". Repair the cause, then run `furrow models reload {model}`" if state == "failed" else ""
         super().__init__(f"Model '{model}' {state_in_words(state)}: {detail.rstrip('.') if remedy else detail}{remedy}")
-        self.model, self.state, self.detail = model, state, detail
+        self.model = model
+        self.state = state
+        self.detail = detail
 
 
 # --- what the operator set up ---------------------------------------------------------------------------------------
@@ -277,7 +292,8 @@ class RankError(FurrowError):
 
     def __init__(self, rank: int, kind: RankErrorKind, message: str) -> None:
         super().__init__(f"rank {rank}: {kind}: {message}")
-        self.rank, self.message = rank, message
+        self.rank = rank
+        self.message = message
         self.kind: RankErrorKind = kind
 
 
@@ -311,7 +327,9 @@ class GroupError(FurrowError):
             joined = "; ".join(str(error) for error in ranks)
             sides.append(f"ranks also failed: {joined}" if sides else f"{what} failed on ranks: {joined}")
         super().__init__(" and ".join(sides))
-        self.what, self.leader, self.ranks = what, leader, ranks
+        self.what = what
+        self.leader = leader
+        self.ranks = ranks
 
 
 class EpochOver(FurrowError):
@@ -334,4 +352,6 @@ class Poisoned(EpochOver):
 
     def __init__(self, kind: str, message: str, rank: int) -> None:
         super().__init__(f"epoch poisoned by rank {rank}: {kind}: {message}")
-        self.kind, self.message, self.rank = kind, message, rank
+        self.kind = kind
+        self.message = message
+        self.rank = rank

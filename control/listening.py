@@ -19,8 +19,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def free_port(host: str, port: int) -> int:
-    """`port` if it can be bound, a free one for 0. Raises SettingsError naming the option at fault and the remedy."""
+def second_port(host: str, port: int, first: int) -> int:
+    """As `free_port`, for `--ollama-port` beside `--port`."""
+    if port == first:
+        raise SettingsError(f"--ollama-port {port} is --port too; choose another --ollama-port, or leave it out")
+    return free_port(host, port, "--ollama-port")
+
+
+def free_port(host: str, port: int, option: str = "--port") -> int:
+    """`port` if it can be bound, a free one for 0. Raises SettingsError naming the option at fault and the remedy;
+    `option` is that of the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,6 +38,6 @@ def free_port(host: str, port: int) -> int:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 remedy = "give --host an address of this machine, or 0.0.0.0 for all of them"
             else:
-                remedy = "choose another --port"
+                remedy = f"choose another {option}"
             raise SettingsError(f"can't listen on {host}:{port}: {error.strerror}; {remedy}") from error
         return int(probe.getsockname()[1])

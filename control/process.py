@@ -128,7 +128,8 @@ def hide_argument(secret: str) -> None:
     """Overwrite `secret` in this process's command line as `ps` shows it. Linux only; elsewhere nothing happens."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, the 48th and 49th of all fields
+        begin = int(fields[45])
+        end = int(fields[46])  # arg_start and arg_end, the 48th and 49th of all fields
         with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
             memory.seek(begin)
             text = memory.read(end - begin)

@@ -31,7 +31,7 @@ def run_agent() -> None:
 
     def stop() -> None:
         if agent is None:  # nothing was started yet
-            forget_unused(supervisor.kept if FOLDER_VARIABLE in os.environ else {})  # else none is bound yet
+            forget_unused(supervisor.records if FOLDER_VARIABLE in os.environ else {})  # else none is bound yet
             os._exit(0)
         agent.stopping = True
 
@@ -43,8 +43,8 @@ def run_agent() -> None:
     settings = Settings.from_environment()
     name_process("furrow-agent")
     logs.configure(settings.log_format, settings.log_level)
-    counters = share_folder(supervisor.kept)
-    atexit.register(forget_unused, supervisor.kept)
+    counters = share_folder(supervisor.records)
+    atexit.register(forget_unused, supervisor.records)
     standby = Standby(settings.redis_url, supervisor) if settings.standby else None
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process
@@ -66,12 +66,12 @@ def run_agent() -> None:
     wait_for_url(settings.redis_url, settings.redis_wait_s)
     client = connect(settings.redis_url)
     metrics = HostMetrics(supervisor, settings.metrics)
-    if not supervisor.kept:  # with ranks to look after it waits as a running agent does
+    if not supervisor.records:  # with ranks to look after it waits as a running agent does
         wait_until_ready(client, settings.redis_wait_s, say)
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
     memory = None if settings.memory_bytes is None else capacity(settings.memory_bytes)
-    host = Host(host_id(), tuple(supervisor.kept["devices"]), memory=memory)
+    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory)
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
     def leave(_signal: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,6 @@ import msgspec
 import structlog
 
 from control import logs
-from control.errors import DevicesError
 from control.keys import ModelKeys
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
@@ -99,16 +98,9 @@ def begin(
 def check_device(device: str) -> None:
     """Raise DevicesError for a GPU that is asked for and absent; the CPU is never taken in its place."""
     if device.startswith("cuda"):
-        index = int(device.partition(":")[2] or 0)
-        import torch  # only here: a CPU does without
+        from worker.models.torch.device import use_gpu  # only here: a CPU does without torch
 
-        count = torch.cuda.device_count()
-        if index >= count:
-            raise DevicesError(
-                f"device {device} was asked for, but torch sees {count} GPUs on this host; "
-                "name other --devices, or allow the CPU with --devices cpu"
-            )
-        torch.cuda.set_device(index)
+        use_gpu(device)
 
 
 def use_threads(ranks_here: int, device: str) -> None:

@@ -80,7 +80,7 @@ class Identity:
 
 ANONYMOUS = Identity()
 
-PROBES = frozenset(("/health", "/ready", "/metrics", "/load", "/ping", "/version"))
+PROBES = frozenset(("/", "/api/version", "/health", "/ready", "/metrics", "/load", "/ping", "/version"))
 """Paths that load balancers and monitors ask for."""
 _OPERATORS = ("/farm", "/console")
 """First parts of the paths that operators use."""
@@ -109,7 +109,8 @@ class Gate:
     """Turns secrets into identities, by the process's settings and the farm's keys."""
 
     def __init__(self, settings: ApiSettings, keyring: Keyring) -> None:
-        self._asks, self._free = settings.asks_for_key, settings.farm_open
+        self._asks = settings.asks_for_key
+        self._free = settings.farm_open
         self._fixed = [key.encode() for key in settings.api_keys]
         self._keyring = keyring
         self._tenants = OrderedDict[str, str]()
@@ -121,7 +122,8 @@ class Gate:
         Callers without an account share the turns of their address. Probes and operators have turns of their own.
         """
         client = scope["client"]
-        address, path = client[0] if client is not None else "", scope["path"]
+        address = client[0] if client is not None else ""
+        path = scope["path"]
         if path in PROBES:
             return f"probes of {address}"
         if path.startswith(_OPERATORS):
@@ -178,7 +180,8 @@ class OriginCheck:
         """Raises Forbidden for a request of a foreign page, and on loopback for a `Host` that is not loopback."""
         if not self._needed:
             return
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if self._loopback and host and not (is_local_name(host) or host_name(host) in self._hosts):
             raise Forbidden(
                 f"This server listens on loopback and asks for no key, so it refuses the Host {host[:255]!r}, which is "
@@ -276,7 +279,9 @@ def _refusal(identity: Identity) -> RequestError:
 def _check_local(connection: Connection) -> None:
     """Refuse a page of another origin in this machine's browser, and what a proxy passes on from another machine."""
     headers = connection.headers
-    host, origin, passed = headers.get("host", ""), headers.get("origin"), proxy_header(headers)
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    passed = proxy_header(headers)
     if passed is not None:
         raise Forbidden(
             f"Without a key the operator's routes refuse what comes through a proxy (header {passed!r}: "

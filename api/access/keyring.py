@@ -63,7 +63,8 @@ class Keyring:
 
     async def find(self, key_id: str) -> ApiKey | None:
         """The key of an id, whatever its state. Raises RedisUnavailable where only Redis could tell."""
-        entry, now = self._known.get(key_id), time.monotonic()
+        entry = self._known.get(key_id)
+        now = time.monotonic()
         fresh = now - self._looked_at < STALE_S
         if entry is not None and fresh and now - entry.at < FORGET_S:
             self._known.move_to_end(key_id)
@@ -90,7 +91,8 @@ class Keyring:
             self._version = version
             await self._read_again(list(self._known))
         await self._read_again(self._growing_old())
-        self._looked_at, self._away = time.monotonic(), None
+        self._looked_at = time.monotonic()
+        self._away = None
         await self._note_used()
 
     async def _read(self, key_id: str) -> ApiKey | None:

@@ -111,7 +111,8 @@ class Limiter:
     """Charges estimates to keys, and refunds them; `stop` waits for refunds under way."""
 
     def __init__(self, batches: Batches, settler: Settler) -> None:
-        self._batches, self._settler = batches, settler
+        self._batches = batches
+        self._settler = settler
         self._refunding: set[asyncio.Task[None]] = set()
 
     async def begin(
@@ -201,7 +202,8 @@ def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> list[int]:
             param="prompt",
             code="request_exceeds_limit",
         )
-    remaining, estimates = key.tpm - prompt, list[int]()
+    remaining = key.tpm - prompt
+    estimates = list[int]()
     for member in members:
         answers = member.sampling.n * min(member.sampling.max_tokens, EXPECTED_TOKENS)
         answers = min(answers, remaining) if key.tpm else answers

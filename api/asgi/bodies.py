@@ -17,7 +17,8 @@ from litestar import Request
 from api.errors.errors import BodyTooSlow, ClientDisconnected, TooManyBodies
 from control.errors import RequestError, RequestTooLarge
 
-KIB, MIB = 1024, 1024 * 1024
+KIB = 1024
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,8 @@ class Bodies:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > most:
             raise _too_large(most, f"{int(announced)} bytes")
-        upload, structure = _Upload(owner, most, self._limits.grace), Structure()
+        upload = _Upload(owner, most, self._limits.grace)
+        structure = Structure()
         self._uploads[upload] = None
         try:
             # Received bytes count, not announced ones: a client that sends nothing must not keep others out.
@@ -171,7 +173,8 @@ class Bodies:
 
     async def _next(self, request: Request[Any, Any, Any], upload: _Upload) -> tuple[bytes, bool]:
         """The next chunk, and whether more come."""
-        limits, clock = self._limits, asyncio.get_running_loop().time
+        limits = self._limits
+        clock = asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(max(0.0, upload.patience)) as upload.timeout:
@@ -196,7 +199,8 @@ class Bodies:
 
     def _take(self, upload: _Upload, chunk: bytes) -> None:
         """Count and keep a chunk. Raises TooManyBodies where the upload itself is the largest."""
-        size, share = len(chunk), self._limits.share_of(upload.most)
+        size = len(chunk)
+        share = self._limits.share_of(upload.most)
         if upload.size + size > self._limits.small_bytes:
             while self._held[upload.owner] + size > share:
                 self._make_room(upload, size, upload.owner)

@@ -240,7 +240,8 @@ class ServerConfig(uvicorn.Config):
         **options: Any,
     ) -> None:
         super().__init__(app, http=http, ws="none", **options)
-        self.reader_timeout, self.draining = reader_timeout, draining
+        self.reader_timeout = reader_timeout
+        self.draining = draining
         self.limits = limits or ConnectionLimits()
         self.waiting = Waiting(self.limits)
         self.unread = UnreadBodies(self.limits.unread_bytes)
@@ -405,7 +406,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self._muted:
             self._muted = False
             return
-        self._silent, self._in_body = 0, True
+        self._silent = 0
+        self._in_body = True
         self._stop_timer()
         self.config.waiting.leave(self)
         if len(self.pipeline) >= self.config.limits.pipelined:
@@ -426,7 +428,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._framing:
             return
-        self._silent, self._in_body = 0, False
+        self._silent = 0
+        self._in_body = False
         super().on_message_complete()
         if self._rest is not None:  # the answer has been sent, and the connection is whole again
             self._rest = None
@@ -470,7 +473,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str, retry_after: float | None = None) -> None:
         """Answer and close; no answer where one is under way, or where nothing was asked."""
-        self._refused, self._rest = True, self.config.limits.rest_bytes
+        self._refused = True
+        self._rest = self.config.limits.rest_bytes
         self._stop_timer()
         self.config.waiting.leave(self)
         log.info("a connection is refused", action="refuse_connection", status=status, code=code, client=self.client)
@@ -499,7 +503,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _stop_reading(self) -> None:
         """End after the answers that were asked for; what else has come is not looked at."""
-        self._refused, self._rest = True, self.config.limits.rest_bytes
+        self._refused = True
+        self._rest = self.config.limits.rest_bytes
         self.flow.pause_reading()
         self.close_after_answer()
 
@@ -596,7 +601,8 @@ class Acceptor:
 
     def __init__(self, listening: socket.socket, protocol_factory: Callable[[], asyncio.Protocol]) -> None:
         """`listening` must not block; it is closed by `close`."""
-        self._listening, self._protocol_factory = listening, protocol_factory
+        self._listening = listening
+        self._protocol_factory = protocol_factory
         self._loop = asyncio.get_running_loop()
         self._accepted = OrderedDict[str, deque[socket.socket]]()
         """By the client's address; the address whose turn is next is the first."""

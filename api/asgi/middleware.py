@@ -48,6 +48,7 @@ _WITH = frozenset(
 """First parts of the paths under `/v1`."""
 _WITHOUT = frozenset(
     (
+        "api",
         "detokenize",
         "health",
         "infill",
@@ -61,7 +62,7 @@ _WITHOUT = frozenset(
         "version",
     )
 )
-"""Paths beside `/v1`."""
+"""First parts of the paths beside `/v1`."""
 _COHERE = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank"}
 """The paths of newer Cohere clients, with the route of each."""
 
@@ -146,7 +147,8 @@ class Admission:
         """A tenant with `longest_s` seconds of work waiting gets 429; `refused` is called with the status."""
         self.turns = Turns()
         self._departures = Departures()
-        self._longest_s, self._refused = longest_s, refused
+        self._longest_s = longest_s
+        self._refused = refused
 
     def in_turn(self, app: ASGIApp, tenant_of: Callable[[HTTPScope], str]) -> ASGIApp:
         """`app`, whose requests wait for the turns of their tenants."""
@@ -155,7 +157,8 @@ class Admission:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
-            tenant, client = tenant_of(scope), client_of(scope)
+            tenant = tenant_of(scope)
+            client = client_of(scope)
             loop = asyncio.get_running_loop()
             began = loop.time()
             hesitation = self._departures.hesitation(tenant)
@@ -215,7 +218,8 @@ class _Metered(Awaitable[None]):
         self._client = client
 
     def __await__(self) -> Generator[Any, Any, None]:
-        work, client = self._work, self._client
+        work = self._work
+        client = self._client
         error: BaseException | None = None
         while True:
             turn = client.turn

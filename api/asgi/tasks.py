@@ -37,8 +37,11 @@ class PeriodicTask:
         `retry_s`: the pause after a failed run, which `wake` does not shorten; None: as after any run. `delayed`: the
         first run comes after a pause.
         """
-        self._action, self._duty = action, duty
-        self._every_s, self._retry_s, self._delayed = every_s, retry_s, delayed
+        self._action = action
+        self._duty = duty
+        self._every_s = every_s
+        self._retry_s = retry_s
+        self._delayed = delayed
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 

@@ -50,7 +50,8 @@ class Turn:
     """One tenant's use of the resource, which `Turns.begin` grants."""
 
     def __init__(self, turns: Turns, state: _Tenant) -> None:
-        self._turns, self._state = turns, state
+        self._turns = turns
+        self._state = state
         self._charged = 0.0
         """Seconds that stand for the cost until that is known."""
         self.held = False
@@ -99,7 +100,9 @@ class Turns:
 
     def __init__(self, places: int = 1, *, mean: float = 0.001, clock: Callable[[], float] = time.monotonic) -> None:
         """`mean`: the seconds that a tenant's first turn is taken to cost."""
-        self._places, self._mean, self._clock = places, mean, clock
+        self._places = places
+        self._mean = mean
+        self._clock = clock
         self._running = 0
         self.waiting = 0
         """Turns that wait."""
@@ -131,7 +134,8 @@ class Turns:
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:
         """Wait for a turn of the tenant; it lasts until the block is left, and costs the time that passes in it."""
-        turn, began = await self.begin(tenant), self._clock()
+        turn = await self.begin(tenant)
+        began = self._clock()
         try:
             yield
         finally:

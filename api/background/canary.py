@@ -26,7 +26,10 @@ class Canary:
     """One per process; `check` may be called as often as a probe likes."""
 
     def __init__(self, batches: Batches, models: Models, follower: Follower, settings: ApiSettings) -> None:
-        self._batches, self._models, self._follower, self._settings = batches, models, follower, settings
+        self._batches = batches
+        self._models = models
+        self._follower = follower
+        self._settings = settings
         self._proved: dict[str, float] = {}
         self._singing: dict[str, asyncio.Lock] = {}
 

@@ -99,8 +99,12 @@ class ResponseCompletion:
         seals: Seals,
         metrics: Metrics,
     ) -> None:
-        self._client, self._sync_client = client, sync_client
-        self._archive, self._existing, self._seals, self._metrics = archive, existing, seals, metrics
+        self._client = client
+        self._sync_client = sync_client
+        self._archive = archive
+        self._existing = existing
+        self._seals = seals
+        self._metrics = metrics
         self.servers: list[ServerMemory] = []
         """Redis' memory at the last look."""
         self._task = PeriodicTask("look_after", self._look_after, EVERY_S)
@@ -142,7 +146,8 @@ class ResponseCompletion:
             return None
         view = decode_view(fields["view"])
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]))
-        pieces, entries = renderer.empty_pieces(), list[LogEntry]()
+        pieces = renderer.empty_pieces()
+        entries = list[LogEntry]()
         async for page in requests.aread_pages(self._client, served.name, stored.rid):
             entries += page
             for at in range(0, len(page), TURN_SCORED):
@@ -239,7 +244,8 @@ class ResponseCompletion:
 
     async def _look_at_all(self, due: Callable[[], Call[list[tuple[str, str]]]]) -> None:
         clock = asyncio.get_running_loop().time
-        until, count = clock() + _ROUND_S, PAGE
+        until = clock() + _ROUND_S
+        count = PAGE
         while count == PAGE and clock() < until:
             page = await arun(self._client, due())
             count = len(page)
@@ -260,7 +266,8 @@ class ResponseCompletion:
 
     async def share_out(self) -> None:
         """Set the quota of stored responses, and hold the owners whose turn it is to it."""
-        before, self.servers = self.servers, await asyncio.to_thread(server_memory, self._sync_client)
+        before = self.servers
+        self.servers = await asyncio.to_thread(server_memory, self._sync_client)
         if any(server.nearly_full for server in self.servers) and not any(server.nearly_full for server in before):
             log.warning("Redis is nearly full", action="redis_memory", servers=[str(server) for server in self.servers])
         self._archive.share_out(self.servers, await arun(self._client, owners()))

@@ -46,10 +46,12 @@ class FarmEvents:
 
     def __init__(self, client: SyncRedis, ended: Callable[[], bool]) -> None:
         """`ended` is true once this process shuts down: every stream ends then."""
-        self._client, self._ended = client, ended
+        self._client = client
+        self._ended = ended
         self._followers = 0
         self._task: PeriodicTask | None = None
-        self._event, self._next = b"", asyncio.Event()
+        self._event = b""
+        self._next = asyncio.Event()
 
     async def follow(self, allowed: Callable[[], Awaitable[bool]]) -> AsyncGenerator[bytes, None]:
         """Server-sent events: `farm` with a FarmCard, or `away` with the error while Redis does not answer.
@@ -75,7 +77,9 @@ class FarmEvents:
 
     async def stop(self) -> None:
         """End the readings."""
-        task, self._task, self._event = self._task, None, b""
+        task = self._task
+        self._task = None
+        self._event = b""
         if task is not None:
             await task.stop()
 
@@ -86,6 +90,7 @@ class FarmEvents:
             event = b"event: farm\ndata: " + msgspec.json.encode(card)
         except RedisUnavailable as error:
             event = b"event: away\ndata: " + msgspec.json.encode(FarmAway(error=str(error)))
-        self._event, woken = event + b"\n\n", self._next
+        self._event = event + b"\n\n"
+        woken = self._next
         self._next = asyncio.Event()
         woken.set()

@@ -20,7 +20,8 @@ class Heartbeat:
     """Writes the key four times in its life time, and deletes it at the stop."""
 
     def __init__(self, client: AsyncRedis, settings: ApiSettings) -> None:
-        self._client, self._settings = client, settings
+        self._client = client
+        self._settings = settings
         self._key = keys.api(settings.api_id)
         self._started = int(time.time())
         self._record_due = 0.0

@@ -50,7 +50,9 @@ class OrphanReaper:
 
     def __init__(self, client: SyncRedis, api_id: str, async_client: AsyncRedis | None = None) -> None:
         """Without `async_client` only `reap` can be called."""
-        self._client, self._api_id, self._async_client = client, api_id, async_client
+        self._client = client
+        self._api_id = api_id
+        self._async_client = async_client
         self._looked = 0.0
         self._stranded = StrandedRequests(client)
         self._task = PeriodicTask("reap", self._areap, EVERY_S, delayed=True)

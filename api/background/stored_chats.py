@@ -36,7 +36,9 @@ class StoredChats:
     """Records of requests with `store: true`; one that has not ended yet is not there for a client."""
 
     def __init__(self, batches: Batches, archive: Archive, completion: ResponseCompletion) -> None:
-        self._batches, self._archive, self._completion = batches, archive, completion
+        self._batches = batches
+        self._archive = archive
+        self._completion = completion
 
     async def look_up(self, identity: str, who: Identity, param: str | None = None) -> StoredResponse:
         """The record, with its response. Raises RequestNotFound for one that is unknown, has not ended, failed, was
@@ -70,7 +72,9 @@ class StoredChats:
         Raises RequestNotFound where `after` is none of the owner's.
         """
         place = await self._place_after(after, who, newest_first)
-        bodies, looked, last = list[bytes](), 0, ""
+        bodies = list[bytes]()
+        looked = 0
+        last = ""
         async for rid, matches in self._all(who, place, newest_first, model, labels):
             if matches and (stored := await self._read(rid, who, with_input=False)) is not None:
                 if len(bodies) == limit:

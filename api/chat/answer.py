@@ -60,18 +60,22 @@ class PromptText:
     """
 
     def __init__(self, vocabulary: Vocabulary, text: str) -> None:
-        self._vocabulary, self._text = vocabulary, text
+        self._vocabulary = vocabulary
+        self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at, self._begun = 0, False
+        self._at = 0
+        self._begun = False
 
     def take_rest(self) -> str:
         """The text after the tokens that were walked over, once."""
-        rest, self._at = self._text[self._at :], len(self._text)
+        rest = self._text[self._at :]
+        self._at = len(self._text)
         return rest
 
     def push(self, token: int) -> tuple[int, int, str]:
         """Start and end of the next token, in characters, and its text."""
-        start, piece = self._at, self._decoder.decode(self._vocabulary.token_bytes(token))
+        start = self._at
+        piece = self._decoder.decode(self._vocabulary.token_bytes(token))
         if not self._begun:
             piece = self._first(token, piece)
         self._at = min(start + len(piece), len(self._text))
@@ -107,7 +111,8 @@ class _Choice:
         self._view = view
         decode = vocabulary.decode_all if view.special_tokens else vocabulary.decode
         self._detokenizer = Detokenizer(decode, vocabulary.alone)
-        self._stops, self._stop_strings = StopStrings(view.stop), set(view.stop)
+        self._stops = StopStrings(view.stop)
+        self._stop_strings = set(view.stop)
         self._unsearched = view.min_tokens
         self._stop_ids = set(view.stop_ids)
         self._produced = offset
@@ -155,7 +160,8 @@ class _Choice:
 
     def _certain(self, entry: LogEntry) -> str:
         """The text that is surely part of the answer since this entry."""
-        said, stopped = "", False
+        said = ""
+        stopped = False
         if entry.token is not None and not self._ends_without_text(entry):
             start = self._produced
             if entry.token in self._hidden:
@@ -173,7 +179,8 @@ class _Choice:
 
     def _read(self, said: str, entry: LogEntry, piece: Piece, parser: AnswerParser) -> None:
         """Pass certain text, and the marks in it, through the parser."""
-        before, at = parser.thinking, self._sent
+        before = parser.thinking
+        at = self._sent
         while self._marks and self._marks[0][0] <= self._sent + len(said):
             place, mark = self._marks.popleft()
             parser.push(said[at - self._sent : place - self._sent], piece)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +10,9 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
+from api.chat.history import fitted, say_switch
 from api.chat.reading.arguments import may_be_text
-from api.chat.reading.calls import call_id
-from api.chat.reading.form import CallForm, Form, Ids
+from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import EFFORTS, ChatRequest, Offer, template_messages
@@ -24,9 +24,10 @@ from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
-_RESERVED = ("messages", "tools")
+_TOOLS = ("tools", "xml_tools")
+"""Variables by which templates take tools."""
+_RESERVED = ("messages", *_TOOLS)
 """Variables of a template that have a field of their own in the request."""
-_NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NOT_UNDERSTOOD = (
     "'tools': calls of this model are not understood, what it writes is text. Name their form with `furrow api "
     "--tool-parser` or `--response-template`."
@@ -55,7 +56,7 @@ def chat_prompt(
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say; and
     NeedsProcess where the template can't be rendered in this process."""
     offer = request.offer
-    variables = _variables(request, assets, template, offer)
+    variables = _variables(request, assets, template, forms.form, offer)
     images = None if assets.images is None else list[ImageSource]()
     messages, config = template_messages(request.messages, images), assets.tokenizer_config
     images = images or []
@@ -67,8 +68,9 @@ def chat_prompt(
         else:
             offer = None
     form = forms.form
-    if form is not None:
-        _fit_ids(messages, form.ids)
+    messages = fitted(messages, form, assets.chat_template or "")
+    if template is not None and not _switch(True, template.variables):
+        say_switch(messages, request.thinks, assets.chat_template or "")
     calling = _calling(offer, forms, form)
     if request.continue_final_message:
         text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
@@ -127,7 +129,7 @@ def _constraint(
 
 
 def _variables(
-    request: ChatRequest, assets: ModelAssets, template: Template | None, offer: Offer | None
+    request: ChatRequest, assets: ModelAssets, template: Template | None, form: Form | None, offer: Offer | None
 ) -> dict[str, Any]:
     source = assets.chat_template
     template_kwargs = request.chat_template_kwargs or {}
@@ -140,20 +142,22 @@ def _variables(
     if source is None or template is None:
         return template_kwargs  # the rendering refuses it
     names = template.variables
-    variables = _effort(request.reasoning_effort, names) | _switch(request.thinks, names) | template_kwargs
+    efforts = form.efforts if form is not None else {}
+    variables = _effort(request.reasoning_effort, names, efforts) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     if offer is None:
         _check_history(request, source)
         return variables
-    if "tools" not in names:
+    variable = next((name for name in _TOOLS if name in names), None)
+    if variable is None:
         raise RequestError(
             "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
             "'tools' from the request.",
             param="tools",
             code="tools_not_supported",
         )
-    return {**variables, "tools": offer.for_template}
+    return {**variables, variable: offer.for_template}
 
 
 def _check_history(request: ChatRequest, source: str) -> None:
@@ -169,11 +173,14 @@ def _check_history(request: ChatRequest, source: str) -> None:
             )
 
 
-def _effort(effort: str | None, names: frozenset[str]) -> dict[str, Any]:
-    """`reasoning_effort` in the words of the template; "none" asks for no reasoning. Without any it is only a hint."""
+def _effort(effort: str | None, names: frozenset[str], efforts: Mapping[str, str]) -> dict[str, Any]:
+    """`reasoning_effort` in the words of the template, which may know a few only (`efforts`); "none" asks for no
+    reasoning. Without any it is only a hint."""
     if not effort:
         return {}
-    variables = {name: effort for name in ("reasoning_effort",) if name in names} | _switch(effort != "none", names)
+    variables = {name: efforts.get(effort, effort) for name in ("reasoning_effort",) if name in names} | _switch(
+        effort != "none", names
+    )
     if variables and effort not in EFFORTS:
         raise RequestError(
             f"Invalid value for 'reasoning_effort': {effort[:80]!r}; use one of "
@@ -196,25 +203,6 @@ def _shown(thinking: Thinking | None, request: ChatRequest) -> Thinking | None:
 def _begun(thinking: Thinking | None, prompt: str) -> Thinking | None:
     """The marks, with `begun` true where the prompt ends after an opening one."""
     return thinking and msgspec.structs.replace(thinking, begun=prompt.rstrip().endswith(thinking.open))
-
-
-def _fit_ids(messages: list[dict[str, Any]], ids: Ids) -> None:
-    """Give calls and results of the history ids in the form that the template demands; calls keep theirs that fit."""
-    if ids == "any":
-        return
-    fitting: dict[str, str] = {}
-    number = 0
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            own = call["id"]
-            fits = ids == "nine" and _NINE.fullmatch(own) is not None
-            fitting[own] = own if fits else call_id(ids, own, call["function"]["name"], number)
-            call["id"] = fitting[own]
-            number += 1
-        if "tool_call_id" in message:
-            own = message["tool_call_id"]
-            fits = ids == "nine" and _NINE.fullmatch(own) is not None
-            message["tool_call_id"] = fitting.get(own, own if fits else call_id(ids, own, message.get("name", ""), 0))
 
 
 def _calling(offer: Offer | None, forms: Forms, form: Form | None) -> Calling | None:

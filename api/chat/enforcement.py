@@ -79,7 +79,7 @@ class _Writer:
         closed = "" if shape.bare else self.spelled(calls.close[0] if calls.close else "")
         if shape.listed:
             opened, closed = f'{opened} "["', f'"]" {closed}'
-        if shape.between and not shape.bare:
+        if shape.between and (shape.listed or not shape.bare):
             more = "" if offer.single else f" ({self.spelled(shape.between)} one)*"
             return [f"calls: {opened} one{more} {closed}", f"call: {opened} one {closed}", f"one: {names}", *rules]
         single = offer.single or self._form.channels is not None
@@ -159,13 +159,16 @@ class _Writer:
         for place, (key, value) in enumerate(properties.items()):
             name = f"{rule}_{place}"
             text = may_be_text(value)
-            head = self.spelled(before.replace("{key}", key).replace("{text}", "true" if text else "false"))
+            kind = "string" if text else _kind(value)
+            holes = {"{key}": key, "{text}": "true" if text else "false", "{type}": kind}
+            head = self.spelled(re.sub(r"\{(?:key|text|type)\}", lambda hole: holes[hole[0]], before))  # noqa: B023
             closed = self.spelled(end)
             if isinstance(value, dict) and isinstance(cast(dict[str, Any], value).get(LARK), str):
                 rules.append(f"{name}: {head} %lark {{\n{value[LARK]}\n}} {closed}")
             elif text and "<[" in closed:
-                values = _text_of(value)
-                rules.append(f"{name}: {head} {values if values.startswith('(') else 'TEXT?'} {closed}")
+                # A text takes all that is no token, the line break before the mark too.
+                values = f"{_text_of(value)} {closed}" if _text_of(value) else f"TEXT? {closed[closed.index('<[') :]}"
+                rules.append(f"{name}: {head} {values}")
             elif text:
                 rules += [f"{name}: {head} {name}_text", f"{name}_text[suffix={closed}]: {_any_text(value)}"]
             else:
@@ -173,6 +176,12 @@ class _Writer:
                 rules += [f"{name}: {head} {_schema(function, {**value, **definitions})} {closed}"]
             elements.append(f"({name} {rest})".replace(" )", ")") + ("" if key in required else "?"))
         return " ".join(elements), rules
+
+
+def _kind(schema: Any) -> str:
+    """The type of a value that is no text."""
+    kind: Any = schema.get("type") if isinstance(schema, dict) else None
+    return {"integer": "number"}.get(kind, kind) if isinstance(kind, str) else "object"
 
 
 def _text_of(schema: Any) -> str:

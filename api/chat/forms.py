@@ -54,14 +54,14 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
     # Transformers' form has no words for headers: text between channels would be an answer.
     if own is not None and calls is None and (form is None or form.channels is None):
         try:
-            own_form = form_of(OWN, own)
+            read = form_of(OWN, own)
         except FormError as error:
             log.warning("a response template is passed over", action="response_template", reason=str(error))
         else:
-            pair = own_form.reasoning[0] if own_form.reasoning else None
+            pair = read.reasoning[0] if read.reasoning else None
             marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
             thinking = marks or _thinking(source, vocabulary)
-            return Forms(OWN if own_form.calls is not None else None, thinking, _text(own_form), own)
+            return Forms(OWN if read.calls is not None else None, thinking, _text(read), own)
     told = None if form is None or form.calls is None else name
     return Forms(told, _thinking(source, vocabulary, form), "" if form is None else _text(form))
 

@@ -82,7 +82,9 @@ class Meter:
             return len(value), 0
         if not isinstance(value, (dict, list, tuple)):
             return _atom(value), 0
-        size, depth, level = 2, 0, [value]
+        size = 2
+        depth = 0
+        level = [value]
         while level:  # by levels, so that no depth is too much
             self.charge(_MEASURED * len(level))
             depth += 1
@@ -179,7 +181,9 @@ _NODES: tuple[type[nodes.Node], ...] = (
 
 def _check(tree: nodes.Template) -> None:
     """Raises NeedsProcess for nodes that have no price, too many, or too deep ones."""
-    number, level, depth = 0, [tree], 0
+    number = 0
+    level = [tree]
+    depth = 0
     below: list[nodes.Node]
     while level:
         depth += 1
@@ -295,7 +299,8 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             meter.charge(meter.macros[called.name])
             return
         if isinstance(called, (BuiltinMethodType, MethodType)):
-            owner, name = called.__self__, called.__name__
+            owner = called.__self__
+            name = called.__name__
             price = next((prices.get(name) for kind, prices in _METHODS if isinstance(owner, kind)), None)
             if price is None:
                 raise NeedsProcess(f"it calls '{name}'")

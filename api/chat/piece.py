@@ -30,6 +30,11 @@ class CallDelta:
     name: str | None = None
     arguments: str = ""
 
+    @property
+    def continues(self) -> bool:
+        """True if this is no beginning of a call."""
+        return self.name is None
+
 
 class Piece(msgspec.Struct):
     """The part of an answer that one entry of the log, or several consecutive ones of one choice, added.
@@ -63,7 +68,9 @@ class Piece(msgspec.Struct):
     def mute(self) -> None:
         """Forget all but the end: the client has the rest already."""
         self.text = self.reasoning = ""
-        self.calls, self.scored, self.ids = [], [], []
+        self.calls = []
+        self.scored = []
+        self.ids = []
 
     def add_call(self, delta: CallDelta) -> None:
         """Add a part of a call; parts of one call in a row become one."""
@@ -84,7 +91,9 @@ class Piece(msgspec.Struct):
 
     def collect(self, other: Piece) -> None:
         """Take in a later piece of the same choice where only the sums are shown, not the order."""
-        self.seq, self.finish, self.stop = other.seq, other.finish, other.stop
+        self.seq = other.seq
+        self.finish = other.finish
+        self.stop = other.stop
         self.text += other.text
         self.reasoning += other.reasoning
         for delta in other.calls:

@@ -10,6 +10,7 @@ import re
 from typing import Any, cast
 
 _DEPTH = 12
+_QUOTE = json.dumps('"')
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Schema = dict[str, Any]
 
@@ -92,11 +93,16 @@ class RelaxedGrammar:
     def _text(self) -> str:
         if self._quote.startswith("<["):
             return f"{self._quote} TEXT? {self._quote}"
+        if self._quote != _QUOTE:
+            name = f"{self._prefix}_r{self._count}"
+            self._count += 1
+            self.rules.append(f"{name}[suffix={self._quote}]: /(.|\\n)*/")
+            return f"{self._quote} {name}"
         return r'/"([^"\\\n]|\\["\\nt])*"/'
 
     def _constant(self, value: Any) -> str:
-        if isinstance(value, str) and self._quote.startswith("<["):
-            return f"{self._quote} {json.dumps(value, ensure_ascii=False)} {self._quote}" if value else self._quote * 2
+        if isinstance(value, str) and self._quote != _QUOTE:
+            return f"{self._quote} {json.dumps(value, ensure_ascii=False)} {self._quote}"
         text = json.dumps(value, ensure_ascii=False)
         if self._python and not isinstance(value, str):
             text = {"true": "True", "false": "False", "null": "None"}.get(text, text)

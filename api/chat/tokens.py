@@ -114,7 +114,8 @@ class Vocabulary:
         adds_bos = self._config.get("add_bos_token")
         if adds_bos is not None:
             return token if adds_bos else None
-        plain, full = self._plain("a"), self.encode_all(["a"])[0].ids
+        plain = self._plain("a")
+        full = self.encode_all(["a"])[0].ids
         leading = full[: len(full) - len(plain)] if full[-len(plain) :] == plain else full[:1]
         if not leading or leading == plain[:1]:
             return None
@@ -164,7 +165,8 @@ class Vocabulary:
     @cached_property
     def _spaces(self) -> bool:
         """True if the tokenizer puts a space in front of a text, as sentencepiece does."""
-        alone, after = self._plain("a"), self._plain("\na")
+        alone = self._plain("a")
+        after = self._plain("\na")
         return after[: len(self._line)] == self._line and after[len(self._line) :] != alone
 
     def exceeds(self, text: str, tokens: int) -> bool:

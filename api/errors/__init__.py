@@ -1,1 +1,1 @@
-"""Errors as HTTP answers, for OpenAI's and Anthropic's clients."""
+"""Errors as HTTP answers, for the clients of OpenAI, Anthropic and Ollama."""

@@ -1,4 +1,4 @@
-"""The one place where errors become HTTP answers: statuses, OpenAI's error bodies, and Anthropic's."""
+"""The one place where errors become HTTP answers: statuses, OpenAI's error bodies, Anthropic's, and Ollama's."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class OllamaError(msgspec.Struct, forbid_unknown_fields=True):
+    """Ollama's error body, and the last line of a stream that fails."""
+
+    error: str
+
+
 class Unauthorized(errors.RequestError):
     """The server asks for an API key and the request brought none that it knows."""
 
@@ -63,7 +69,9 @@ class GenerationFailed(errors.FurrowError):
 
     def __init__(self, message: str, *, code: str, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.code, self.status, self.retry_after = code, status, retry_after
+        self.code = code
+        self.status = status
+        self.retry_after = retry_after
 
 
 class ShuttingDown(errors.FurrowError):
@@ -245,7 +253,8 @@ def problem_of(
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """The application's handler for every exception."""
-    refusal, rid = problem(error, f"{request.method} {request.url.path}"), new_rid()
+    refusal = problem(error, f"{request.method} {request.url.path}")
+    rid = new_rid()
     if refusal.status == 500 and not isinstance(error, GenerationFailed):
         log.error("request failed unexpectedly", action="http_error", path=request.url.path, rid=rid, exc_info=error)
     if isinstance(error, ClientDisconnected):
@@ -263,6 +272,7 @@ def error_response(refusal: Problem, request_id: str | None = None) -> Response[
 
 
 _PATH = re.compile(r"(/v1)*/messages\b")
+_OLLAMA_PATH = re.compile(r"(/v1)*/api/")
 HEADER = "anthropic-version"
 UNTHREADED = "thread_unsupported_request"
 """Anthropic's code for a request that can't be part of a conversation that the server keeps."""
@@ -295,14 +305,31 @@ def anthropic_error(problem: Problem, request_id: str | None) -> dict[str, Any]:
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
+def is_ollama(path: str) -> bool:
+    """True for a request in Ollama's API."""
+    return _OLLAMA_PATH.match(path) is not None
+
+
+def ollama_error(problem: Problem) -> OllamaError:
+    """The body, and the line of a stream, for an error."""
+    return OllamaError(problem.body.error.message)
+
+
 async def in_anthropic_shape(response: Response[Any]) -> Response[Any]:
     """Litestar's `after_request` for the routes of this API."""
     return shaped(response)
 
 
+async def in_ollama_shape(response: Response[Any]) -> Response[Any]:
+    """Litestar's `after_request` for the routes of this API."""
+    return ollama_shaped(response)
+
+
 def handle_in_shape(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """The application's handler for every exception, in the dialect of the request."""
     response: Response[Any] = handle(request, error)
+    if is_ollama(request.scope["path"]):
+        return ollama_shaped(response)
     anthropic = is_anthropic(request.scope["path"], HEADER in request.headers)
     return shaped(response) if anthropic else response
 
@@ -312,21 +339,36 @@ def shaped(response: Response[Any]) -> Response[Any]:
     request_id = response.headers.get("x-request-id")
     if request_id:
         response.headers["request-id"] = request_id
-    if response.status_code and response.status_code >= 400 and isinstance(response.content, bytes):
-        body = msgspec.json.decode(response.content, type=ErrorBody)
-        refusal = Problem(status=response.status_code, body=body)
+    if (refusal := _refusal_in(response)) is not None:
         response.content = msgspec.json.encode(anthropic_error(refusal, request_id))
     return response
+
+
+def ollama_shaped(response: Response[Any]) -> Response[Any]:
+    """Errors in Ollama's shape."""
+    if (refusal := _refusal_in(response)) is not None:
+        response.content = msgspec.json.encode(ollama_error(refusal))
+    return response
+
+
+def _refusal_in(response: Response[Any]) -> Problem | None:
+    """The error that a response is; None for another response."""
+    if not response.status_code or response.status_code < 400 or not isinstance(response.content, bytes):
+        return None
+    return Problem(status=response.status_code, body=msgspec.json.decode(response.content, type=ErrorBody))
 
 
 def refusal(
     path: str, sent: Iterable[tuple[bytes, bytes]], status: int, message: str, code: str, retry_after: float | None
 ) -> tuple[dict[str, str], bytes]:
     """Headers and content for a request with this path and the headers `sent`."""
-    problem, rid = problem_of(status, message, code, retry_after), new_rid()
+    problem = problem_of(status, message, code, retry_after)
+    rid = new_rid()
     headers = {"content-type": "application/json", "x-request-id": rid, **problem.headers}
     content = problem.encode()
-    if is_anthropic(path, any(name == HEADER.encode() for name, _ in sent)):
+    if is_ollama(path):
+        content = msgspec.json.encode(ollama_error(problem))
+    elif is_anthropic(path, any(name == HEADER.encode() for name, _ in sent)):
         content = msgspec.json.encode(anthropic_error(problem, rid))
         headers["request-id"] = rid
     headers["content-length"] = str(len(content))

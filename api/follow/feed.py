@@ -28,7 +28,9 @@ class Feed:
     """
 
     def __init__(self, model: str, rid: str, tenant: str, wake: asyncio.Event, now: float) -> None:
-        self.model, self.rid, self.tenant = model, rid, tenant
+        self.model = model
+        self.rid = rid
+        self.tenant = tenant
         self.wake = wake
         self.heard_at = now
         """Loop time of the last news, live or read."""
@@ -120,7 +122,8 @@ class Feed:
         `more`: the log goes on after them. `rest`: they are all that the log has from here on. `whole`: take them all,
         however far behind the reader is, because they can be had only now.
         """
-        have, self.heard_at = self.have, now
+        have = self.have
+        self.heard_at = now
         most = have + len(entries) if whole else BUFFER_ENTRIES
         if rest and (not entries or entries[-1].seq <= have):
             self._newest = have  # what was announced beyond is not there (any more): it will be announced again
@@ -151,13 +154,15 @@ class Feed:
 
     def repaired(self) -> None:
         """The log begins with `entries` again; what was announced beyond them may never have been."""
-        self.diverged, self._newest = False, self.have
+        self.diverged = False
+        self._newest = self.have
 
     def take(self, most: int | None = None) -> list[LogEntry]:
         """The entries that are ready, at most so many: the reader is woken again for the rest. No entry is no end."""
         ready = self.have - self._taken
         count = ready if most is None else min(ready, most)
-        start, self._taken = self._taken, self._taken + count
+        start = self._taken
+        self._taken = self._taken + count
         taken = self.entries.since(start) if count == ready else self.entries[start : start + count]
         if count < ready:
             self.wake.set()

@@ -61,7 +61,8 @@ class EventChannel:
         self._client = client
         self._pubsub = client.pubsub()
         self._api_id = api_id
-        self._on_event, self._on_break = on_event, on_break
+        self._on_event = on_event
+        self._on_break = on_break
         self._confirmed: dict[str, asyncio.Event] = {}
         self._wanted = asyncio.Event()
 
@@ -162,10 +163,14 @@ class QueuedFeeds:
     ) -> None:
         """`silence`: seconds until the second look; each later pause is longer, up to ten times of it. `read` takes
         feeds of one model that do not only wait; it raises RedisUnavailable."""
-        self._client, self._api_id, self._silence, self._read = client, api_id, silence, read
+        self._client = client
+        self._api_id = api_id
+        self._silence = silence
+        self._read = read
         self._slots: dict[int, dict[Feed, None]] = {}
         self._task = PeriodicTask("queued", self._look, self._until_next, retry_s=silence)
-        self.start, self.stop = self._task.start, self._task.stop
+        self.start = self._task.start
+        self.stop = self._task.stop
 
     def add(self, feed: Feed) -> None:
         """Look at it with the next tick, and again from time to time, until it is removed."""
@@ -238,7 +243,8 @@ class QueuedFeeds:
         if waiting:
             places = await arun(self._client, requests.places(model, self._api_id, [feed.rid for feed in waiting]))
         others = [feed for feed in feeds if not (feed.recoverable or feed.fields)]
-        woken, now = 0, asyncio.get_running_loop().time()
+        woken = 0
+        now = asyncio.get_running_loop().time()
         for feed, place in zip(waiting, places, strict=True):
             if place is None:
                 others.append(feed)
@@ -264,7 +270,8 @@ class UnfollowQueue:
     """Sends a call at once where its request may go on, a few milliseconds later where the client has the answer."""
 
     def __init__(self, batches: Batches, api_id: str) -> None:
-        self._batches, self._api = batches, api_id
+        self._batches = batches
+        self._api = api_id
         self._delivered: dict[str, dict[str, Call[None]]] = defaultdict(dict)
         self._timer: asyncio.TimerHandle | None = None
         self._sending: set[asyncio.Task[None]] = set()
@@ -320,7 +327,8 @@ class Follower:
     """Owns the process's feeds. Start it before the first request, stop it after the last."""
 
     def __init__(self, client: AsyncRedis, batches: Batches, settings: ApiSettings) -> None:
-        self._client, self._batches = client, batches
+        self._client = client
+        self._batches = batches
         self._api = settings.api_id
         self._silence = settings.silence
         self._channel = EventChannel(client, settings.api_id, self._heard, self._missed)
@@ -477,7 +485,8 @@ class Follower:
             raise away
 
     async def _read_model(self, model: str, feeds: list[Feed]) -> None:
-        with_state, log_only = list[Feed](), list[Feed]()
+        with_state = list[Feed]()
+        log_only = list[Feed]()
         for feed in feeds:
             stale = feed.diverged or feed.quiet_reads % _EVERY_STATE == 0
             (with_state if stale else log_only).append(feed)
@@ -524,7 +533,8 @@ class Follower:
                 feed.claim_at = None if followed.expected_wait_s is None else now + followed.expected_wait_s
                 if not feed.recoverable:
                     feed.begin(origin_of(feed, followed, self._api, now_ms()))
-                more, whole = followed.more, not feed.recoverable
+                more = followed.more
+                whole = not feed.recoverable
                 feed.offer(followed.entries, now, more=more, rest=not more, whole=whole)
                 self._sort(feed)
                 if more and whole:
@@ -566,11 +576,13 @@ class Feeds:
     """Follows the requests of one answer. `leave` must be called once the reader has all of it, or has left."""
 
     def __init__(self, follower: Follower, model: str, tenant: str, rid: str) -> None:
-        self.model, self.rid = model, rid
+        self.model = model
+        self.rid = rid
         self.members: list[Feed] = []
         self.wake = asyncio.Event()
         """Set by news of any member. The reader clears it before it looks at them."""
-        self._follower, self.tenant = follower, tenant
+        self._follower = follower
+        self.tenant = tenant
         self._alarm: asyncio.TimerHandle | None = None
         self._shown: int | None = None
         self._show_at = 0.0
@@ -622,9 +634,11 @@ class Feeds:
 
     def show_place(self, every_s: float) -> int | None:
         """The place that the client is shown now; the next one is due after so many seconds, its end at once."""
-        self._shown, self._show_at = self.position, asyncio.get_running_loop().time() + every_s
+        self._shown = self.position
+        self._show_at = asyncio.get_running_loop().time() + every_s
         for feed in self.members:
-            feed.shown, feed.show_at = feed.position, self._show_at
+            feed.shown = feed.position
+            feed.show_at = self._show_at
         return self._shown
 
     @property

@@ -74,8 +74,10 @@ class Recovery:
 
     def __init__(self, client: AsyncRedis, api: str, lost_wait: float, read_again: Callable[[Feed], None]) -> None:
         """`lost_wait`: seconds for which another process is given the time to bring back what this one can't."""
-        self._client, self._api = client, api
-        self._lost_wait, self._read_again = lost_wait, read_again
+        self._client = client
+        self._api = api
+        self._lost_wait = lost_wait
+        self._read_again = read_again
 
     async def gone(self, feed: Feed, error: RequestNotFound, now: float) -> None:
         """Redis does not know the request: bring it back. A request that this process never met fails with `error`."""

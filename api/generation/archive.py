@@ -75,7 +75,8 @@ class Archive:
     def __init__(self, batches: Batches, settings: ApiSettings) -> None:
         self._batches = batches
         self.ttl_ms = round(settings.response_ttl * 1000)
-        self._asked, self._number = settings.response_bytes, settings.response_number
+        self._asked = settings.response_bytes
+        self._number = settings.response_number
         self.quota = Quota(settings.response_bytes or _UNKNOWN_MEMORY // STORED_SHARE**2, settings.response_number)
         """Of each owner, as things are now."""
         self.image_bounds = _image_bounds(_UNKNOWN_MEMORY)
@@ -181,7 +182,8 @@ class Archive:
 
     async def _ancestors(self, last: StoredResponse, param: str) -> list[tuple[str, int]]:
         """The rids of the responses that `last` continues, oldest first, with their sizes in bytes."""
-        sizes, ask = list[tuple[str, int]](), last.rid
+        sizes = list[tuple[str, int]]()
+        ask = last.rid
         while ask and len(sizes) <= MAX_CHAIN and sum(size for _, size in sizes) <= MAX_CHAIN_BYTES:
             page = await self._batches.run(_LANE, ancestors(ask, last.owner))
             sizes += zip(page.rids, page.sizes, strict=True)
@@ -219,11 +221,13 @@ def _record_bytes(items: list[Any], options: dict[str, Any]) -> int:
 
 def _pages(sized: list[tuple[str, int]]) -> Iterator[list[str]]:
     """The rids in pages of at most `_READ_BYTES` together."""
-    page, total = list[str](), 0
+    page = list[str]()
+    total = 0
     for rid, size in sized:
         if page and total + size > _READ_BYTES:
             yield page
-            page, total = [], 0
+            page = []
+            total = 0
         page.append(rid)
         total += size
     if page:

@@ -41,13 +41,15 @@ async def fitted(
     size += _ITEM_BYTES * len(items)
     if body.truncation != "auto":
         return await off_loop(size, conversation, body, items, stored=stored)
-    steps, room = droppable(items), min(served.assets.context_length, served.assets.kv_tokens)
+    steps = droppable(items)
+    room = min(served.assets.context_length, served.assets.kv_tokens)
 
     def without(count: int) -> Converted:
         dropped = {index for step in steps[:count] for index in step}
         return conversation(body, [item for i, item in enumerate(items) if i not in dropped], stored=stored)
 
-    fewest, most = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room), len(steps)
+    fewest = await off_loop(size, _surely_dropped, items, steps, _MOST_CHARACTERS * room)
+    most = len(steps)
     request = await off_loop(size, without, fewest)
     if fewest == 0 and await _fits(request, served, size, images, room - (request.token_limit or 1)):
         return request
@@ -152,7 +154,9 @@ async def edited(request: Converted, served: ServedModel, size: int, images: Req
                 raise
             return served.assets.context_length + 1
 
-    original, tokens, applied = 0, 0, list[dict[str, Any]]()
+    original = 0
+    tokens = 0
+    applied = list[dict[str, Any]]()
     for edit in request.edits or []:
         messages, cleared = (_thinking if edit.type == CLEAR_THINKING else _uses)(request.messages, edit)
         if not cleared:
@@ -167,7 +171,8 @@ async def edited(request: Converted, served: ServedModel, size: int, images: Req
             continue
         what = "cleared_thinking_turns" if edit.type == CLEAR_THINKING else "cleared_tool_uses"
         applied.append({"type": edit.type, what: cleared, "cleared_input_tokens": max(0, tokens - remaining)})
-        request, tokens = shorter, remaining
+        request = shorter
+        tokens = remaining
     if request.edits is None:
         return request, original
     return msgspec.structs.replace(request, extra_fields=request.extra_fields | {"applied_edits": applied}), original
@@ -182,7 +187,8 @@ def _triggered(edit: Edit, messages: list[Message], tokens: int) -> bool:
 
 def _thinking(messages: list[Message], edit: Edit) -> tuple[list[Message], int]:
     """The messages without the reasoning of all but the newest turns that have any; and the number of these."""
-    turn, turns = 0, list[int]()
+    turn = 0
+    turns = list[int]()
     for message in messages:
         turn += message.role == "user"
         turns.append(turn)

@@ -32,8 +32,11 @@ class ExistingRequests:
         settings: ApiSettings,
         shutdown: Shutdown,
     ) -> None:
-        self._batches, self._models, self._sessions = batches, models, sessions
-        self._settings, self._shutdown = settings, shutdown
+        self._batches = batches
+        self._models = models
+        self._sessions = sessions
+        self._settings = settings
+        self._shutdown = shutdown
 
     async def find(self, rid: str, tenant: str, model: str | None = None) -> tuple[ServedModel, dict[str, str]]:
         """The model and the hash of a request; looks in every model unless one is named, whatever its state. Raises
@@ -67,7 +70,9 @@ class ExistingRequests:
         follows it gets the time to bring it back. Raises RequestNotFound if it is gone, or another tenant's.
         """
         clock = asyncio.get_running_loop().time
-        began, wait, logged = clock(), self._settings.lost_wait if cursor.places else 0.0, False
+        began = clock()
+        wait = self._settings.lost_wait if cursor.places else 0.0
+        logged = False
         while True:
             try:
                 return await self._follow(cursor, caller, model)

@@ -12,7 +12,8 @@ from api.generation.preparation import Prepared, deadline_ms, on_disconnect_poli
 from api.generation.session import Caller
 from api.models.models import ServedModel
 from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
-from api.schemas.view import Endpoint, View
+from api.schemas.ollama_request import OllamaInputs
+from api.schemas.view import RECEIVED, Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest, Input, PoolingAssets, Sampling
 
@@ -40,21 +41,30 @@ def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
     pooling = served.assets.pooling
     assert pooling is not None, "the model gives vectors or scores"
     if isinstance(body, VectorsRequest):
-        name = "input" if isinstance(body, EmbeddingRequest) else "texts"
+        name, names = _texts_names(body)
         encoded = _texts(body, name, served, pooling)
-        alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
-        names = [name if alone else f"{name}[{index}]" for index in range(len(encoded))]
     else:
-        encoded, name = _pairs(body, served, pooling), _pairs_name(body)
+        encoded = _pairs(body, served, pooling)
+        name = _pairs_name(body)
         names = [f"{name}[{index}]" for index in range(len(encoded))]
     for place, one in zip(names, encoded, strict=True):
         _check(place, name, one.tokens, served)
     return encoded
 
 
+def _texts_names(body: VectorsRequest) -> tuple[str, list[str]]:
+    """The client's name of the field, and of each input."""
+    name = "input" if isinstance(body, EmbeddingRequest) else "texts"
+    if isinstance(body, OllamaInputs) and body.endpoint == "ollama_embeddings":
+        name = "prompt"
+    alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
+    return name, [name if alone else f"{name}[{index}]" for index in range(len(body.inputs))]
+
+
 def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
     chosen = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
-    inputs, prompt = body.inputs, _prompt(chosen, pooling)
+    inputs = body.inputs
+    prompt = _prompt(chosen, pooling)
     texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
     for index, one in enumerate(inputs):
         if isinstance(one, str):
@@ -65,7 +75,8 @@ def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: Poolin
 
 def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
     assert not isinstance(body, VectorsRequest)
-    name, pairs = _pairs_name(body), body.pairs
+    name = _pairs_name(body)
+    pairs = body.pairs
     for index, (query, document) in enumerate(pairs):
         for text in (query, document):
             _check_characters(f"{name}[{index}]", name, text, served)
@@ -158,7 +169,10 @@ class PreparedInputs(Prepared):
         )
 
     def _extra_fields(self) -> dict[str, Any]:
-        body, fields = self.body, {"inputs": [member.sampling.n for member in self.members]}
+        body = self.body
+        fields = {"inputs": [member.sampling.n for member in self.members]}
+        if isinstance(body, OllamaInputs):
+            return {**fields, RECEIVED: self.caller.request_log.received_ms}
         if isinstance(body, EmbeddingRequest):
             return {**fields, "encoding_format": body.encoding_format or "float"}
         if isinstance(body, RerankRequest):
@@ -189,7 +203,8 @@ async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedMode
 
 def packs(inputs: list[Encoded]) -> list[list[Encoded]]:
     """Neighbouring inputs together, as far as the limits of a pack allow."""
-    packed, tokens = list[list[Encoded]](), 0
+    packed = list[list[Encoded]]()
+    tokens = 0
     for one in inputs:
         if not packed or len(packed[-1]) == PACK_INPUTS or tokens + len(one.tokens) > PACK_TOKENS:
             packed.append([])
@@ -208,6 +223,8 @@ def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
 
 
 def _endpoint(body: InputsRequest) -> Endpoint:
+    if isinstance(body, OllamaInputs):
+        return body.endpoint
     if isinstance(body, EmbeddingRequest):
         return "embeddings"
     if isinstance(body, CohereEmbedRequest):
@@ -216,7 +233,8 @@ def _endpoint(body: InputsRequest) -> Endpoint:
 
 
 def _check_kind(body: InputsRequest, served: ServedModel) -> None:
-    kind, name = served.assets.kind, served.name
+    kind = served.assets.kind
+    name = served.name
     embeds = isinstance(body, VectorsRequest)
     if kind == ("embed" if embeds else "score"):
         return

@@ -35,7 +35,8 @@ from api.schemas.embeddings import InputFields
 from api.schemas.generation import CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
-from api.schemas.view import Endpoint, Reading, View
+from api.schemas.ollama_request import RawPrompt
+from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
@@ -192,7 +193,8 @@ def reasoning_budget(
 
 def prompts_with_gap(request: CompletionRequest, served: ServedModel) -> list[list[int]]:
     """The prompts of a request whose gap is to be filled. Raises RequestError, ContextLengthExceeded."""
-    gaps, context = _gaps(served), min(served.assets.context_length, served.assets.kv_tokens)
+    gaps = _gaps(served)
+    context = min(served.assets.context_length, served.assets.kv_tokens)
     answer = context // _SPARED if request.token_limit is None else request.token_limit
     try:
         return [
@@ -355,15 +357,21 @@ class PreparedRequest(Prepared):
 
     def view(self, member: int = 0) -> View:
         """How the answer is shown."""
-        body, sampling = self.body, self.members[member].sampling
+        body = self.body
+        sampling = self.members[member].sampling
         extra_fields: dict[str, Any] = {}
         endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
         if isinstance(body, Converted):
-            endpoint, extra_fields = body.endpoint, body.shown_fields(sampling)
+            endpoint = body.endpoint
+            extra_fields = body.shown_fields(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
+        elif isinstance(body, RawPrompt):
+            endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
+        if endpoint in ("ollama_chat", "ollama_generate"):
+            extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
             extra_fields=extra_fields,
@@ -418,7 +426,7 @@ def _no_text(served: ServedModel) -> RequestError:
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, (Converted, Filling)):
+    if isinstance(body, (Converted, Filling, RawPrompt)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
@@ -428,7 +436,8 @@ async def _prepared(
 ) -> PreparedRequest:
     size = max(caller.body_bytes, size_of(body))
     texts = await served.run(size, caller.images.tenant, written, body)
-    reading, constraint = texts.reading, texts.constraint
+    reading = texts.reading
+    constraint = texts.constraint
     for text, param in texts.warnings:
         caller.warnings.add(text, param)
     grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
@@ -436,7 +445,8 @@ async def _prepared(
     caller.images.loaded.clear()
 
     def admitted(served: ServedModel) -> list[GenerationRequest]:
-        words, ends = bad_words(body, served.vocabulary), gap_marks(body, served)
+        words = bad_words(body, served.vocabulary)
+        ends = gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
         limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
         admit_one = partial(admit, body, **limits, strict=strict)
@@ -556,7 +566,8 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets, strict: bool) -> int:
     """The request's limit, else the model's default, else the rest of the context (and of the memory)."""
-    rest, limit = min(assets.context_length, assets.kv_tokens) - prompt_tokens, request.token_limit
+    rest = min(assets.context_length, assets.kv_tokens) - prompt_tokens
+    limit = request.token_limit
     needed = limit if strict and limit is not None else 1
     if prompt_tokens + needed > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, limit or 1, assets.context_length)

@@ -40,6 +40,7 @@ from api.observability import RequestLog, WaitLog
 from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.infill_rendering import InfillRenderer
+from api.rendering.ollama_rendering import OllamaRenderer
 from api.rendering.output_items import Seal
 from api.rendering.vectors import VectorRenderer
 from api.schemas.decoding import Warnings
@@ -151,7 +152,9 @@ class Session:
 
         Raises ClientDisconnected.
         """
-        feeds, request_log, until = self.feeds, self.caller.request_log, self.settings.early_refusal
+        feeds = self.feeds
+        request_log = self.caller.request_log
+        until = self.settings.early_refusal
         with self.caller.client.watched(self.client_left):
             while not feeds.started and request_log.waited < until and not self.shutdown.interrupted:
                 self.check_present()
@@ -171,7 +174,9 @@ class Session:
 
     async def collect(self) -> list[Piece]:
         """All choices' text, once all have ended. Raises the feeds' errors and ClientDisconnected."""
-        feeds, renderer, request_log = self.feeds, self.renderer, self.caller.request_log
+        feeds = self.feeds
+        renderer = self.renderer
+        request_log = self.caller.request_log
         pieces = renderer.empty_pieces()
         while not renderer.finished:
             feeds.wake.clear()
@@ -257,7 +262,9 @@ def renderer_of(
     """The renderer of the endpoint that the request came to; `seal` is needed where `view.sealed`."""
     if view.endpoint in ("responses", "messages"):
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
-    if view.endpoint in ("embeddings", "embed", "rerank", "score"):
+    if view.endpoint in ("ollama_chat", "ollama_generate"):
+        return OllamaRenderer(rid, view, vocabulary, prompt_tokens)
+    if view.endpoint in ("embeddings", "embed", "rerank", "score", "ollama_embed", "ollama_embeddings"):
         return VectorRenderer(rid, view, vocabulary, prompt_tokens)
     if view.endpoint == "infill":
         return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
@@ -277,8 +284,13 @@ class Sessions:
         settings: ApiSettings,
         shutdown: Shutdown,
     ) -> None:
-        self._follower, self._archive, self._seals, self._settler = follower, archive, seals, settler
-        self._waits, self._settings, self._shutdown = waits, settings, shutdown
+        self._follower = follower
+        self._archive = archive
+        self._seals = seals
+        self._settler = settler
+        self._waits = waits
+        self._settings = settings
+        self._shutdown = shutdown
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
         """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
@@ -323,10 +335,6 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",
 }
 """Of every streamed answer; the last one keeps nginx from buffering."""
-KEEP_ALIVE = b": keep-alive\n"
-"""A comment is one line. With an empty line behind it the official clients dispatch an event without data, because they
-take the id of the event before for a part of it."""
-
 PLACE_EVERY_S = 5.0
 """Least time between two comments about a client's place in the queue."""
 
@@ -339,7 +347,8 @@ class EventStream(Response[None]):
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(None, status_code=200, headers=STREAM_HEADERS | {"x-request-id": session.rid})
+        headers = {"content-type": session.renderer.media_type, "x-request-id": session.rid}
+        super().__init__(None, status_code=200, headers=STREAM_HEADERS | headers)
         self._session = session
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:
@@ -390,7 +399,9 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
 
 async def _tokens(session: Session) -> AsyncGenerator[bytes]:
     """Bytes until every choice has ended. Raises what ended the request from outside."""
-    feeds, renderer, request_log = session.feeds, session.renderer, session.caller.request_log
+    feeds = session.feeds
+    renderer = session.renderer
+    request_log = session.caller.request_log
     settings = session.settings
     sent_at = request_log.waited
     if request_log.before_first_token:
@@ -418,19 +429,13 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
                 continue
         feeds.check()
         if request_log.before_first_token and feeds.place_changed:
-            yield _place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
-            sent_at = request_log.waited
+            comment = renderer.queue_place(feeds.show_place(PLACE_EVERY_S), feeds.expected_wait_ms)
+            if comment:
+                yield comment
+                sent_at = request_log.waited
         pause = settings.keep_alive - (request_log.waited - sent_at)
         if pause <= 0.01:
-            yield KEEP_ALIVE
-            sent_at, pause = request_log.waited, settings.keep_alive
+            yield renderer.keep_alive()
+            sent_at = request_log.waited
+            pause = settings.keep_alive
         await feeds.wait(pause)
-
-
-def _place(position: int | None, wait_ms: int | None) -> bytes:
-    """The comment about a place in the queue, or about its end."""
-    if position is None:
-        return b": claimed\n"
-    if wait_ms is None:
-        return b": queue position %d\n" % position
-    return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)

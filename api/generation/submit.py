@@ -68,8 +68,13 @@ class Submitter:
         archive: Archive,
         settings: ApiSettings,
     ) -> None:
-        self._batches, self._models, self._sessions, self._seals = batches, models, sessions, seals
-        self._grammars, self._limiter, self._settings = grammars, limiter, settings
+        self._batches = batches
+        self._models = models
+        self._sessions = sessions
+        self._seals = seals
+        self._grammars = grammars
+        self._limiter = limiter
+        self._settings = settings
         self._archive = archive
         self._backpressure = Backpressure()
 

@@ -49,7 +49,8 @@ def check_exif(size: int) -> None:
 
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 """As libjpeg finds the next one, in a scan and outside: those without a body (restarts) are passed over."""
-_EOI, _SOS = 0xD9, 0xDA
+_EOI = 0xD9
+_SOS = 0xDA
 _FRAMES = range(0xC0, 0xC3)
 """Baseline, extended and progressive, with Huffman codes."""
 _OTHER_FRAMES = {*range(0xC3, 0xD0)} - {0xC4, 0xC8, 0xCC}
@@ -152,7 +153,8 @@ def _png(data: bytes) -> bytes:
 
 # --- GIF -------------------------------------------------------------------------------------------------------------
 
-_EXTENSION, _CONTROL = 0x21, 0xF9
+_EXTENSION = 0x21
+_CONTROL = 0xF9
 
 
 def _gif(data: bytes) -> bytes:
@@ -161,7 +163,8 @@ def _gif(data: bytes) -> bytes:
     control = b""
     blocks = 0
     while start + 1 < len(data) and data[start] == _EXTENSION:
-        begin, label = start, data[start + 1]
+        begin = start
+        label = data[start + 1]
         start += 2
         while start < len(data):
             if (blocks := blocks + 1) > MOST_BLOCKS:

@@ -38,7 +38,8 @@ def main(memory_bytes: int, seconds: float) -> None:
     Image.MAX_IMAGE_PIXELS = None  # the limit is checked here, on every frame size
     PngImagePlugin.MAX_TEXT_MEMORY = PngImagePlugin.MAX_TEXT_CHUNK
     Image.init()
-    decode, encode = msgspec.msgpack.Decoder(Job).decode, msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder(Job).decode
+    encode = msgspec.msgpack.Encoder().encode
 
     def answer(message: bytes) -> bytes:
         job = decode(message)
@@ -64,7 +65,8 @@ def _answer(job: Job) -> Answer:
 def decoded(job: Job) -> Decoded:
     """The pictures are transformers': turned by their EXIF orientation, transparency on white; but grey values of 16
     bits are scaled. Raises Refused, and what Pillow raises."""
-    image_input, room = job.image_input, job.room
+    image_input = job.image_input
+    room = job.room
     try:
         image: Image.Image = Image.open(io.BytesIO(essential(job.data)), formats=FORMATS)
     except Image.UnidentifiedImageError:
@@ -110,8 +112,11 @@ def _multiples(height: int, width: int, image_input: ImageInput) -> tuple[int, i
     Refused."""
     if max(height, width) > _STRETCHED * min(height, width):
         raise Refused(f"has {width} × {height} pixels; one side may be at most {_STRETCHED} times the other")
-    unit, least, most = image_input.unit, image_input.least_pixels, image_input.most_pixels
-    rows, columns = round(height / unit) * unit, round(width / unit) * unit
+    unit = image_input.unit
+    least = image_input.least_pixels
+    most = image_input.most_pixels
+    rows = round(height / unit) * unit
+    columns = round(width / unit) * unit
     if rows * columns > most:
         shrink = math.sqrt(height * width / most)
         rows = max(unit, math.floor(height / shrink / unit) * unit)

@@ -43,7 +43,8 @@ class Decoder:
     def __init__(
         self, memory_bytes: int = MEMORY_BYTES, deadline_s: float = DEADLINE_S, processor_s: float = PROCESSOR_S
     ) -> None:
-        self._deadline_s, self._processor_s = deadline_s, processor_s
+        self._deadline_s = deadline_s
+        self._processor_s = processor_s
         self._child = ConfinedProcess(
             "api.images.decoder",
             str(memory_bytes),

@@ -145,7 +145,8 @@ class HostResponse:
         self.location: str | None = None
         self.complete = False
         self.body = bytearray()
-        self._room, self._read = room, 0
+        self._room = room
+        self._read = 0
         self._fields: dict[str, str] = {}
         self._refused: FurrowError | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -178,10 +179,12 @@ class HostResponse:
         self._fields[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        status, length = self._parser.get_status_code(), self._fields.get("content-length", "")
+        status = self._parser.get_status_code()
+        length = self._fields.get("content-length", "")
         coding = self._fields.get("content-encoding", "identity").strip().lower()
         if status in _REDIRECTS:
-            self.location, self.complete = self._fields.get("location", ""), True
+            self.location = self._fields.get("location", "")
+            self.complete = True
         elif status != 200:
             self._refused = ResponseRefused(f"its host answers with status {status}")
         elif coding not in ("", "identity"):
@@ -229,7 +232,8 @@ class Fetcher:
         connect: Connect | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._hosts, self.patience_s = hosts, patience_s
+        self._hosts = hosts
+        self.patience_s = patience_s
         self._resolve = resolve or Resolver(hosts.number).resolve
         self._connect = connect or Connector().connect
         self._places = FetchPlaces()
@@ -270,7 +274,8 @@ class Fetcher:
             if answer.location is None:
                 return bytes(answer.body)
             url = urljoin(f"{place.scheme}://{place.authority}{place.target}", answer.location)
-            secure, place = place.scheme == "https", self._hosts.place(url)
+            secure = place.scheme == "https"
+            place = self._hosts.place(url)
             if secure and place.scheme != "https":
                 raise ResponseRefused("it is redirected from https to http")
         raise ResponseRefused(f"it is redirected more than {MOST_REDIRECTS} times")

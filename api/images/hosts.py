@@ -80,7 +80,8 @@ class Hosts:
         match = _URL.fullmatch(url[: _LONGEST_URL + 1].partition("#")[0])
         if match is None or len(url) > _LONGEST_URL or match["scheme"].lower() not in _PORTS:
             raise UrlRefused("has no URL that is served; send data:image/png;base64,… or https://HOST/PATH")
-        scheme, authority = match["scheme"].lower(), match["authority"].lower()
+        scheme = match["scheme"].lower()
+        authority = match["authority"].lower()
         if "@" in authority:
             raise UrlRefused("has a URL with a user or a password; send it without")
         host, _, port = authority.partition(":")

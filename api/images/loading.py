@@ -116,8 +116,10 @@ class ImageLoader:
 
     def __init__(self, held_bytes: int = HELD_BYTES, fetcher: Fetcher | None = None) -> None:
         """`fetcher`: None where nothing is fetched."""
-        self._decoder, self._fetcher = Decoder(), fetcher
-        self._most_held, self._held = held_bytes, 0
+        self._decoder = Decoder()
+        self._fetcher = fetcher
+        self._most_held = held_bytes
+        self._held = 0
 
     async def stop(self) -> None:
         self._decoder.stop()
@@ -131,7 +133,8 @@ class ImageLoader:
         """
         check_number(sources)
         loaded: list[LoadedImage] = []
-        room_sent, most_pixels = MOST_BYTES, most_tokens * image_input.unit * image_input.unit * _CHANNELS
+        room_sent = MOST_BYTES
+        most_pixels = most_tokens * image_input.unit * image_input.unit * _CHANNELS
         code = "context_length_exceeded" if most_pixels < MOST_PIXEL_BYTES else TOO_MANY
         room = min(MOST_PIXEL_BYTES, most_pixels)
         until = asyncio.get_running_loop().time() + (self._fetcher.patience_s if self._fetcher is not None else 0)
@@ -156,7 +159,8 @@ class ImageLoader:
         self, source: ImageSource, image_input: ImageInput, room_sent: int, room: int, until: float, tenant: str
     ) -> LoadedImage:
         async with self._data(source, room_sent, until, tenant) as data:
-            sent, image = len(data), await self._decoder.decode(data, image_input, room, tenant)
+            sent = len(data)
+            image = await self._decoder.decode(data, image_input, room, tenant)
         del data
         pieces = self._held_pieces(len(image.pixels))
         pieces += await asyncio.to_thread(pieces_of, image.pixels)

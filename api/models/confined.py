@@ -40,7 +40,8 @@ class ConfinedFiles:
     nobody refers to this any more."""
 
     def __init__(self, model: str, files: Files, report: Report | None = None) -> None:
-        self._model, self._report = model, report
+        self._model = model
+        self._report = report
         self.process = ConfinedProcess(
             "api.models.model_process",
             deadline_s=DEADLINE_S,

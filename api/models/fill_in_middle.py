@@ -79,7 +79,8 @@ class FillInMiddle:
     """Builds a model's prompts with a gap. Marks are put in as ids; a user's text that has them is only text."""
 
     def __init__(self, vocabulary: Vocabulary, family: Family) -> None:
-        self._vocabulary, self._family = vocabulary, family
+        self._vocabulary = vocabulary
+        self._family = family
         names = [*_marks(family), family.repository, family.file, *family.ends]
         self._ids = {name: token for name in names if name and (token := vocabulary.added(name)) is not None}
         texts = sorted({*self._ids, *vocabulary.special_texts()}, key=len, reverse=True)
@@ -119,7 +120,8 @@ class FillInMiddle:
 
     def _context(self, files: Sequence[tuple[str, str]], room: int) -> list[int]:
         """The last of `files` that fit, in their order, in the form that the family was trained on."""
-        mark, chosen = self._mark(self._family.file), list[list[int]]()
+        mark = self._mark(self._family.file)
+        chosen = list[list[int]]()
         head = [*self._mark(self._family.repository), *self._text(_PROJECT, _NAME_TOKENS)] if mark else []
         tail = [*mark, *self._text(_THIS_FILE, _NAME_TOKENS)] if mark else []
         room -= len(head) + len(tail)

@@ -30,7 +30,8 @@ Key = tuple[bytes, Grammar]
 
 def letters(vocabulary: Vocabulary, assets: ModelAssets) -> bytes:
     """The characters of a vocabulary that a grammar can name, as the checking process reads them."""
-    added, single = vocabulary.added_tokens(), vocabulary.single_bytes()
+    added = vocabulary.added_tokens()
+    single = vocabulary.single_bytes()
     size = max([assets.vocab_size - 1, *added, *single, *assets.eos_ids]) + 1
     return msgspec.json.encode(Letters(size, single, added, assets.eos_ids))
 

@@ -75,7 +75,8 @@ class Worker:
 def main() -> None:
     """Answer until the parent closes the pipe or ends."""
     worker: Worker | None = None
-    decode, encode = msgspec.msgpack.Decoder(Task).decode, msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder(Task).decode
+    encode = msgspec.msgpack.Encoder().encode
 
     def answer(message: bytes) -> bytes:
         nonlocal worker

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -35,6 +37,7 @@ from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
 from api.models.grammar import letters
 from api.models.model_process import Files
+from api.schemas.ollama_request import LATEST
 from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
@@ -43,7 +46,7 @@ from control.keys import METERED
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.records import catalog
-from control.records.breaches import note_breach
+from control.records.breaches import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import read, run_every
 from control.redis.rounds import arun_rounds, run_rounds
@@ -54,6 +57,8 @@ from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
+
+_TAKES_TOOLS = re.compile(r"\b(?:xml_)?tools\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,11 @@ class ServedModel:
     """The process of the template and the tokenizer, where this process is not to run them."""
     encodes: bool = True
     """True if the tokenizer works on texts in this process."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """True if the chat template has a variable for tools."""
+        return self.assets.kind == "generate" and _TAKES_TOOLS.search(self.assets.chat_template or "") is not None
 
     async def run(self, size: int, tenant: str, work: Callable[..., T], *args: Any) -> T:
         """`work(*args, model)` for a tenant, which may render and tokenise inputs of `size` bytes together.
@@ -194,7 +204,8 @@ class OverviewReader:
 
     def __init__(self, client: SyncRedis, async_client: AsyncRedis | None) -> None:
         """Without `async_client` each reading is made in a thread."""
-        self._client, self._async_client = client, async_client
+        self._client = client
+        self._async_client = async_client
         self._size = LARGE
         """Replicas at the last reading."""
 
@@ -245,7 +256,9 @@ class Models:
         async_client: AsyncRedis | None = None,
     ) -> None:
         """`async_client`: for the looks at a small farm; without it all are made in a thread."""
-        self._client, self._images, self._reader = client, images, OverviewReader(client, async_client)
+        self._client = client
+        self._images = images
+        self._reader = OverviewReader(client, async_client)
         self._tool_parser: CallFormat | None = settings.tool_parser
         self._response_template = _content(settings.response_template, msgspec.json.decode)
         self._chat_template: str | None = _content(settings.chat_template, str)
@@ -258,6 +271,8 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
         """Models of `_served` whose tokenizers are being tried."""
+        self._noted: dict[str, float] = {}
+        """Models whose calls are not understood: when that was told, by the monotonic clock."""
         self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
         self._lost: dict[str, float] = {}
         """Models that Redis has lost: when that was seen, by the monotonic clock."""
@@ -411,15 +426,36 @@ class Models:
             whole = overviews.keys() == self._overviews.keys() and not self._new_assets(overviews)
             state = self._farm_state(overviews) if whole else await asyncio.to_thread(self._farm_state, overviews)
         except RedisUnavailable as error:
-            self.seen, self._away = False, error
+            self.seen = False
+            self._away = error
             raise
-        now, before = time.monotonic(), self._served
-        self._overviews, self._served, self._lost, self.seen, self._away = *state, True, None
+        now = time.monotonic()
+        before = self._served
+        self._overviews, self._served, self._lost = state
+        self.seen = True
+        self._away = None
         self._left |= {name: (now, model) for name, (_, model) in before.items() if name not in self._overviews}
         gone = [name for name, (at, _) in self._left.items() if now - at > LEFT_S or name in self._overviews]
         for name in gone:
             del self._left[name]
+        if names := self._unknown_calls():
+            await asyncio.to_thread(self._note_unknown_calls, names)
         self._begin_trials()
+
+    def _unknown_calls(self) -> list[str]:
+        """Models that take tools and write calls in a form that is not known, of which operators are to be told now:
+        again, as long as they are served."""
+        late = time.monotonic() - KEPT_S / 2
+        return [
+            name
+            for name, (_, model) in self._served.items()
+            if self._noted.get(name, -math.inf) < late and model.forms.calls is None and model.takes_tools
+        ]
+
+    def _note_unknown_calls(self, names: list[str]) -> None:
+        for name in names:
+            self._noted[name] = time.monotonic()
+            self._report(name, CALLS, "are not understood")
 
     def _begin_trials(self) -> None:
         """Of the tokenizers that need one; trials of those that are gone end."""
@@ -479,7 +515,8 @@ class Models:
         """With new assets and models that have vanished only in a thread: they are read, and tokenizers made."""
         served: dict[str, tuple[AssetsMark, ServedModel]] = {}
         for name, overview in overviews.items():
-            previous, mark = self._served.get(name), overview.assets
+            previous = self._served.get(name)
+            mark = overview.assets
             if mark is None or self._broken_mark(name) == mark:
                 continue
             if previous is not None and previous[0] == mark:
@@ -518,6 +555,14 @@ class Models:
         await self.look(shared=time.monotonic() - self._read_at > SHARED_AFTER_S)
 
     def _real_name(self, name: str | None) -> str | None:
+        """The catalog's name for a client's, or None; NAME:latest, as Ollama's clients write it, is another word for
+        NAME."""
+        real = self._named(name)
+        if real is None and name and (short := name.removesuffix(LATEST)):
+            return self._named(short)
+        return real
+
+    def _named(self, name: str | None) -> str | None:
         """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
         if not name:  # some clients send "" for none
             return self._only()

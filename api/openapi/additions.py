@@ -64,7 +64,11 @@ def complete(document: JsonObject) -> JsonObject:
 
 def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     """References to the answers' types, and their schemas by name."""
-    kinds = {kind for each in ANSWERED.values() for kind in (each.whole, each.unready, each.refusal, *each.events)}
+    kinds = {
+        kind
+        for each in ANSWERED.values()
+        for kind in (each.whole, each.unready, each.refusal, *each.events, *each.lines)
+    }
     ordered = sorted(kinds - {None}, key=str)
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     return dict(zip(ordered, references, strict=True)), schemas
@@ -91,8 +95,12 @@ def _complete_operation(operation: JsonObject, answered: Answered | None, refere
         content["application/json"] = {"schema": references[answered.whole]}
     if answered.events:
         content["text/event-stream"] = _stream([references[kind] for kind in answered.events])
+    if answered.lines:
+        content["application/x-ndjson"] = _lines([references[kind] for kind in answered.lines])
+    if answered.events or answered.lines:
         parameters = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
         headers = _HEADERS if operation.get("requestBody") else _HEADERS[:1]
+        headers = headers if answered.events else _HEADERS[1:]  # lines have no ids
         operation.setdefault("parameters", []).extend(
             {"in": "header", "required": False, **header}
             for header in headers
@@ -111,3 +119,9 @@ def _stream(kinds: list[JsonObject]) -> JsonObject:
     """Server-sent events; OpenAPI 3.1 has no field for the types of their data."""
     text = "Events with `id: <request>:<seq>.<part>`, comments between them, `data: [DONE]` at the end."
     return {"schema": {"type": "string", "description": text}, "x-event-data": {"anyOf": kinds}}
+
+
+def _lines(kinds: list[JsonObject]) -> JsonObject:
+    """Lines of JSON; OpenAPI 3.1 has no field for the types of lines either."""
+    text = "Lines of JSON, with no empty ones; the last one has `done: true`, or an error."
+    return {"schema": {"type": "string", "description": text}, "x-line-data": {"anyOf": kinds}}

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from api.errors.errors import OllamaError
 from api.openapi.answer_items import CompactedResponse, ResponseAnswer, ResponseEvent
 from api.openapi.answers import (
     ChatCompletion,
@@ -20,13 +21,27 @@ from api.openapi.answers import (
 )
 from api.openapi.input_answers import EmbeddedByType, Embeddings, Reranked, Scores
 from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
+from api.schemas.ollama_answer import (
+    ChatAnswer,
+    EmbedAnswer,
+    EmbeddingsAnswer,
+    GenerateAnswer,
+    OllamaModels,
+    OllamaVersion,
+    PullStatus,
+    RunningModels,
+    ShownModel,
+)
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The answer of an operation with status 200: a body, events with data of these types, or both; neither: none."""
+    """The answer of an operation with status 200: a body, events with data of these types, lines, or several of them;
+    nothing: none."""
 
     whole: Any = None
     events: tuple[Any, ...] = ()
+    lines: tuple[Any, ...] = ()
+    """Types of the lines of a stream of JSON."""
     unready: Any = None
     """The body with status 503, where that is not an error."""
     refusal: Any = Error
@@ -50,6 +65,16 @@ ANSWERED: dict[str, Answered] = {
     "/v2/embed": Answered(EmbeddedByType),
     "/v1/rerank": Answered(Reranked),
     "/score": Answered(Scores),
+    "/api/chat": Answered(ChatAnswer, lines=(ChatAnswer, OllamaError), refusal=OllamaError),
+    "/api/generate": Answered(GenerateAnswer, lines=(GenerateAnswer, OllamaError), refusal=OllamaError),
+    "/api/embed": Answered(EmbedAnswer, refusal=OllamaError),
+    "/api/embeddings": Answered(EmbeddingsAnswer, refusal=OllamaError),
+    "/api/tags": Answered(OllamaModels, refusal=OllamaError),
+    "/api/ps": Answered(RunningModels, refusal=OllamaError),
+    "/api/version": Answered(OllamaVersion, refusal=OllamaError),
+    "/api/show": Answered(ShownModel, refusal=OllamaError),
+    "/api/pull": Answered(PullStatus, lines=(PullStatus, OllamaError), refusal=OllamaError),
+    "/api/delete": Answered(PullStatus, refusal=OllamaError),
     "/health": Answered(Health),
     "/ping": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),

@@ -103,7 +103,8 @@ class LocalShellCall(ActionCall):
     prefix = "lsh"
 
     def _body(self, empty: bool) -> dict[str, Any]:
-        command, directory = self._strings("command"), self._arguments().get("working_directory")
+        command = self._strings("command")
+        directory = self._arguments().get("working_directory")
         action = {
             "type": "exec",
             "command": ["bash", "-lc", *command] if isinstance(self._arguments().get("command"), str) else command,

@@ -54,6 +54,14 @@ def scored_tokens(vocabulary: Vocabulary, name: Callable[[int], str], tokens: li
     ]
 
 
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; what is cut off, or no object, can't be shown as one."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
 DONE = b"data: [DONE]\n\n"
 
 Event = dict[str, Any]
@@ -150,7 +158,8 @@ class Writer:
             whole.encoded += self._encoded(piece.scored)
         if (count := self._view.prompt_logprobs) is not None:
             whole.encoded_prompt += [raw(self._prompt_token(token, count)) for token in piece.prompt]
-        piece.scored, piece.prompt = [], []
+        piece.scored = []
+        piece.prompt = []
         whole.collect(piece)
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
@@ -341,6 +350,9 @@ def _scores_bytes(most_likely: int | None) -> int:
 class StreamRenderer:
     """Renders one answer of one or several members (prompts); `resume` suppresses what the client already has."""
 
+    media_type = "text/event-stream; charset=utf-8"
+    """Of a stream."""
+
     _kept: list[Piece] | None = None
     """The whole answer, of a stream too, where it is to outlive its request."""
 
@@ -364,6 +376,20 @@ class StreamRenderer:
     def prelude(self) -> bytes:
         """Bytes that may be sent before the first token; otherwise they come with it."""
         return b""
+
+    def keep_alive(self) -> bytes:
+        """Bytes that tell nothing, sent after a silence. A comment is one line. With an empty line behind it the
+        official clients dispatch an event without data, because they take the id of the event before for a part of
+        it."""
+        return b": keep-alive\n"
+
+    def queue_place(self, position: int | None, wait_ms: int | None) -> bytes:
+        """The comment about a place in the queue, or about its end; empty where streams have no comments."""
+        if position is None:
+            return b": claimed\n"
+        if wait_ms is None:
+            return b": queue position %d\n" % position
+        return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)
 
     @property
     def finished(self) -> bool:
@@ -460,7 +486,8 @@ class StreamRenderer:
     @property
     def body_bytes(self) -> int:
         """About the size of what `whole` reads. The log probabilities of it are as large in its log."""
-        view, usage = self._view, self.usage
+        view = self._view
+        usage = self.usage
         of_prompt = view.logprobs if view.prompt_logprobs is None and view.echo else view.prompt_logprobs
         prompt = usage.prompt_tokens * view.n * _scores_bytes(of_prompt)
         return prompt + usage.completion_tokens * (TEXT_BYTES + _scores_bytes(view.logprobs))
@@ -486,7 +513,8 @@ class StreamRenderer:
 
     def with_request(self, pieces: list[Piece]) -> bytes:
         """The body of an answer with the fields of its request that are shown beside it."""
-        body, fields = self.whole(pieces), self._view.extra_fields
+        body = self.whole(pieces)
+        fields = self._view.extra_fields
         return body[:-1] + b"," + msgspec.json.encode(fields)[1:] if fields else body
 
     def interruption(self, error: BaseException) -> bytes:

@@ -23,7 +23,8 @@ class InfillRenderer(StreamRenderer):
 
     def end(self, error: BaseException | None = None) -> bytes:
         events: list[bytes] = []
-        error, seq = error or self.failure, self.answers[0].seq
+        error = error or self.failure
+        seq = self.answers[0].seq
         if error is not None:
             self._event(0, (seq, _LAST), b"data: " + problem(error).encode() + b"\n\n", events)
         elif self._ended is not None:

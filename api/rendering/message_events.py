@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import msgspec
-
 from api.chat.piece import Piece
 from api.errors.errors import anthropic_error, problem
-from api.rendering.chunks import Event, Usage
+from api.rendering.chunks import Event, Usage, arguments_object
 from api.schemas.view import View, answer_id
 
 _STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -19,7 +17,8 @@ class MessageEventBuilder:
     """One message, as a pure state machine; its methods are those of ResponseEventBuilder."""
 
     def __init__(self, rid: str, view: View) -> None:
-        self._rid, self._view = rid, view
+        self._rid = rid
+        self._view = view
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []
         """Of the block that is open."""
@@ -35,6 +34,9 @@ class MessageEventBuilder:
 
     def tell(self, piece: Piece, usage: Usage) -> list[Event]:
         events = self._start(usage)
+        calls = list(piece.calls)
+        if calls and calls[0].continues and calls[0].index == self._call and self._inside("tool_use"):
+            events += self._argue(calls.pop(0).arguments)  # a token may end a call and begin a text
         if piece.reasoning:
             events += self._turn_to({"type": "thinking", "thinking": "", "signature": ""})
             self._texts.append(piece.reasoning)
@@ -44,14 +46,12 @@ class MessageEventBuilder:
             events += self._turn_to({"type": "text", "text": ""})
             self._texts.append(piece.text)
             events.append(self._delta("text_delta", text=piece.text))
-        for call in piece.calls:
+        for call in calls:
             if call.index != self._call or not self._inside("tool_use"):
                 self._call = call.index
                 block = {"type": "tool_use", "id": call.id or "", "name": call.name or "", "input": {}}
                 events += [*self._close(), *self._open(block)]
-            if call.arguments:
-                self._texts.append(call.arguments)
-                events.append(self._delta("input_json_delta", partial_json=call.arguments))
+            events += self._argue(call.arguments)
         if piece.finish is not None:
             events += self._close()
             self._stop_sequence = piece.stop
@@ -103,6 +103,13 @@ class MessageEventBuilder:
         self._usage = _usage(usage)
         return [{"type": "message_start", "message": self.whole()}, {"type": "ping"}]
 
+    def _argue(self, arguments: str) -> list[Event]:
+        """The next part of the arguments of the call that is open."""
+        if not arguments:
+            return []
+        self._texts.append(arguments)
+        return [self._delta("input_json_delta", partial_json=arguments)]
+
     def _inside(self, kind: str) -> bool:
         return self._is_open and self._blocks[-1]["type"] == kind
 
@@ -123,24 +130,18 @@ class MessageEventBuilder:
         if not self._is_open:
             return []
         self._is_open = False
-        block, text, events = self._blocks[-1], "".join(self._texts), list[Event]()
+        block = self._blocks[-1]
+        text = "".join(self._texts)
+        events = list[Event]()
         if block["type"] == "text":
             block["text"] = text
         elif block["type"] == "tool_use":
-            block["input"] = _input(text)
+            block["input"] = arguments_object(text)
         else:
             block["thinking"] = "" if self._view.extra_fields["hides_thinking"] else text
             block["signature"] = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
             events.append(self._delta("signature_delta", signature=block["signature"]))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; what is cut off, or no object, can't be shown as one."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

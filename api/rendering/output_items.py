@@ -19,7 +19,8 @@ class Item:
     kind = ""
 
     def __init__(self, identity: str, at: int) -> None:
-        self.identity, self.at = identity, at
+        self.identity = identity
+        self.at = at
         self.status = "in_progress"
         self._texts: list[str] = []
 
@@ -116,7 +117,8 @@ class Reasoning(Item):
 
     def __init__(self, identity: str, at: int, *, as_summary: bool, seal: Seal | None) -> None:
         super().__init__(identity, at)
-        self._as_summary, self._seal = as_summary, seal
+        self._as_summary = as_summary
+        self._seal = seal
         self._kind = "summary_text" if as_summary else "reasoning_text"
         self._index = {"summary_index" if as_summary else "content_index": 0}
         self._of_part = "response.reasoning_summary_part" if as_summary else "response.content_part"

@@ -26,7 +26,10 @@ class ResponseEventBuilder:
     """One response, as a pure state machine: ids of items follow from the request's, so that a resume says the same."""
 
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, seal: Seal | None = None) -> None:
-        self._rid, self._view, self._vocabulary, self._seal = rid, view, vocabulary, seal
+        self._rid = rid
+        self._view = view
+        self._vocabulary = vocabulary
+        self._seal = seal
         self._items: list[Item] = []
         self._open: Item | None = None
         self._call = -1
@@ -49,10 +52,13 @@ class ResponseEventBuilder:
         if not self._begun and self._view.extra_fields["background"]:
             events.append({"type": "response.in_progress", "response": self._response("in_progress")})
         self._begun = True
+        calls = list(piece.calls)
+        if calls and calls[0].continues and calls[0].index == self._call and isinstance(self._open, Call):
+            events += self._grow(calls.pop(0).arguments)  # a token may end a call and begin a text
         if piece.reasoning:
             events += [*self._turn_to("reasoning"), *self._grow(piece.reasoning)]
         events += self._say(piece)
-        for call in piece.calls:
+        for call in calls:
             if call.index != self._call or not isinstance(self._open, Call):
                 self._call = call.index
                 events += self._begin_item(self._called(call))
@@ -65,8 +71,10 @@ class ResponseEventBuilder:
 
     def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
         """Events that end the answer, at `now_s` in Unix seconds; called once."""
-        nothing = COMPACTION in self._view.extra_fields and not self._items
-        events = [*(self._turn_to("compaction") if nothing else []), *self._close("incomplete")]
+        events = list[Event]()
+        if COMPACTION in self._view.extra_fields and not self._items:
+            events += self._turn_to("compaction")
+        events += self._close("incomplete")
         status = "completed"
         if isinstance(failure, GenerationFailed) and failure.code == "request_cancelled":
             status = "cancelled"
@@ -84,7 +92,8 @@ class ResponseEventBuilder:
 
     def whole(self) -> dict[str, Any]:
         """The answer as one body, as far as it has been told."""
-        whole, messages = self._response("in_progress"), self._view.extra_fields.get(COMPACTION)
+        whole = self._response("in_progress")
+        messages = self._view.extra_fields.get(COMPACTION)
         if messages is None:
             return whole
         shared = {name: whole[name] for name in ("id", "created_at", "usage")}
@@ -100,13 +109,15 @@ class ResponseEventBuilder:
         self._unshown = [] if piece.reasoning or piece.calls else self._unshown + piece.scored
         if not piece.text and not (self._unshown and isinstance(self._open, Message)):
             return []
-        scored, self._unshown = self._unshown, []
+        scored = self._unshown
+        self._unshown = []
         kind = "compaction" if COMPACTION in self._view.extra_fields else "message"
         return [*self._turn_to(kind), *self._grow(piece.text, logprobs=self._scored(scored))]
 
     def _called(self, call: CallDelta) -> Call:
         """The item of the kind of tool that the call's name stands for."""
-        name, at = call.name or "", len(self._items)
+        name = call.name or ""
+        at = len(self._items)
         return call_item(self._tools.get(name), f"{self._rid}_{at}", at, call.id, name)
 
     @cached_property
@@ -138,7 +149,8 @@ class ResponseEventBuilder:
         return self._open.grow(text, **more)
 
     def _close(self, status: str) -> list[Event]:
-        item, self._open = self._open, None
+        item = self._open
+        self._open = None
         return [] if item is None else item.close(status)
 
     def _scored(self, tokens: list[ScoredToken]) -> list[msgspec.Raw]:

@@ -39,7 +39,8 @@ class TextArgument:
             head = self._head.match(self._held)
             if head is None:
                 return ""
-            self._held, self._state = self._held[head.end() :], "text"
+            self._held = self._held[head.end() :]
+            self._state = "text"
         said = self._read()
         self._texts.append(said)
         return said
@@ -63,7 +64,8 @@ class TextArgument:
     def _read(self) -> str:
         """Decode the held text up to the closing quote, or up to an escape that is cut short."""
         parts: list[str] = []
-        at, held = 0, self._held
+        at = 0
+        held = self._held
         while True:
             plain = _PLAIN.match(held, at)
             assert plain is not None

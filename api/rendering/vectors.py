@@ -1,11 +1,11 @@
-"""From log entries to the answers of /v1/embeddings, /v2/embed, /v1/rerank and /score, which are whole bodies."""
+"""From log entries to vectors and scores: whole bodies, in the form of each endpoint."""
 
 from __future__ import annotations
 
 import array
 import base64
 import sys
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -14,6 +14,8 @@ from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors.errors import problem
 from api.rendering.chunks import DONE, StreamRenderer
+from api.rendering.ollama_rendering import Durations
+from api.schemas.ollama_answer import EmbedAnswer, EmbeddingsAnswer
 from api.schemas.view import View, answer_id
 from control.messages import LogEntry
 from control.requests import member_rid
@@ -27,13 +29,15 @@ class VectorRenderer(StreamRenderer):
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
         counts: list[int] = view.extra_fields["inputs"]
         self.view = self._view = view
-        self._rid, self._prompt_tokens = rid, prompt_tokens
+        self._rid = rid
+        self._prompt_tokens = prompt_tokens
         self.answers = [
             Answer(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
             for member, count in enumerate(counts)
         ]
         self._first = [sum(counts[:member]) for member in range(len(counts))]
         self._vectors: list[bytes] = [b""] * sum(counts)
+        self._durations = Durations(view)
 
     @property
     def place(self) -> str | None:
@@ -68,6 +72,8 @@ class VectorRenderer(StreamRenderer):
             return _json({"object": "list", "data": self._embeddings(), "model": self._view.model, "usage": usage})
         if self._view.endpoint == "embed":
             return _json(self._by_type())
+        if self._view.endpoint in ("ollama_embed", "ollama_embeddings"):
+            return _json(self._in_ollamas_form())
         head: dict[str, Any] = {"id": f"{self._view.endpoint}-{self._rid}", "model": self._view.model, "usage": usage}
         if self._view.endpoint == "rerank":
             return _json({**head, "results": self._results()})
@@ -94,12 +100,27 @@ class VectorRenderer(StreamRenderer):
             "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self._prompt_tokens}},
         }
 
+    def _in_ollamas_form(self) -> EmbedAnswer | EmbeddingsAnswer:
+        """The newer form, or that of one text."""
+        # Encoded one by one, as in `_embeddings`.
+        vectors = [cast(list[float], msgspec.Raw(_json(_numbers(vector)))) for vector in self._vectors]
+        if self._view.endpoint == "ollama_embeddings":
+            return EmbeddingsAnswer(embedding=vectors[0])
+        return EmbedAnswer(
+            model=self._view.model,
+            embeddings=vectors,
+            total_duration=self._durations.since_received(),
+            load_duration=self._durations.load,
+            prompt_eval_count=self._prompt_tokens,
+        )
+
     def _scores(self) -> list[float]:
         return [_numbers(vector)[0] for vector in self._vectors]
 
     def _results(self) -> list[dict[str, Any]]:
         """The documents from the highest score to the lowest; of equal ones the first comes first."""
-        fields, scores = self._view.extra_fields, self._scores()
+        fields = self._view.extra_fields
+        scores = self._scores()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields["top_n"] or None]
         documents: list[str] | None = fields["documents"]
         return [

@@ -36,7 +36,8 @@ async def list_chat_completions(
     model: FromQuery[str | None] = None,
 ) -> ChatList:
     """The caller's stored chat completions by age; `metadata[key]=value` and `model` choose among them."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     check_number("limit", limit)
     if not who.account and (not who.admin or proxy_header(request.headers) is not None):
         raise Forbidden(
@@ -61,14 +62,16 @@ class _Identified(msgspec.Struct):
 @get("/v1/chat/completions/{completion_id:str}")
 async def retrieve_chat_completion(request: Http, completion_id: FromPath[str]) -> Response[bytes]:
     """A stored chat completion, once it has ended."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     return _json(shown(await process.stored_chats.look_up(completion_id, who)))
 
 
 @post("/v1/chat/completions/{completion_id:str}", status_code=200, operation_class=taking(Labels))
 async def relabel_chat_completion(request: Http, completion_id: FromPath[str]) -> Response[bytes]:
     """Replace the metadata of a stored chat completion."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     async with text_of(request) as body:
         labels = decode_request(body, Labels, None).metadata or {}
     check_labels(labels)
@@ -80,7 +83,8 @@ async def relabel_chat_completion(request: Http, completion_id: FromPath[str]) -
 @delete("/v1/chat/completions/{completion_id:str}", status_code=200)
 async def delete_chat_completion(request: Http, completion_id: FromPath[str]) -> Deleted:
     """Delete a stored chat completion."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     await process.stored_chats.drop(await process.stored_chats.look_up(completion_id, who))
     return Deleted(id=completion_id, object="chat.completion.deleted")
 
@@ -94,7 +98,8 @@ async def list_chat_messages(
     order: FromQuery[Literal["asc", "desc"]] = "asc",
 ) -> ChatMessages:
     """The messages of a stored chat completion's request."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     check_number("limit", limit)
     stored = await process.stored_chats.look_up(completion_id, who)
     messages = stored.input if order == "asc" else stored.input[::-1]

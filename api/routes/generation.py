@@ -66,7 +66,9 @@ def authenticate(request: Http) -> str:
 async def text_of(request: Http) -> AsyncGenerator[bytes]:
     """The body of a text route, as `Bodies.reading`, in a turn of the tenant. Raises as `authenticate`, and
     ClientDisconnected."""
-    process, identity, client = process_of(request), identity_of(request), client_of(request.scope)
+    process = process_of(request)
+    identity = identity_of(request)
+    client = client_of(request.scope)
     most = process.models.most_text_bytes
     async with process.bodies.reading(request, most, identity.tenant if identity.account else "") as body:
         await client.turn_again()  # the first one ended if the body was waited for
@@ -127,7 +129,8 @@ class ParsedBody:
     accepted: Accepted | None = None
 
 
-Read = Callable[[bytes, Caller], Awaitable[ParsedBody]]
+Read = Callable[[bytes, Caller], Awaitable[ParsedBody | Response[Any]]]
+"""Reads a body: into a request for a model, or a response that needs none."""
 
 
 async def generate(request: Http, parse: Callable[[bytes, Warnings], Body | InputsRequest]) -> Response[Any]:
@@ -141,15 +144,21 @@ async def generate(request: Http, parse: Callable[[bytes, Warnings], Body | Inpu
 
 async def serve(request: Http, read: Read) -> Response[Any]:
     """Serve one POST: read, submit (or resume at Last-Event-ID), then stream or collect."""
-    process, caller = process_of(request), caller_of(request)
+    process = process_of(request)
+    caller = caller_of(request)
     session: Session | None = None
     try:
         process.shutdown.refuse_when_draining()
-        session, streams, accepted = await _begin(request, caller, read)
+        begun = await _begin(request, caller, read)
+        if isinstance(begun, Response):
+            caller.request_log.end(status=200, finish_reason=None)
+            finish_headers(begun, caller)
+            return begun
+        session, streams, accepted = begun
         if accepted is not None and (response := await accepted(session)) is not None:
             finish_headers(response, caller)
             return response
-        del accepted
+        del accepted, begun
         if streams:
             await session.settle()
             return streamed(session, caller)
@@ -165,13 +174,21 @@ async def serve(request: Http, read: Read) -> Response[Any]:
         raise
 
 
-async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None]:
-    """Submit or resume; the session, and True for a stream. Body and prompt are freed: the answer needs neither."""
-    process, tenant, headers = process_of(request), authenticate(request), request.headers
-    key, last = _idempotency_key(headers), headers.get("last-event-id")
+async def _begin(request: Http, caller: Caller, read: Read) -> tuple[Session, bool, Accepted | None] | Response[Any]:
+    """Submit or resume; the session, and True for a stream; or the response of `read`.
+
+    Body and prompt are freed: the answer needs neither.
+    """
+    process = process_of(request)
+    tenant = authenticate(request)
+    headers = request.headers
+    key = _idempotency_key(headers)
+    last = headers.get("last-event-id")
     async with text_of(request) as body:
         caller = caller.identified(tenant, body, key)
         parsed = await read(body, caller)
+        if isinstance(parsed, Response):
+            return parsed
         caller.check_present(parsed.body.on_disconnect)
         if last and not parsed.body.stream:
             text = "Last-Event-ID continues a stream. Send 'stream': true with it, or leave it out."
@@ -196,7 +213,8 @@ def streamed(session: Session, caller: Caller) -> Response[Any]:
 def refused(error: Exception, caller: Caller, session: Session | None) -> Response[Any]:
     """The response for an error before the first byte; ends the request log."""
     answer = problem(error)
-    status, text = answer.status, answer.body.error.message
+    status = answer.status
+    text = answer.body.error.message
     if status == 500:
         caller.request_log.unexpected(error)
     if session is not None:

@@ -25,7 +25,8 @@ async def health(request: Http) -> dict[str, str]:
     return {"status": "draining" if process_of(request).shutdown.draining else "ok"}
 
 
-PROBE_EVENTS, PROBE_PAUSE_S = 5, 0.2
+PROBE_EVENTS = 5
+PROBE_PAUSE_S = 0.2
 
 
 @get("/health/stream", responses={200: ResponseSpec(str, media_type="text/event-stream", generate_examples=False)})

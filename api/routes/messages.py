@@ -37,7 +37,8 @@ async def create_message(request: Http) -> Response[Any]:
     """Answer a conversation of content blocks, as one body or as server-sent events."""
 
     async def read(body: bytes, caller: Caller) -> ParsedBody:
-        parsed, size = await off_loop(len(body), parse_message, body, caller.warnings), len(body)
+        parsed = await off_loop(len(body), parse_message, body, caller.warnings)
+        size = len(body)
         if parsed.edits is not None:
             parsed, _ = await edited(parsed, await model_for(request, parsed.model), size, caller.images)
         return ParsedBody(body=parsed)
@@ -57,7 +58,8 @@ async def count_message_tokens(request: Http) -> Response[Any]:
     try:
         authenticate(request)
         async with text_of(request) as body:
-            parsed, size = await off_loop(len(body), parse_count, body, caller.warnings), len(body)
+            parsed = await off_loop(len(body), parse_count, body, caller.warnings)
+            size = len(body)
             served = await model_for(request, parsed.model)
             edits = parsed.edits is not None
             parsed, original = await edited(parsed, served, size, caller.images)

@@ -17,7 +17,8 @@ from control.replicas.health import Overview
 @get("/v1/models")
 async def list_models(request: Http) -> ModelList:
     """Every model name that the caller may use, as last seen."""
-    identity, models = identity_of(request), process_of(request).models
+    identity = identity_of(request)
+    models = process_of(request).models
     if not models.seen:
         await models.look()
     names = [name for name in models.names if identity.may_use(name, models.real_name(name))]
@@ -32,7 +33,8 @@ async def list_models(request: Http) -> ModelList:
 async def retrieve_model(request: Http, model: FromPath[str]) -> ModelCard:
     """One model; ids may contain slashes."""
     identity = identity_of(request)
-    models, name = process_of(request).models, model.removeprefix("/")
+    models = process_of(request).models
+    name = model.removeprefix("/")
     if models.overview(name) is None:
         await models.look()
     if models.overview(name) is None or not identity.may_use(name, models.real_name(name)):
@@ -63,7 +65,8 @@ def _backends(overview: Overview) -> list[ModelBackend]:
 
 def _card(request: Http, name: str) -> ModelCard:
     models = process_of(request).models
-    assets, overview = models.assets(name), models.overview(name)
+    assets = models.assets(name)
+    overview = models.overview(name)
     created = assets.created if assets is not None else 0
     context = assets.context_length if assets is not None else None
     card = ModelCard(
@@ -78,8 +81,11 @@ def _card(request: Http, name: str) -> ModelCard:
         card.kind = assets.kind
         card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:
-        card.state, card.detail, card.revision = overview.state, overview.detail or None, overview.revision
-        card.replicas, card.rolled_out = overview.desired, overview.rolled_out
+        card.state = overview.state
+        card.detail = overview.detail or None
+        card.revision = overview.revision
+        card.replicas = overview.desired
+        card.rolled_out = overview.rolled_out
         card.backends = _backends(overview)
         card.system_fingerprint = card.backends[0].system_fingerprint if len(card.backends) == 1 else None
     return card

@@ -58,14 +58,16 @@ async def cancel_request(request: Http, rid: FromPath[str], model: FromQuery[str
 
 
 async def _status(request: Http, rid: str, model: str | None) -> RequestStatus:
-    tenant, process = authenticate(request), process_of(request)
+    tenant = authenticate(request)
+    process = process_of(request)
     served, fields = await process.existing.find(rid, tenant, model)
     position = await arun(process.client, requests.position(served.name, rid))
     return request_status(rid, served.name, fields, position)
 
 
 async def _cancel(request: Http, rid: str, model: str | None) -> RequestStatus:
-    tenant, process = authenticate(request), process_of(request)
+    tenant = authenticate(request)
+    process = process_of(request)
     served, fields = await process.existing.find(rid, tenant, model)
     members = decode_view(fields["view"]).members
     calls = [

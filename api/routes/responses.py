@@ -154,7 +154,8 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
 @post("/v1/responses/input_tokens", status_code=200, operation_class=taking(ResponseRequest, open_ended=True))
 async def count_input_tokens(request: Http) -> Response[InputTokens]:
     """Count the tokens of the prompt that the same body has."""
-    caller, process = caller_of(request), process_of(request)
+    caller = caller_of(request)
+    process = process_of(request)
     tenant = authenticate(request)
     async with text_of(request) as body:
         caller = caller.identified(tenant, body)
@@ -192,7 +193,9 @@ async def retrieve_response(
     starting_after: FromQuery[int | None] = None,
 ) -> Response[Any]:
     """A stored response in its current state; or its events, from the beginning or after one of them."""
-    process, caller, session = process_of(request), caller_of(request), None
+    process = process_of(request)
+    caller = caller_of(request)
+    session = None
     caller = caller.identified(authenticate(request))
     try:
         if starting_after is not None:
@@ -220,7 +223,8 @@ async def retrieve_response(
 @delete("/v1/responses/{response_id:str}", status_code=200)
 async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
     """Delete a response; a running one is cancelled."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     if stored.response is None:
         await process.completion.cancel(stored)
@@ -231,7 +235,8 @@ async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
 @post("/v1/responses/{response_id:str}/cancel", status_code=200)
 async def cancel_response(request: Http, response_id: FromPath[str]) -> Response[Any]:
     """Cancel a response; an ended one is unchanged."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     return _json(await process.completion.cancelled(stored), stored.rid)
 
@@ -245,7 +250,8 @@ async def list_input_items(
     after: FromQuery[str | None] = None,
 ) -> InputItems:
     """The input items of this request, without those of the responses that it continues."""
-    process, who = process_of(request), identity_of(request)
+    process = process_of(request)
+    who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     check_number("limit", limit)
     items = stored.input if order == "asc" else stored.input[::-1]

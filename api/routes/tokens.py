@@ -60,7 +60,8 @@ async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
     async with text_of(request) as body:
         parsed = await off_loop(len(body), decode_request, body, DetokenizeRequest, caller.warnings)
         served = await model_for(request, parsed.model)
-        most, size = served.assets.context_length, served.assets.vocab_size
+        most = served.assets.context_length
+        size = served.assets.vocab_size
         if len(parsed.tokens) > most:
             raise RequestError(
                 f"'tokens' has {len(parsed.tokens)} ids, more than the model's context of {most}. Send them in parts.",

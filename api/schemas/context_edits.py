@@ -8,7 +8,8 @@ import msgspec
 
 from api.schemas.decoding import Warnings
 
-CLEAR_TOOL_USES, CLEAR_THINKING = "clear_tool_uses_20250919", "clear_thinking_20251015"
+CLEAR_TOOL_USES = "clear_tool_uses_20250919"
+CLEAR_THINKING = "clear_thinking_20251015"
 
 
 class Amount(msgspec.Struct, kw_only=True):

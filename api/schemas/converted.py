@@ -12,7 +12,7 @@ from control.messages import Sampling
 
 
 class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
-    """The chat request of a body of /v1/responses or /v1/messages; no client sends it."""
+    """The chat request of a body of another API, such as /v1/messages or /api/chat; no client sends it."""
 
     endpoint: Endpoint
     extra_fields: dict[str, Any]
@@ -24,6 +24,8 @@ class Converted(ChatRequest, kw_only=True, forbid_unknown_fields=True):
         """`extra_fields`, with the defaults that the model has filled in."""
         if self.endpoint == "messages":
             return {**self.extra_fields, "cut": sampling.max_tokens < (self.token_limit or 0)}
+        if self.endpoint != "responses":
+            return self.extra_fields
         names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
         return {**self.extra_fields, **{name: getattr(sampling, name) for name in names}}
 

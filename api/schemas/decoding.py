@@ -182,7 +182,8 @@ def _known(body: bytes, type_: type[msgspec.Struct], warnings: Warnings) -> byte
     members = decode_body(body, dict[str, msgspec.Raw])
     fields = frozenset(type_.__struct_encode_fields__)
     for name in [name for name in members if name not in fields]:
-        value, row = members.pop(name), TABLE.get(name)
+        value = members.pop(name)
+        row = TABLE.get(name)
         if row is None:
             warnings.ignore(name)
         elif isinstance(row, Mapped):
@@ -236,7 +237,8 @@ def _explain(error: msgspec.ValidationError, type_: type, at: str = "") -> Reque
         text = f"{text[: _LONGEST_ERROR // 2]}…{text[-_LONGEST_ERROR // 2 :]}"
     match = _PATH.match(text)
     assert match is not None  # the pattern matches any text
-    what, inner = match["what"], (match["path"] or "").lstrip(".")
+    what = match["what"]
+    inner = (match["path"] or "").lstrip(".")
     path = _join(at, inner) if inner else at
     if unknown := _UNKNOWN.match(what):
         name = _join(path, unknown["field"])

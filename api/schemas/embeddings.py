@@ -135,10 +135,15 @@ InputsRequest = VectorsRequest | RerankRequest | ScoreRequest
 def parse_embedding(body: bytes, warnings: Warnings | None = None) -> EmbeddingRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, EmbeddingRequest, warnings)
+    check_inputs(request)
+    return request
+
+
+def check_inputs(request: EmbeddingRequest) -> None:
+    """Raise RequestError naming the field at fault."""
     _check(request, "input", len(request.inputs))
     if request.dimensions is not None and request.dimensions < 1:
         raise RequestError(f"'dimensions' is {request.dimensions}; send 1 or more.", param="dimensions")
-    return request
 
 
 def parse_cohere(body: bytes, warnings: Warnings | None = None) -> CohereEmbedRequest:

@@ -119,7 +119,8 @@ def _regex(body: str, flags: str) -> str:
 
 def _atom(body: str, at: int, dot_is_all: bool) -> tuple[str, int]:
     """The part of a regular expression at `at`, rewritten, and its length."""
-    first, second = body[at], body[at + 1 : at + 2]
+    first = body[at]
+    second = body[at + 1 : at + 2]
     if first == "\\":
         if second in ("d", "w"):
             return first + second, 2
@@ -153,7 +154,8 @@ def _class(negated: str, inner: str) -> str:
     """A class of characters: those that are written as they are, or the escape of another one."""
     members = set[str]()
     for match in _MEMBER.finditer(inner):
-        first, last = match[1], match[2]
+        first = match[1]
+        last = match[2]
         if first in _CLASSES and last is None:
             members.update(_CLASSES[first])
             continue

@@ -126,7 +126,8 @@ class _Reader:
     """Reads single items; one that is no part of the prompt is left out with a warning."""
 
     def __init__(self, warnings: Warnings, unseal: Unseal | None) -> None:
-        self._warnings, self._unseal = warnings, unseal
+        self._warnings = warnings
+        self._unseal = unseal
 
     def read(self, row: dict[str, Any], at: str, name: str) -> Item | None:
         kind = row.get("type") or ("message" if "role" in row else "item_reference")

@@ -145,7 +145,8 @@ def parse_count(body: bytes, warnings: Warnings | None = None) -> Converted:
 def _conversation(request: CountTokensRequest, options: dict[str, Any], warnings: Warnings) -> Converted:
     if request.mcp_servers not in (None, [], {}, ""):
         warnings.add("'mcp_servers' has no effect: this server asks no other one for tools.", "mcp_servers")
-    choice, form = request.tool_choice, _form(request)
+    choice = request.tool_choice
+    form = _form(request)
     messages = _messages(request, warnings)
     prefilled = bool(messages) and messages[-1]["role"] == "assistant"
     if prefilled:

@@ -42,7 +42,8 @@ def offered_tools(definitions: list[JsonObject], found_names: set[str], warnings
     tools: list[JsonObject] = []
     searched = not any(str(tool.get("type")).startswith(_SEARCH) for tool in definitions)
     for index, tool in enumerate(definitions):
-        at, kind = f"tools[{index}]", tool.get("type")
+        at = f"tools[{index}]"
+        kind = tool.get("type")
         if searched and tool.get("defer_loading") is True and tool.get("name") not in found_names:
             continue
         family = _FAMILY.fullmatch(kind) if isinstance(kind, str) else None
@@ -67,18 +68,24 @@ def _custom(tool: Tool) -> JsonObject:
 def _own(tool: OwnTool, family: str, version: str) -> JsonObject:
     match family:
         case "bash":
-            name, text, schema = "bash", _BASH, _object(_BASH_INPUT)
+            name = "bash"
+            text = _BASH
+            schema = _object(_BASH_INPUT)
         case "memory":
-            name, text, schema = "memory", _MEMORY, _object(_MEMORY_INPUT, "command")
+            name = "memory"
+            text = _MEMORY
+            schema = _object(_MEMORY_INPUT, "command")
         case "text_editor":
             newer = version >= "20250429"
             name = "str_replace_based_edit_tool" if newer else "str_replace_editor"
-            text, schema = _EDITOR, _editor(newer)
+            text = _EDITOR
+            schema = _editor(newer)
             if tool.max_characters is not None:
                 text += f" A view shows at most {tool.max_characters} characters."
         case _:
             actions = {"type": "string", "enum": [*_FIRST_ACTIONS, *(_ACTIONS if version >= "20250124" else ())]}
-            name, schema = "computer", _object({"action": actions, **_COMPUTER_INPUT}, "action")
+            name = "computer"
+            schema = _object({"action": actions, **_COMPUTER_INPUT}, "action")
             text = f"{_COMPUTER} The display has {tool.display_width_px} x {tool.display_height_px} pixels."
     return _function(tool.name or name, text, schema, None, tool.input_examples)
 

@@ -135,7 +135,8 @@ def _read(tool: Definition, place: str, taken: set[str], read: ResponseTools) ->
 
 def _read_namespace(tool: Definition, place: str, taken: set[str], read: ResponseTools) -> None:
     """Each tool of a namespace is a function `<namespace>__<name>`."""
-    namespace, inner = _named(tool, place), tool.get("tools")
+    namespace = _named(tool, place)
+    inner = tool.get("tools")
     if not isinstance(inner, list):
         raise missing(f"{place}.tools")
     if len(inner) + len(read.offered) > MAX_TOOLS:  # type: ignore[misc]

@@ -131,7 +131,8 @@ def _without_effect(request: ResponseRequest) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_options(request: ResponseRequest) -> None:
-    options, reasoning = request.stream_options, request.reasoning
+    options = request.stream_options
+    reasoning = request.reasoning
     if options is not None and not request.stream:
         raise RequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     if reasoning is not None and reasoning.mode not in (None, "standard"):

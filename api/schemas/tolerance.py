@@ -59,6 +59,9 @@ TABLE: dict[str, Row] = {
     **dict.fromkeys(("cache_prompt", "id_slot", "n_cache_reuse", "n_keep"), Hint()),
     **dict.fromkeys(("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"), Hint()),
     **dict.fromkeys(("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"), Hint()),
+    # Ollama's options: how its server loads and runs a model.
+    **dict.fromkeys(("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_gpu"), Hint()),
+    **dict.fromkeys(("num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"), Hint()),
     # Neighbours' names of fields that are served.
     "repeat_penalty": Mapped(("repetition_penalty",)),
     "typical": Mapped(("typical_p",)),
@@ -81,6 +84,9 @@ TABLE: dict[str, Row] = {
         "'store' has no effect here: /v1/responses and /v1/chat/completions store their answers.", (False,)
     ),
     "samplers": Warned("'samplers' has no effect: the order of the samplers is fixed.", _EMPTY),  # of llama.vim
+    "num_ctx": Warned("'num_ctx' has no effect: a model has the context with which it was loaded."),
+    "repeat_last_n": Warned("'repeat_last_n' has no effect: penalties count the whole context.", (-1,)),
+    "penalize_newline": Warned("'penalize_newline' has no effect: penalties count line breaks too.", (True,)),
     # llama.cpp's and others' samplers.
     "mirostat": Refused(_OFF),
     "mirostat_mode": Refused(_OFF),

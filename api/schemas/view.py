@@ -64,7 +64,24 @@ COMPACTION = "compaction"
 """Of `View.extra_fields`, where the answer is a summary: what stands beside it in a compacted conversation, None in a
 response."""
 
-Endpoint = Literal["chat", "completions", "infill", "responses", "messages", "embeddings", "embed", "rerank", "score"]
+RECEIVED = "received_ms"
+"""Of `View.extra_fields`, where the answer has durations: when the request came, in Unix milliseconds."""
+
+Endpoint = Literal[
+    "chat",
+    "completions",
+    "infill",
+    "responses",
+    "messages",
+    "embeddings",
+    "embed",
+    "rerank",
+    "score",
+    "ollama_chat",
+    "ollama_generate",
+    "ollama_embed",
+    "ollama_embeddings",
+]
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -147,6 +164,10 @@ _ID_BEGINS: dict[Endpoint, str] = {
     "embed": "embd-",
     "rerank": "rerank-",
     "score": "score-",
+    "ollama_chat": "chat-",
+    "ollama_generate": "generate-",
+    "ollama_embed": "embed-",
+    "ollama_embeddings": "embeddings-",
 }
 
 

@@ -52,7 +52,8 @@ def _write(client: SyncRedis, key: ApiKey) -> None:
 
 def restore(key: ApiKey) -> list[Call[int]]:
     """Write back what Redis lacks of a key that an API process knows: all of it, or that it was revoked."""
-    named, fields = KeyKeys(key.id), as_fields(key)
+    named = KeyKeys(key.id)
+    fields = as_fields(key)
     calls = [read("SADD", keys.API_KEYS, key.id, parse=int)]
     calls += [read("HSETNX", named.record, name, value, parse=int) for name, value in fields.items()]
     if key.revoked:

@@ -78,7 +78,8 @@ def make_room(kind: str, needed: int, limit: int, spare: int) -> bool:
     and leave `spare` bytes free on the disk. False if that can't be reached: then none is removed. Raises OSError
     without a folder."""
     files = entries(kind)
-    total, free = sum(entry.bytes for entry in files), shutil.disk_usage(folder(kind)).free
+    total = sum(entry.bytes for entry in files)
+    free = shutil.disk_usage(folder(kind)).free
     if needed > limit or free + total < needed + spare:
         return False
     while total + needed > limit or shutil.disk_usage(folder(kind)).free < needed + spare:

@@ -170,7 +170,8 @@ class HostCard(msgspec.Struct, kw_only=True):
 def host_cards(client: SyncRedis) -> list[HostCard]:
     """Every known host with its assignments."""
     living = {host.id: host for host in living_hosts(client)}
-    drained, assignments = drained_hosts(client), all_assignments(client)
+    drained = drained_hosts(client)
+    assignments = all_assignments(client)
     versions = run_every(
         client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in assignments]
     )

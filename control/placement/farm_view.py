@@ -33,7 +33,8 @@ def read_farm_view(client: SyncRedis) -> FarmView:
     """Raises RedisUnavailable."""
     members = (read("SMEMBERS", name, parse=set[str]) for name in (keys.MODELS, keys.HOSTS, keys.DRAINED))
     models, hosts, drained = run_every(client, list(members))
-    models, hosts = sorted(models), sorted(hosts)
+    models = sorted(models)
+    hosts = sorted(hosts)
     # A replica's name is written before its assignment.
     calls: list[Call[Any]] = [
         *(catalog.spec_of(name) for name in models),

@@ -198,8 +198,12 @@ class Rollout:
         serving: Set[str],
         failed: Set[str],
     ) -> None:
-        self._spec, self._replicas, self._room, self._drained = spec, replicas, room, drained
-        self._serving, self._failed = serving, failed
+        self._spec = spec
+        self._replicas = replicas
+        self._room = room
+        self._drained = drained
+        self._serving = serving
+        self._failed = failed
         self._by_life: dict[Life, list[Replica]] = {"current": [], "old": [], "leaving": []}
         for replica in sorted(replicas, key=lambda one: (len(one.name), one.name)):
             self._by_life[replica.life(spec, drained)].append(replica)
@@ -227,7 +231,8 @@ class Rollout:
 
     def _let_go(self) -> list[Action]:
         """Replicas above the wanted number, and old replicas without which enough serve."""
-        current, old = self._by_life["current"], self._by_life["old"]
+        current = self._by_life["current"]
+        old = self._by_life["old"]
         last_first = current[::-1]
         surplus = sorted(last_first, key=lambda one: one.name in self._serving)
         actions: list[Action] = []
@@ -253,7 +258,9 @@ class Rollout:
 
         Those that are leaving count, because they still have their memory; but where nothing else is left, one comes.
         """
-        spec, current, old = self._spec, self._by_life["current"], self._by_life["old"]
+        spec = self._spec
+        current = self._by_life["current"]
+        old = self._by_life["old"]
         missing = spec.replicas - len(current)
         most = min(missing, spec.replicas + spec.surge - sum(map(len, self._by_life.values())))
         if not current and not old and spec.surge:

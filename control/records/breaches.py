@@ -12,6 +12,8 @@ from control.redis.connection import read, run_every, write
 
 KEPT_S = 3600
 """How long a breach is told after the last one."""
+CALLS = "calls"
+"""In place of a file: the form in which the model writes calls of tools is not known to an API process."""
 
 
 class Breach(msgspec.Struct, frozen=True):

@@ -151,7 +151,8 @@ def retire(client: SyncRedis, model: str, replica: str) -> int | None:
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """
-    heir, returned = _heir(client, model, replica), 0
+    heir = _heir(client, model, replica)
+    returned = 0
     while True:
         count, more = run(client, retire_batch(model, replica, heir))
         if count < 0:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     SyncRedis: TypeAlias = redis.Redis
     AsyncRedis: TypeAlias = redis.asyncio.Redis
 else:
-    SyncRedis, AsyncRedis = redis.Redis, redis.asyncio.Redis
+    SyncRedis = redis.Redis
+    AsyncRedis = redis.asyncio.Redis
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -3,7 +3,8 @@
 A `Call` is data: the words to send and the parser of the reply. Every script may be sent twice, so a call without a
 reply is sent again; redis-py's own retries are off. A server that stays unreachable, that can't write (loading, out of
 memory, a failed save, a replica), that denies a right, or that has a key which another program has written over, is
-RedisUnavailable: the caller keeps its data and tries later.
+RedisUnavailable: the caller keeps its data and tries later. Connections that are dead without having said so are not
+used again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from control.redis.clients import AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
-from control.redis.dead_connections import adrop_idle, drop_idle
 from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
 from control.redis.routing.shards import Command
 from control.redis.routing.wire import Wire, exchange
@@ -136,7 +136,8 @@ class Posted:
     """
 
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
-        self._client, self._calls = client, calls
+        self._client = client
+        self._calls = calls
         self._under_way: Wire | Routed | Exception | None = self._send()
 
     def _send(self) -> Wire | Routed | Exception:
@@ -145,7 +146,8 @@ class Posted:
 
     def outcomes(self) -> list[Any]:
         """As of `run_all`."""
-        under_way, self._under_way = self._under_way or self._send(), None
+        under_way = self._under_way or self._send()
+        self._under_way = None
         sending = self._sending
         sending.begin()
         sending.take(_arrive(self._client, under_way))
@@ -296,3 +298,37 @@ def _value(outcome: Any) -> Any:
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+class _SaysSo:
+    """Mixed into an asyncio connection: a transport that is closed already counts as a broken connection.
+
+    uvloop raises RuntimeError where asyncio's own transports drop what is written.
+    """
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        try:
+            await super().send_packed_command(*args, **options)  # type: ignore[misc]
+        except RuntimeError as error:
+            raise redis_errors.ConnectionError(f"the connection is closed: {error}") from error
+
+
+def hardened(client: AsyncRedis) -> AsyncRedis:
+    """`client`, with connections that say when they are closed."""
+    if not isinstance(client, AsyncCluster):
+        pool = client.connection_pool
+        plain = pool.connection_class
+        pool.connection_class = type(plain.__name__, (_SaysSo, plain), {})
+    return client
+
+
+def drop_idle(client: SyncRedis, error: Exception) -> None:
+    """After a time-out the idle connections are as suspect as the one that met it; each would cost another."""
+    if isinstance(error, redis_errors.TimeoutError) and not isinstance(client, Cluster):
+        client.connection_pool.disconnect(inuse_connections=False)
+
+
+async def adrop_idle(client: AsyncRedis, error: Exception) -> None:
+    """As `drop_idle`."""
+    if isinstance(error, redis_errors.TimeoutError) and not isinstance(client, AsyncCluster):
+        await client.connection_pool.disconnect(inuse_connections=False)

@@ -35,14 +35,16 @@ class Outage:
     def waits(self, loop: str, error: Exception) -> None:
         """`loop` could not do its turn because of `error`, and will try again."""
         with self._lock:
-            now, first = self._clock(), not self._waiting
+            now = self._clock()
+            first = not self._waiting
             self._waiting.add(loop)
             if first:
                 self._since = self._said = now
                 log.warning("Redis is away; waiting for it", action="redis_away", loop=loop, error=str(error))
             elif now - self._said >= SAY_EVERY_S:
                 self._said = now
-                seconds, loops = round(now - self._since), sorted(self._waiting)
+                seconds = round(now - self._since)
+                loops = sorted(self._waiting)
                 log.warning("Redis is still away", action="redis_away", seconds=seconds, loops=loops, error=str(error))
 
     def goes_on(self, loop: str) -> None:

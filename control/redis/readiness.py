@@ -39,7 +39,8 @@ def wait_until_ready(client: SyncRedis, seconds: float, say: Callable[[str], Non
             raise error if isinstance(error, RedisUnavailable) else unavailable(client, error) from error
         why = str(error) or type(error).__name__
         if why != reported or now - said >= _SAY_EVERY_S:
-            reported, said = why, now
+            reported = why
+            said = now
             say(f"waiting for Redis at {address(client)}: {why}")
         time.sleep(min(_TRY_EVERY_S, max(0.0, began + seconds - now)))
 

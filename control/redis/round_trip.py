@@ -26,7 +26,8 @@ def measure(client: SyncRedis) -> RoundTrip:
 
 
 def _once(client: SyncRedis) -> RoundTrip:
-    before, began = time.time(), time.perf_counter()
+    before = time.time()
+    began = time.perf_counter()
     there = run(client, read("TIME", parse=_seconds))
     took = time.perf_counter() - began
     return RoundTrip(took * 1000, round((before + took / 2 - there) * 1000), int(there * 1000))

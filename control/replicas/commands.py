@@ -97,7 +97,9 @@ class _PoisonWatch:
     """The history of poison, read from its beginning, so that none of this epoch is missed."""
 
     def __init__(self, stream: str, epoch: int) -> None:
-        self.stream, self.after, self._epoch = stream, "0", epoch
+        self.stream = stream
+        self.after = "0"
+        self._epoch = epoch
 
     def raise_own(self, entries: list[Entry]) -> None:
         """Raise Poisoned for an entry of this epoch."""
@@ -112,7 +114,11 @@ class Mailbox:
 
     def __init__(self, blocking: SyncRedis, model: str, replica: str, epoch: int, rank: int) -> None:
         keys = ReplicaKeys(model, replica)
-        self._client, self._model, self._replica, self._epoch, self._rank = blocking, model, replica, epoch, rank
+        self._client = blocking
+        self._model = model
+        self._replica = replica
+        self._epoch = epoch
+        self._rank = rank
         self._stream = keys.commands(epoch, rank)
         self._poison = _PoisonWatch(keys.poisons, epoch)
         self._read: deque[Entry] = deque()
@@ -149,7 +155,8 @@ class Deadline:
     """A time limit for a wait. Another thread may shorten it while the wait goes on."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._final = seconds, False
+        self._seconds = seconds
+        self._final = False
         self._until = time.monotonic() + seconds
 
     def __str__(self) -> str:
@@ -172,14 +179,17 @@ class Deadline:
         """Shorten the limit to `seconds` from now; progress extends it no more."""
         self._final = True
         if seconds < self.left():
-            self._seconds, self._until = seconds, time.monotonic() + seconds
+            self._seconds = seconds
+            self._until = time.monotonic() + seconds
 
 
 class Replies:
     """A leader's view of its ranks' answers in one epoch. `stale` counts the ones that were dropped."""
 
     def __init__(self, blocking: SyncRedis, lease: Lease, world_size: int) -> None:
-        self._client, self._epoch, self._ranks = blocking, lease.epoch, range(1, world_size)
+        self._client = blocking
+        self._epoch = lease.epoch
+        self._ranks = range(1, world_size)
         self._stream = lease.keys.replies(lease.epoch)
         self._poison = _PoisonWatch(lease.keys.poisons, lease.epoch)
         self._after = "0"
@@ -208,7 +218,8 @@ class Replies:
                 message = f"no reply to command {seq}, and no progress, within {deadline}: rank {names}"
                 raise Poisoned("deadline", message, missing[0])
             check()
-            now, block_ms = time.monotonic(), min(int(1000 * left), LONGEST_BLOCK_MS)
+            now = time.monotonic()
+            block_ms = min(int(1000 * left), LONGEST_BLOCK_MS)
             try:
                 self._read(seq, block_ms)
                 away = time.monotonic() - now - block_ms / 1000

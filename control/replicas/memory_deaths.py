@@ -139,7 +139,8 @@ def server_ms() -> Call[int]:
 
 def note_load(client: SyncRedis, host: str, model: str, replica: str, revision: int) -> int:
     """When the host first got this revision of a replica; now, if it has just got it."""
-    key, field = keys.host_loads(host), f"{model} {replica}"
+    key = keys.host_loads(host)
+    field = f"{model} {replica}"
     stored, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])
     words = (stored or "").split()
     if len(words) == 2 and int(words[0]) == revision:

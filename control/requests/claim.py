@@ -84,7 +84,8 @@ def claim(
     error where none is known; `skip` is what the last claim returned, so that such requests hide no others. Raises
     Lost, Fenced or Poisoned.
     """
-    keys, model = lease.keys, lease.model_keys
+    keys = lease.keys
+    model = lease.model_keys
     args = (lease.token, model.base, lease.replica, secrets.token_hex(8), room_sequences, room_tokens)
     args += (ahead_tokens, lease.weights, skip, guests, encode(list(sated)))
 
@@ -101,7 +102,8 @@ def adopt(lease: Lease, after: str = "") -> Call[Adopted]:
     All batches, one after the other: on a new epoch, and after RedisUnavailable, when a claim's answer may have been
     lost for good. Running the same Call again is harmless. Raises Lost, Fenced or Poisoned.
     """
-    keys, model = lease.keys, lease.model_keys
+    keys = lease.keys
+    model = lease.model_keys
     args = (lease.token, model.base, lease.replica, after, lease.weights)
     return Call("adopt", (keys.lock, keys.epoch, keys.poison, model.bell), args, _adopted)
 
@@ -112,7 +114,9 @@ def takeover(lease: Lease, other_replica: str, after: str = "") -> Call[Adopted]
 
     Raises Lost, Fenced or Poisoned.
     """
-    keys, model, other = lease.keys, lease.model_keys, ReplicaKeys(lease.model, other_replica)
+    keys = lease.keys
+    model = lease.model_keys
+    other = ReplicaKeys(lease.model, other_replica)
     named = (keys.lock, keys.epoch, keys.poison, keys.claim, model.bell, other.lock, other.epoch)
     args = (lease.token, model.base, lease.replica, secrets.token_hex(8), other_replica, after, lease.weights)
     return Call("takeover", named, args, _adopted)

@@ -48,7 +48,8 @@ def expire_waiting(client: SyncRedis, models: Sequence[str]) -> dict[str, int]:
     At most EXPIRE_BATCHES batches of each model, so that a caller with other duties may go on later. Raises
     RedisUnavailable.
     """
-    expired, left = dict[str, int](), list(models)
+    expired = dict[str, int]()
+    left = list(models)
     for _ in range(EXPIRE_BATCHES):
         outcomes = dict(zip(left, run_every(client, [expire(model) for model in left]), strict=True))
         for model, (ended, _) in outcomes.items():
@@ -60,14 +61,16 @@ def expire_waiting(client: SyncRedis, models: Sequence[str]) -> dict[str, int]:
 
 def requeue(lease: Lease, rid: str) -> Call[bool]:
     """Give a request back, its log kept; False if it was not this leader's. Raises Lost or Fenced."""
-    keys, model = lease.keys, lease.model_keys
+    keys = lease.keys
+    model = lease.model_keys
     return Call("requeue", (keys.lock, keys.epoch, model.request(rid)), (lease.token, model.base, rid), _done)
 
 
 def bury(lease: Lease, rid: str, cause: str) -> Call[bool]:
     """End a request as a dead letter: one that crashed its group alone, or that its leader can't read. Raises Lost or
     Fenced."""
-    keys, model = lease.keys, lease.model_keys
+    keys = lease.keys
+    model = lease.model_keys
     named = (keys.lock, keys.epoch, model.request(rid), model.dead)
     return Call("bury", named, (lease.token, model.base, rid, cause), _done)
 

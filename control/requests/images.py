@@ -51,7 +51,8 @@ def stage_images(model: str, rid: str, images: Sequence[Pieces], tenant: str, bo
     Each returns the number of pieces that are there. The first raises ImagesFull where others take what there is, and
     RequestError where the images alone are too large.
     """
-    keys, total = ModelKeys(model), sum(len(piece) for pieces in images for piece in pieces)
+    keys = ModelKeys(model)
+    total = sum(len(piece) for pieces in images for piece in pieces)
 
     def parse(reply: list[Any]) -> int:
         if not reply[1]:

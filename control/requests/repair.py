@@ -14,10 +14,10 @@ from control.errors import LogConflict, RedisUnavailable
 from control.keys import ModelKeys
 from control.messages import FinishReason, LogEntry, encode
 from control.redis.connection import Call, Steps, read
-from control.requests.emit import encode_entry
 from control.requests.follow import not_found
 from control.requests.history import PAGE_ENTRIES, WRITE_ENTRIES, read_log
 from control.requests.staging import ended_in, stage, tokenless
+from control.requests.token_log import encode_entry
 
 Repaired = Literal["same", "appended", "replaced"]
 """`appended`: the log was shorter. `replaced`: it said something else, and the request runs on from the new one."""
@@ -51,8 +51,13 @@ def repair(model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEnt
 
 class _Repair:
     def __init__(self, model: str, rid: str, api: str, tenant: str, entries: Sequence[LogEntry]) -> None:
-        self._model, self._rid, self._api, self._tenant = model, rid, api, tenant
-        self._entries, self._have, self._keys = entries, len(entries), ModelKeys(model)  # entries may grow meanwhile
+        self._model = model
+        self._rid = rid
+        self._api = api
+        self._tenant = tenant
+        self._entries = entries
+        self._have = len(entries)  # entries may grow meanwhile
+        self._keys = ModelKeys(model)
         self._appended = False
 
     def steps(self) -> Steps[Repaired]:
@@ -94,7 +99,9 @@ class _Repair:
 
     def _append(self, seen: _Seen) -> Steps[bool]:
         """Append what is missing, and end a request that is whole then; False where the log has moved meanwhile."""
-        have, end, at = self._have, "", seen.seq
+        have = self._have
+        end = ""
+        at = seen.seq
         if seen.live:
             end = yield from self._end(seen)
         while True:
@@ -131,7 +138,8 @@ class _Repair:
         """Put what the api has in the log's place; False where the log has moved meanwhile."""
         if seen.repaired_by not in ("", self._api):
             raise LogConflict(self._rid, seen.repaired_by)
-        have, repair_id = self._have, secrets.token_hex(8)
+        have = self._have
+        repair_id = secrets.token_hex(8)
         staged = self._keys.staged(self._rid, repair_id)
         end = (yield from self._end(seen)) if seen.live else ""
         without, ended = yield from stage(staged, self._entries, have)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from control.errors import RedisUnavailable, RequestError
 from control.messages import LogEntry
 from control.redis.connection import Call, Steps
-from control.requests.emit import encode_entry
 from control.requests.history import WRITE_ENTRIES
+from control.requests.token_log import encode_entry
 
 
 def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int, str]]:
@@ -17,7 +17,8 @@ def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int,
     Returns how many have no token, and the choices that have ended in them. Raises RedisUnavailable where the staged
     log lapsed meanwhile.
     """
-    without, ended = 0, list[str]()
+    without = 0
+    ended = list[str]()
     for at in range(0, count, WRITE_ENTRIES):
         page = entries[at : min(count, at + WRITE_ENTRIES)]
         if [entry.seq for entry in page] != list(range(at + 1, at + 1 + len(page))):

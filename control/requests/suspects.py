@@ -19,7 +19,8 @@ def note_suspects(lease: Lease, docket: str, suspects: Collection[str], cleared:
 
     It takes the place of the dockets that the replica inherited, too. Raises Lost or Fenced.
     """
-    keys, model = lease.keys, lease.model_keys
+    keys = lease.keys
+    model = lease.model_keys
 
     def parse(reply: list[str]) -> None:
         granted(reply)
@@ -33,7 +34,9 @@ def inherit(lease: Lease, other_replica: str) -> Call[Inheritance]:
 
     Raises Lost or Fenced.
     """
-    keys, model, other = lease.keys, lease.model_keys, ReplicaKeys(lease.model, other_replica)
+    keys = lease.keys
+    model = lease.model_keys
+    other = ReplicaKeys(lease.model, other_replica)
 
     def parse(reply: list[Inheritance]) -> Inheritance:
         return granted(reply)[0]

@@ -1,13 +1,18 @@
-"""A token log in memory, kept small: an API process holds one for each stream, a leader one for each request."""
+"""The token log of a request: in Redis, which the entries of a step reach in one script, as they reach the followers;
+and in memory, kept small, as an API process holds one for each stream, a leader one for each request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
 import msgspec
 
-from control.messages import LogEntry
+from control.messages import LogEntry, RequestState, encode
+from control.redis.connection import Call
+from control.replicas.lease import Lease, granted
 
 _BLOCK = 64
 """Entries that are packed together. As objects they take some 140 bytes each, packed about 10."""
@@ -16,11 +21,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[LogEntry]).decode
 
 
+def _is_plain(entry: LogEntry) -> bool:
+    """True if it has its place and its token alone, as most have."""
+    plain = entry.finish is entry.cause is entry.logprobs is entry.cached is entry.prompt is entry.vector is None
+    return plain and entry.fingerprint is entry.predicted is None
+
+
 def _short(entry: LogEntry) -> LogEntry | tuple[int, int, int | None]:
     """An entry without what most have not; decoded it is the same."""
-    plain = entry.finish is entry.cause is entry.logprobs is entry.cached is entry.prompt is entry.vector is None
-    plain = plain and entry.fingerprint is entry.predicted is None
-    return (entry.seq, entry.choice, entry.token) if plain else entry
+    return (entry.seq, entry.choice, entry.token) if _is_plain(entry) else entry
 
 
 class TokenLog(Sequence[LogEntry]):
@@ -74,3 +83,116 @@ class TokenLog(Sequence[LogEntry]):
         if behind > len(self._blocks):
             entries += self._tail
         return entries[start - first * _BLOCK : stop - first * _BLOCK]
+
+
+CALL_COST = 400
+"""Upper bound of one call, in the cost of an entry: about two milliseconds of the server's time."""
+_ROW_COST = 4
+_END_COST = 40
+_VECTOR_BYTES = 512
+"""Bytes of vectors that cost as much as an entry."""
+
+
+class Emission(msgspec.Struct, frozen=True):
+    """The entries of one request in a step. Without entries the call only reads whether the request was cancelled, has
+    expired or was taken."""
+
+    rid: str
+    seq: int
+    """The seq of the first entry, or the next expected one."""
+    entries: list[LogEntry] = []
+    done: RequestState | None = None
+    """The way in which the request ends with this step; None while it continues."""
+    times: dict[str, int] = {}
+    """More fields for its hash, such as t_prefill in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitResult:
+    """`behind` maps the requests whose row was refused to the seq that the log expects next.
+
+    A row that arrives again because its answer was lost is no mismatch: it changes nothing and is not `behind`.
+    `cancelled` and `expired` go on until an Emission ends them. `taken` are not this leader's any more: drop them.
+    `waiting` counts the model's requests that no leader has.
+    """
+
+    accepted_ms: int
+    behind: dict[str, int]
+    cancelled: list[str]
+    expired: list[str]
+    taken: list[str]
+    waiting: int
+
+
+def encode_entry(entry: LogEntry) -> str:
+    """An entry as JSON without its absent tail: most are `[seq,choice,token]`, and there is one per token."""
+    if entry.token is not None and _is_plain(entry):
+        return f"[{entry.seq},{entry.choice},{entry.token}]"
+    text = encode(entry).decode()
+    for _ in LogEntry.__struct_defaults__:
+        text = text.removesuffix(",null]") + "]" if text.endswith(",null]") else text
+    return text
+
+
+def emit(lease: Lease, rows: list[Emission]) -> Call[EmitResult]:
+    """Append and publish the rows whose owner and seq are right. Raises Lost, Fenced or Poisoned: then nothing was.
+
+    Sets t_first with a log's first entry. A request that is done leaves the queue, loses its prompt and lives on for
+    its retention.
+    """
+    keys = lease.keys
+    args = (lease.token, lease.model_keys.base, encode([_row(row) for row in rows]))
+    return Call("emit", (keys.lock, keys.epoch, keys.poison), args, _result)
+
+
+def emit_all(lease: Lease, rows: Sequence[Emission]) -> list[Call[EmitResult]]:
+    """As `emit`, in as many calls as keep each of them short. `merged` makes one result of theirs.
+
+    Where a call raises, those before it were taken.
+    """
+    return [emit(lease, part) for part in _parts(rows)]
+
+
+def merged(results: Sequence[EmitResult]) -> EmitResult:
+    """The results of all calls of one `emit_all`."""
+    last = results[-1]
+    return EmitResult(
+        last.accepted_ms,
+        {rid: expected for result in results for rid, expected in result.behind.items()},
+        [rid for result in results for rid in result.cancelled],
+        [rid for result in results for rid in result.expired],
+        [rid for result in results for rid in result.taken],
+        last.waiting,
+    )
+
+
+def _parts(rows: Sequence[Emission]) -> Iterator[list[Emission]]:
+    """At least one, and without rows one that is empty: it still asks for the lease."""
+    part = list[Emission]()
+    cost = 0
+    for row in rows:
+        own = len(row.entries) + (_ROW_COST if row.done is None else _END_COST)
+        own += sum(len(entry.vector) for entry in row.entries if entry.vector is not None) // _VECTOR_BYTES
+        if part and cost + own > CALL_COST:
+            yield part
+            part = []
+            cost = 0
+        part.append(row)
+        cost += own
+    yield part
+
+
+def _row(row: Emission) -> tuple[Any, ...]:
+    """As the script reads it. The values of `times` are text, because Lua's numbers would lose digits on the way."""
+    texts = [encode_entry(entry) for entry in row.entries]
+    tokens = sum([entry.token is not None for entry in row.entries])
+    stamps = [text for name, value in row.times.items() for text in (name, str(value))] if row.times else []
+    ends = [entry.choice for entry in row.entries if entry.finish is not None]
+    head = (row.rid, row.seq, row.done or "", tokens, texts)
+    return (*head, stamps, ends) if stamps or ends else head
+
+
+def _result(reply: list[Any]) -> EmitResult:
+    now, behind, cancelled, expired, taken, waiting = granted(reply)
+    expected = dict(zip(behind[::2], map(int, behind[1::2]), strict=True))
+    return EmitResult(int(now), expected, cancelled, expired, taken, waiting)

@@ -87,12 +87,15 @@ def _of_model(base: str, names: list[str], classes: tuple[str, ...]) -> list[str
 def _of_arguments(kinds: list[str], classes: tuple[str, ...]) -> list[str]:
     rest = kinds.pop().removesuffix("…") if kinds and kinds[-1].endswith("…") else None
     least = len(kinds)
-    right, needed = f"#ARGV == {least}", str(least)
+    right = f"#ARGV == {least}"
+    needed = str(least)
     if rest is not None:
-        right, needed = f"#ARGV >= {least} and #ARGV <= {_MOST}", f"{least} to {_MOST}"
+        right = f"#ARGV >= {least} and #ARGV <= {_MOST}"
+        needed = f"{least} to {_MOST}"
     first, paired, second = (rest or "").partition("=")
     if paired:
-        right, needed = f"{right} and (#ARGV - {least}) % 2 == 0", f"{needed}, the last ones in pairs"
+        right = f"{right} and (#ARGV - {least}) % 2 == 0"
+        needed = f"{needed}, the last ones in pairs"
     lines = _unless(right, "'the number of arguments'", "#ARGV", needed)
     for i, kind in enumerate(kinds, 1):
         lines += _of_argument(kind, f"ARGV[{i}]", f"'argument {i}'", classes)
@@ -111,7 +114,8 @@ def _of_argument(kind: str, argument: str, name: str, classes: tuple[str, ...]) 
         kind = "|".join(classes)
     if "|" in kind:
         words = kind.split("|")
-        condition, needed = " or ".join(f"{argument} == '{word}'" for word in words), f"one of {', '.join(words)}"
+        condition = " or ".join(f"{argument} == '{word}'" for word in words)
+        needed = f"one of {', '.join(words)}"
     elif kind.startswith("request:"):
         key = f"KEYS[{kind.removeprefix('request:')}]"
         condition = f"{argument} ~= '' and string.sub({key}, -#{argument} - 4) == 'req:' .. {argument}"

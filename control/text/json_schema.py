@@ -87,7 +87,8 @@ def _unique_items(one: Schema, root: Any) -> None:
         del one["uniqueItems"]
     elif unique is True:
         values = _values(one.get("items"), root)
-        least, most = one.get("minItems", 0), one.get("maxItems", len(values or ()))
+        least = one.get("minItems", 0)
+        most = one.get("maxItems", len(values or ()))
         if values is None or not isinstance(least, int) or not isinstance(most, int):
             return
         sizes = range(least, min(most, len(values)) + 1)
@@ -104,7 +105,8 @@ def _property_names(one: Schema, root: Any) -> None:
     if names is True or names in ({}, {"type": "string"}):
         del one["propertyNames"]
         return
-    value, allowed = one.get("additionalProperties", True), _values(names, root)
+    value = one.get("additionalProperties", True)
+    allowed = _values(names, root)
     if allowed is not None and "patternProperties" not in one and isinstance(one.get("properties", {}), dict):
         properties = one.get("properties", {})
         one["properties"] = {name: properties.get(name, value) for name in allowed if isinstance(name, str)}

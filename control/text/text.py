@@ -31,7 +31,8 @@ class Detokenizer:
     def __init__(self, decode: Decode, alone: Callable[[int], str | None] | None = None) -> None:
         """`alone` gives the text of a token that is whole characters wherever it stands, None for any other. Only for
         decoders whose text is that of their tokens one after the other; it changes nothing but the time."""
-        self._decode, self._alone = decode, alone
+        self._decode = decode
+        self._alone = alone
         # The window: the tokens since the border before last. The older part is context only, because a decoder may
         # treat the first token of its input differently.
         self._tokens: list[int] = []
@@ -46,7 +47,8 @@ class Detokenizer:
         """The text that became certain with `token`; a character split over tokens comes whole with its last one."""
         if self._alone is not None and not self._unfinished and (whole := self._alone(token)) is not None:
             self._tokens.clear()
-            self._border, self._sent = 0, ""
+            self._border = 0
+            self._sent = ""
             return whole
         self._tokens.append(token)
         text = self._decode(self._tokens)
@@ -129,7 +131,8 @@ class StopStrings:
 
     def flush(self) -> str:
         """The text held back because it might have begun a stop string."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
 

@@ -126,7 +126,8 @@ def _growth(part: Any, growths: Growths, parts_name: str) -> int:
 
 def _parts(part: Any, parts_name: str) -> Iterable[dict[str, Any]]:
     """The parts of a sequence, in their order, without those that are none."""
-    waiting, parts = [part], list[dict[str, Any]]()
+    waiting = [part]
+    parts = list[dict[str, Any]]()
     while waiting:
         one = waiting.pop()
         if one is None:
@@ -146,7 +147,8 @@ def _parts(part: Any, parts_name: str) -> Iterable[dict[str, Any]]:
 
 
 def _replaced(part: dict[str, Any]) -> int:
-    pattern, content = part.get("pattern"), part.get("content")
+    pattern = part.get("pattern")
+    content = part.get("content")
     if not isinstance(content, str):
         raise _Unusual("it replaces by what is no text")
     text: Any = pattern.get("String") if isinstance(pattern, dict) else None  # type: ignore[reportUnknownMemberType]

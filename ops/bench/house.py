@@ -3,8 +3,8 @@
 Counts the first-party files of which a function runs: of the leader in the middle of a long answer, in the main thread
 and in the one that emits; of a rank while `worker.models.loading.load` runs; of the API process in its main thread from
 a chat, which follows others, to the end of its answer. What the leader does once a second, or as its memory grows, is
-no part of a step. Imports do not count; tasks of the API process that run beside the chat do. The farm is private, and
-its processes record their calls, so they are slow.
+no part of a step; what an API process does now and then is no part of a chat. Imports do not count. The farm is
+private, and its processes record their calls, so they are slow.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _TOKENS = 30_000
 """The longest answer; it is left once its steps are recorded. A small model makes some thousand tokens in that time."""
 _EVENTS = 50
 """Events of a stream before its steps are recorded, and while they are."""
+_CHATS = ("chat 1", "chat 2", "chat 3")
+"""Chats that are recorded. A file that one of them lacks belongs to a duty of the process beside the others."""
 _CALLS = 10
 """Calls of a file, in so many events, that make it a part of a step."""
 
@@ -139,10 +141,10 @@ class Recordings:
 
 
 async def _record(url: str, model: str, recordings: Recordings) -> None:
-    """Record steps in the middle of a long answer, then a short chat after others."""
+    """Record steps in the middle of a long answer, then short chats after others."""
     base = Base.of(url)
     await _record_steps(base, model, recordings)
-    for name in ("", "", "chat"):
+    for name in ("", "", *_CHATS):
         await asyncio.to_thread(recordings.label, name)
         await ask(base, "reader", model, "Hello.", 8, True)
     await asyncio.to_thread(recordings.label, "")
@@ -209,7 +211,7 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
             return {
                 "decode step": recordings.of("rank", "step", _CALLS),
                 "load": recordings.of("rank", "load"),
-                "chat request": recordings.of("api", "chat"),
+                "chat request": sorted(set.intersection(*(set(recordings.of("api", name)) for name in _CHATS))),
             }
 
 

@@ -16,7 +16,7 @@ import click
 
 from api.options import api_options, take_api_arguments
 from control.errors import SettingsError
-from control.listening import free_port
+from control.listening import free_port, second_port
 from control.messages import ModelSpec
 from control.operations.key_rule import FIXED_KEYS_VARIABLE, asks_for_key, key_options
 from control.operations.options import connect_to_farm, redis_option
@@ -25,6 +25,7 @@ from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
 from ops.cli.options import demo_environment, memory_option, model_options
 from ops.cli.tables import echo_line
+from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
@@ -74,10 +75,13 @@ def serve(
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
+    ollama_port: int | None = options["ollama_port"]
     arguments = take_api_arguments(context, options)
     specs = build_specs(models, **options)
     asks = asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
+    if ollama_port is not None:
+        second_port(host, ollama_port, port)  # else the API process would end again and again
     stopping = Stopping()
     with ExitStack() as stack:
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
@@ -101,7 +105,8 @@ def serve(
         else:
             supervisor.start(worker)
             supervisor.start(api)
-            from ops.cli.serving import desire, reminder_of_keys, wait_until_served  # beside the start of those
+            with without_collections():  # beside the start of those
+                from ops.cli.serving import desire, reminder_of_keys, wait_until_served
 
             server.wait_until_ready()
             client = connect_to_farm(server.url)

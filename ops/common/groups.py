@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import click
+
+
+@contextmanager
+def without_collections() -> Generator[None]:
+    """For imports, which leave no garbage: no collection visits what they make, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class LazyGroup(click.Group):
@@ -22,11 +35,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._verbs:
             return None
-        gc.disable()  # imports leave no garbage, and collections visit all that they make
-        try:
+        with without_collections():
             return getattr(importlib.import_module(self._verbs[cmd_name][0]), cmd_name)
-        finally:
-            gc.enable()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

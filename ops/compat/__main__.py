@@ -19,7 +19,7 @@ from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
 from ops.compat.page import page
 from ops.compat.runs import Run, run
 from ops.compat.samples import judged
-from ops.compat.scripted import scripted_farm
+from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
 from ops.demo import MODEL_DIR
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
@@ -50,8 +50,9 @@ def install(names: tuple[str, ...]) -> None:
 @compat.command("run")
 @click.argument("names", nargs=-1)
 @click.option("--base-url", help="Of a farm that runs, with /v1; without it one is started.")
+@click.option("--form", type=click.Choice(FORMS), default=DEMONSTRATION, help="How the model that takes orders writes.")
 @click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
-def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> None:
+def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: bool) -> None:
     """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
     chosen = [known for known in _chosen(names) if names or environments.missing(known) is None]
     absent = [why for known in chosen if (why := environments.missing(known)) is not None]
@@ -61,7 +62,7 @@ def run_clients(names: tuple[str, ...], base_url: str | None, write: bool) -> No
         raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
     with (
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
-        scripted_farm(MODEL, Path(data)) as scripted_url,
+        scripted_farm(MODEL, Path(data), form=form) as scripted_url,
         _farm(base_url) as (url, fault_url),
     ):
         runs = [_run_one(known, url, fault_url, f"{scripted_url}/v1") for known in chosen]

@@ -5,7 +5,9 @@ it. `{"say": TEXT}` is answered with the text; `{"call": {"name": NAME, "argumen
 call where the tool is offered, and after its result with the text. With `"dies": true` the leader's process kills
 itself in the middle of the text, and a new one continues. The last order of a prompt decides.
 
-`python -m ops.compat.scripted MODEL` is the leader; `scripted_farm` runs it, an API process and a private server.
+`python -m ops.compat.scripted MODEL [FORM]` is the leader; `scripted_farm` runs it, an API process and a private
+server. It writes calls in the form of a family, whose marks are tokens of its vocabulary: the demonstration model's, or
+that of a template in `templates/`.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ from types import FrameType
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
+from api.chat.reading.table import TABLE
+from api.chat.reading.writing import written_calls
 from control.errors import EpochOver, RedisUnavailable
 from control.listening import free_port
-from control.messages import GenerationRequest, ModelSpec
+from control.messages import GenerationRequest, ModelAssets, ModelSpec
 from control.process import die_with_parent
 from control.records import catalog
 from control.redis.connection import connect, run
 from control.requests import Claimed, Emission
 from ops.bench.common.farm import HOST, say
 from ops.bench.fanout.scripted_leader import ScriptedLeader
+from ops.bench.hostile.answers import MARK
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import is_ready
@@ -53,7 +58,13 @@ KV_TOKENS = 1 << 24
 ANSWER = "I have no order."
 """The answer to a prompt without an order, such as that for a conversation's title."""
 _ORDER = re.compile(r"\[order:([\w+/=]+)\]")
-_RESULT = "<tool_response>"
+_RESULT = re.compile(r"<tool_response>|\[TOOL_RESULTS\]|<\|start\|>tool|<\|tool\|>")
+TEMPLATES = Path(__file__).parent / "templates"
+DEMONSTRATION = "hermes"
+"""The form of the demonstration model."""
+THOUGHT = "I do as I am told."
+"""The reasoning of a family that reasons, before each answer."""
+FORMS = (DEMONSTRATION, *sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
 
 
 def last_order(prompt: str) -> tuple[dict[str, Any], str]:
@@ -64,23 +75,49 @@ def last_order(prompt: str) -> tuple[dict[str, Any], str]:
     return json.loads(base64.b64decode(found[-1][1])), prompt[found[-1].end() :]
 
 
-def answer(prompt: str) -> str:
-    """The text that the last order of `prompt` asks for; a call is in the demonstration model's syntax."""
+def answer(prompt: str, name: str = DEMONSTRATION) -> str:
+    """The text that the last order of `prompt` asks for, in the form `name`; all but the demonstration model reason."""
+    form = TABLE[name]
     order, since = last_order(prompt)
+    call: Any = order.get("call")
     if "say" in order:
-        return order["say"]
-    if _RESULT in since:
-        return order["then"]
-    if f'"name": "{order["call"]["name"]}"' not in prompt.partition("</tools>")[0]:
-        return ANSWER
-    return f"<tool_call>\n{json.dumps(order['call'], ensure_ascii=False)}\n</tool_call>"
+        text: str | None = order["say"]
+    elif _RESULT.search(since):
+        text = order["then"]
+    else:
+        text = None if f'"name": "{call["name"]}"' in prompt.partition("</tools>")[0] else ANSWER
+    before = ""
+    if name != DEMONSTRATION and form.reasoning:
+        following = form.channels.following if form.channels is not None else ""
+        before = f"{form.reasoning[0].open}{THOUGHT}{form.reasoning[0].close}{following}"
+    if text is not None:
+        return f"{before}{form.answer[0]}{text}{form.answer[1]}"
+    assert form.calls is not None
+    return before + written_calls(form.calls, [(call["name"], call["arguments"])])
+
+
+def assets_of(name: str) -> ModelAssets:
+    """The demonstration model's assets, with the template of a form and its marks as tokens."""
+    assets = msgspec.structs.replace(read_assets(files.inspect(MODEL_DIR), None), kv_tokens=KV_TOKENS)
+    if name == DEMONSTRATION:
+        return assets
+    tokenizer = Tokenizer.from_str(assets.tokenizer_json)
+    marks = sorted({mark for text in TABLE[name].marks for mark in MARK.findall(text)})
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    return msgspec.structs.replace(
+        assets,
+        tokenizer_json=tokenizer.to_str(),
+        chat_template=(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"),
+        vocab_size=tokenizer.get_vocab_size(),
+    )
 
 
 class OrderedLeader(ScriptedLeader):
-    """Leads replica r0 of a model with the demonstration model's tokenizer and template."""
+    """Leads replica r0 of a model with the demonstration model's tokenizer, and the template of a form."""
 
-    def __init__(self, redis_url: str, model: str) -> None:
-        self.assets = msgspec.structs.replace(read_assets(files.inspect(MODEL_DIR), None), kv_tokens=KV_TOKENS)
+    def __init__(self, redis_url: str, model: str, form: str = DEMONSTRATION) -> None:
+        self._form = form
+        self.assets = assets_of(form)
         self._tokenizer = Tokenizer.from_str(self.assets.tokenizer_json)
         super().__init__(connect(redis_url), model, "r0", self._tokenizer.decode, self._script)
         self._deaths: dict[str, int] = {}
@@ -118,7 +155,7 @@ class OrderedLeader(ScriptedLeader):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _script(self, params: GenerationRequest) -> list[int]:
-        said = self._tokenizer.encode(answer(self._text(params)), add_special_tokens=False).ids
+        said = self._tokenizer.encode(answer(self._text(params), self._form), add_special_tokens=False).ids
         return [*said, self.assets.eos_ids[0]]
 
     def _text(self, params: GenerationRequest) -> str:
@@ -126,15 +163,15 @@ class OrderedLeader(ScriptedLeader):
 
 
 @contextmanager
-def scripted_farm(model: str, data: Path, *options: str) -> Generator[str]:
-    """Serve `model` by orders; yields the API's URL. `options` are those of `furrow api`."""
+def scripted_farm(model: str, data: Path, *options: str, form: str = DEMONSTRATION) -> Generator[str]:
+    """Serve `model` by orders, in a form of `FORMS`; yields the API's URL. `options` are those of `furrow api`."""
     address, stopping = (HOST, free_port(HOST, 0)), threading.Event()
     with EmbeddedServer(data) as redis_url:
         level = os.environ.get("FURROW_LOG_LEVEL") or "error"
         supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
 
         def supervise() -> None:
-            supervisor.start(Part("leader", "ops.compat.scripted", [model]))
+            supervisor.start(Part("leader", "ops.compat.scripted", [model, form]))
             supervisor.start(Part("api", "api", ["--host", HOST, "--port", str(address[1]), *options]))
             while not stopping.wait(TICK_S):
                 supervisor.tend()
@@ -170,7 +207,7 @@ def main() -> None:
         stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    OrderedLeader(os.environ["FURROW_REDIS_URL"], sys.argv[1]).lead(lambda: stopping)
+    OrderedLeader(os.environ["FURROW_REDIS_URL"], *sys.argv[1:]).lead(lambda: stopping)
 
 
 if __name__ == "__main__":

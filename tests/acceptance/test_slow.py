@@ -25,7 +25,7 @@ import os, time
 if "FURROW_RANK" in os.environ:
     from pathlib import Path
     from worker.rank import heartbeat
-    from worker.models.torch_served import TorchModel
+    from worker.models.torch.served import TorchModel
     heartbeat.UNKNOWN_STEP_S /= {speed_up}
     heartbeat.PER_TOKEN_S /= {speed_up}
     real = TorchModel.__init__

@@ -18,10 +18,10 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.stores import store_for
-from worker.models.batch import Row
 from worker.models.loading import load
+from worker.models.served import Row
 from worker.sampling.sampler import SamplingRow, StepSampler
-from worker.sampling.tensor_sampler import TensorSampler
+from worker.sampling.torch.sampler import TensorSampler
 from worker.scheduling.sequence import Sequence
 
 Checkpoint = Callable[[str], Path]

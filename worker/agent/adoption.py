@@ -74,7 +74,7 @@ def adopt_replicas(
     A rank without a readable record ends: its assignment starts it again.
     """
     replicas: dict[str, tuple[ReplicaProcesses, ReplicaRecord]] = {}
-    for key, stored in supervisor.kept.items():
+    for key, stored in supervisor.records.items():
         if key.startswith(PREFIX):
             try:
                 record = read_record(stored)

@@ -42,7 +42,7 @@ class RankExits:
         self._client, self._supervisor, self._host_id = client, supervisor, host_id
         self._replicas, self._reporter = replicas, reporter
         self._untold: deque[DeathNotice] = deque()
-        self._kills = kills or MemoryKills(unclaimed_from=supervisor.kept.get(KILLS))
+        self._kills = kills or MemoryKills(unclaimed_from=supervisor.records.get(KILLS))
 
     def tell_late(self) -> None:
         """Tell what could not be told while Redis was away."""

@@ -102,7 +102,7 @@ class Standby:
     def tend(self, models: Collection[Preparation] = (), *, serving: bool) -> None:
         """Note that it is ready, or has died; start one when there is none, which prepares `models`, those in use.
 
-        Beside ranks that are `serving` it imports at low priority.
+        Beside ranks that are `serving` it imports and prepares at low priority.
         """
         self._in_use = set(models)
         if self._process is not None and self._process.poll() is not None:
@@ -114,14 +114,23 @@ class Standby:
             self._spawn(serving)
             for model in models:
                 self._prepare(model, serving)
-        elif self.state == "ready" and not self._told:
-            log.info("standby ready", action="standby_start")
-            self._told = True
+        elif self.state == "ready":
+            if not self._told:
+                log.info("standby ready", action="standby_start")
+                self._told = True
+            if serving:
+                for model in sorted(self._in_use - self._prepared):
+                    self._prepare(model, background=True)
 
     def awaited(self, model: Preparation) -> bool:
-        """True while a rank of `model` is to wait for it: its imports are sooner over than the rank's own would be."""
-        if self.state == "ready" and model not in self._prepared:
-            self._prepare(model, background=False)
+        """True while a rank of `model` is to wait for it: its imports are sooner over than the rank's own would be.
+
+        The rank waits for the model's code alone. The first leader makes its own vocabulary beside the weights, and the
+        standby prepares that for later ones once the ranks serve (`tend`).
+        """
+        code = model._replace(leads=False)
+        if self.state == "ready" and not self._prepared & {model, code}:
+            self._prepare(code, background=False)
         return self.state == "starting" and not self._background and time.monotonic() < self._await_by
 
     def fork(self, duty: dict[str, str], tag: Tag, ending: Ending) -> ChildProcess | None:

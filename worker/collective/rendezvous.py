@@ -18,7 +18,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -95,9 +95,7 @@ def join(
     exchange, through_host = _lead(store, card, world_size, abort) if rank == 0 else _follow(store, rank, abort)
     if exchange is not None:
         return SharedMemoryCollective(exchange, rank, world_size)
-    import torch.distributed as dist  # only here: ranks that share memory do without
-
-    from worker.collective.process_group import HostCollective, ProcessGroupCollective, listen, reach
+    from worker.collective.torch.process_group import join_group, listen, reach  # only here: shared memory does without
 
     backend = "nccl" if device.startswith("cuda") and not through_host else "gloo"
     limit = timedelta(seconds=COLLECTIVE_S)
@@ -106,9 +104,7 @@ def join(
         store.set("group", f"{address}:{port}")
     else:
         meeting = reach(_wait(store, "group", abort).decode(), limit)
-    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world_size, timeout=limit)
-    kind = HostCollective if through_host else ProcessGroupCollective
-    return kind(cast(dist.ProcessGroup, dist.group.WORLD), backend, meeting)
+    return join_group(meeting, rank, world_size, backend, limit, through_host)
 
 
 def card_of(device: str, shared: bool) -> Card:

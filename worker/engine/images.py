@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from control.commands import StepImage, StepRow
 from control.messages import PromptImage
 from worker.collective import Collective
-from worker.models.batch import AXES, ImageRows, Row
+from worker.models.served import AXES, ImageRows, Row
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.vision.tower import Features, VisionTower
+    from worker.models.torch.vision.tower import Features, VisionTower
 
 Integers = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import structlog
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from control.messages import PromptToken
 from worker.native import library
 from worker.native.library import Threads
-
-if TYPE_CHECKING:
-    import torch
 
 log = structlog.get_logger()
 
@@ -28,7 +25,9 @@ def score(logits: Any, targets: list[int], most: int, threads: Threads | None) -
     `most` most likely ones; None for a row that is not finite throughout. `threads` are those of a forward in C++;
     None where torch runs it."""
     if threads is None:
-        return _scores_of_tensor(logits, targets, most)
+        from worker.engine.torch.scoring import scores_of_tensor  # only where torch runs the forward
+
+        return scores_of_tensor(logits, targets, most)
     return _scores_of_array(logits, targets, most, threads)
 
 
@@ -54,27 +53,6 @@ def _scores_of_array(
         rank = int(np.count_nonzero(row > row[target])) + 1
         scores.append(PromptToken(target, round(struct.logprob, DIGITS), rank, rounded))
     return scores
-
-
-def _scores_of_tensor(logits: torch.Tensor, targets: list[int], most: int) -> list[PromptToken | None]:
-    import torch  # only here: it was imported for the model
-
-    healthy = logits.isfinite().all(dim=-1).tolist()
-    logarithms = logits.log_softmax(dim=-1)
-    chosen = logarithms.gather(-1, torch.tensor(targets, device=logits.device)[:, None])
-    ranks = (logarithms > chosen).sum(dim=-1) + 1
-    best = logarithms.topk(min(most, logits.shape[-1]), dim=-1)
-    columns = zip(
-        targets, chosen[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist(), strict=True
-    )
-    return [
-        PromptToken(
-            token, round(own, DIGITS), rank, [(id, round(value, DIGITS)) for id, value in zip(ids, values, strict=True)]
-        )
-        if fine
-        else None
-        for fine, (token, own, rank, ids, values) in zip(healthy, columns, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

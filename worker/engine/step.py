@@ -22,14 +22,13 @@ from worker.collective import Collective
 from worker.collective.base import sendable
 from worker.engine.scoring import PromptScorer, PromptScores, ScoreTarget
 from worker.kv.base import KVStore
-from worker.models.batch import Row, flatten
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
 from worker.native.library import Threads
 
 if TYPE_CHECKING:  # they import torch, or what images need
-    from worker.engine.ahead import RunAhead
-    from worker.engine.graphs import DecodeGraphs
     from worker.engine.images import EngineImages
+    from worker.engine.torch.ahead import RunAhead
+    from worker.engine.torch.graphs import DecodeGraphs
 
 Logits = Any
 """(rows, vocabulary): an array where the forward is C++, else a tensor on the model's device."""
@@ -79,7 +78,7 @@ class Engine:
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
         if self.model.device != "cpu":
-            from worker.engine.warm_up import warm_up  # only here: it imports torch
+            from worker.engine.torch.warm_up import warm_up  # only here: it imports torch
 
             warm_up(self.model, self.store, captured=self.graphs is not None)
         if self.graphs is not None:
@@ -252,8 +251,8 @@ def _graphs(model: ServedModel, store: KVStore, collective: Collective) -> tuple
     """The captured decode steps of a GPU, and what launches one of them early on a rank alone."""
     if model.device == "cpu":
         return None, None
-    from worker.engine.ahead import RunAhead  # only here: they import torch
-    from worker.engine.graphs import graphs_for
+    from worker.engine.torch.ahead import RunAhead  # only here: they import torch
+    from worker.engine.torch.graphs import graphs_for
 
     graphs = graphs_for(model, store)
     return graphs, None if graphs is None or collective.world_size > 1 else RunAhead(graphs)

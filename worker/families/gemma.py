@@ -17,7 +17,8 @@ _PATTERN = 6
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    layers, heads = common["num_hidden_layers"], common["num_attention_heads"]
+    layers = common["num_hidden_layers"]
+    heads = common["num_attention_heads"]
     # llama.cpp knows the one size whose scale is no head's by its number of layers.
     scalar = common["hidden_size"] // heads if layers == _27B_LAYERS else common["head_dim"]
     local = {"rope_type": "default", "rope_theta": model.real("gemma3.rope.freq_base_swa", 10000.0)}

@@ -44,7 +44,8 @@ class Mamba(Recurrence):
     def regions(self) -> tuple[int, ...]:
         """Widths of the gates, inputs, B, C and steps that the first projection gives; the middle three are convolved.
         The ranks share B and C by group, and keep copies where there are fewer groups than ranks."""
-        inner, of_groups = self.heads * self.head_dim, self.groups * self.state
+        inner = self.heads * self.head_dim
+        of_groups = self.groups * self.state
         return inner, inner, of_groups, of_groups, self.heads
 
     def channels(self, ranks: int) -> int:
@@ -85,7 +86,8 @@ def mamba_of(config: dict[str, Any]) -> Mamba | None:
         raise UnsupportedArchitecture(
             f"{heads} heads of Mamba layers can't share {groups} groups evenly (mamba_n_heads, mamba_n_groups)."
         )
-    inner, head_width = expand * config["hidden_size"], config.get("mamba_d_head", "auto")
+    inner = expand * config["hidden_size"]
+    head_width = config.get("mamba_d_head", "auto")
     head_dim = inner // heads if head_width == "auto" else head_width
     if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1 or heads * head_dim != inner:
         raise ModelFilesError(

@@ -35,7 +35,9 @@ _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shar
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    name, width, layers = model.architecture, common["head_dim"], common["num_hidden_layers"]
+    name = model.architecture
+    width = common["head_dim"]
+    layers = common["num_hidden_layers"]
     rotated = model.whole(f"{name}.rope.dimension_count", width)
     value_heads = model.whole(f"{name}.ssm.time_step_rank")
     inner = model.whole(f"{name}.ssm.inner_size")

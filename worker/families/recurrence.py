@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR = "linear_attention"
+FULL = "full_attention"
 
 DEFAULTS = {
     "linear_conv_kernel_dim": 4,

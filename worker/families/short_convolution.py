@@ -35,7 +35,9 @@ class ShortConvolution(Recurrence):
 
 def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
     """The layers of a model of lfm2. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
-    taps, width, layers = size(config, "conv_L_cache", 3), config["hidden_size"], config["num_hidden_layers"]
+    taps = size(config, "conv_L_cache", 3)
+    width = config["hidden_size"]
+    layers = config["num_hidden_layers"]
     if taps < 2:
         raise ModelFilesError(f"config.json has conv_L_cache = {taps}; at least 2 is needed.")
     _switch(config, "conv_bias", False)
@@ -61,7 +63,8 @@ def feed_forward_width(config: dict[str, Any]) -> int:
     width = _whole(config, alias if alias in config else "intermediate_size", 12288)
     if not _switch(config, "block_auto_adjust_ff_dim", True):
         return width
-    width, multiple = _above_zero(int(2 * width / 3)), _whole(config, "block_multiple_of", 256)
+    width = _above_zero(int(2 * width / 3))
+    multiple = _whole(config, "block_multiple_of", 256)
     factor = config.get("block_ffn_dim_multiplier", 1.0)
     if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor <= LARGEST_WIDTH / width:
         raise _wrong("block_ffn_dim_multiplier", factor, f"a number above 0 for a width of at most {LARGEST_WIDTH}")

@@ -116,7 +116,7 @@ class SlabStep:
 
     @property
     def attention(self) -> Attention:
-        from worker.kv.slab_attention import SlabAttention  # only here: torch attends, and C++ does without it
+        from worker.kv.torch.slab_attention import SlabAttention  # only here: torch attends, and C++ does without it
 
         return SlabAttention(self)
 

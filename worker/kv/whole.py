@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from worker.kv.base import Extent, Stateless, WholeLayout
 
 if TYPE_CHECKING:
-    from worker.kv.whole_attention import WholeAttention  # it imports torch
+    from worker.kv.torch.whole_attention import WholeAttention  # it imports torch
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class WholeStep:
 
     @property
     def attention(self) -> WholeAttention:
-        from worker.kv.whole_attention import WholeAttention  # only here: it is torch's
+        from worker.kv.torch.whole_attention import WholeAttention  # only here: it is torch's
 
         return WholeAttention(self.layout, self.extents)
 

@@ -121,7 +121,8 @@ class CrashIsolation:
 
     def __init__(self, lease: Lease, held: Callable[[Call[Any]], Any]) -> None:
         """`held` runs a call and waits while Redis is away."""
-        self._lease, self._held = lease, held
+        self._lease = lease
+        self._held = held
         self._record = CrashRecord()
         self._marked: set[str] = set()
         self._goals: dict[str, int] = {}
@@ -148,7 +149,8 @@ class CrashIsolation:
             self._write("")
         self.active = bool(self._record.suspects)
         if self.active:
-            suspects, together = len(self._record.suspects), len(self._record.crashed_together)
+            suspects = len(self._record.suspects)
+            together = len(self._record.crashed_together)
             log.warning("isolating a crash", suspects=suspects, crashed_together=together, action="isolate")
         return adopted
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 from redis import RedisError
@@ -44,10 +45,11 @@ from control.requests import (
     read_params,
 )
 from worker.detectors import REPLICA_GONE_S
-from worker.leader.background_call import BackgroundCall
 from worker.leader.request import RunningRequest
 from worker.leader.running_requests import Capacity
 from worker.scheduling.sequence import NeededImage
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -67,8 +69,6 @@ AT_ONCE = 4 * PAGE_ENTRIES
 """Log entries that the step loop reads itself after a claim. A thread reads the other logs."""
 BATCH = 32
 """Requests whose parameters and short logs are read in one round trip."""
-
-T = TypeVar("T")
 
 
 class RedisCalls:
@@ -576,3 +576,39 @@ class DeadReplicas:
     def look_again(self, name: str) -> None:
         """Return this replica once more: its requests could not be taken over yet."""
         self._reported.pop(name, None)
+
+
+class BackgroundCall(Generic[T]):
+    """A thread for calls, one at a time. It is a daemon: a call that never returns keeps no process alive. Two queues,
+    because a future costs several times as much, and a leader sends a call with every short step."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
+        self._answers: SimpleQueue[T | Exception] = SimpleQueue()
+        # A thread begins without its parent's context: model, rank and epoch belong on this one's lines too.
+        Thread(target=copy_context().run, args=(self._run,), name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._answers.put(call())
+            except Exception as error:  # raised where the answer is asked for
+                self._answers.put(error)
+
+    def send(self, call: Callable[[], T]) -> None:
+        self._calls.put(call)
+
+    def answer(self) -> T:
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait(self, seconds: float) -> None:
+        """Let the call under way end, `seconds` at most, and forget its answer."""
+        with suppress(Empty):
+            self._answers.get(timeout=seconds)
+
+    def close(self) -> None:
+        """The thread ends after the call under way."""
+        self._calls.put(None)

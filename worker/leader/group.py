@@ -35,7 +35,7 @@ from control.replicas.lease import Lease
 from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.detectors import LOAD_STALL_S
 from worker.engine.step import Step
-from worker.leader.background_call import BackgroundCall
+from worker.leader.exchange import BackgroundCall
 from worker.rank.address import check_reachable
 from worker.rank.heartbeat import Deadlines, Progress
 from worker.rank.rank_worker import RankWorker
@@ -93,8 +93,12 @@ class Group:
         check: Callable[[], None],
         address: str,
     ) -> None:
-        self._client, self._lease, self._rank_worker = client, lease, rank_worker
-        self._progress, self._check, self._address = progress, check, address
+        self._client = client
+        self._lease = lease
+        self._rank_worker = rank_worker
+        self._progress = progress
+        self._check = check
+        self._address = address
         self._replies = commands.Replies(blocking, lease, rank_worker.world_size)
         self._background: BackgroundCall[list[AnyReply]] = BackgroundCall("replies")
         self._deadlines = Deadlines()

@@ -20,9 +20,8 @@ from control.redis.connection import run, run_every
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
-from worker.leader.background_call import BackgroundCall
 from worker.leader.crash_isolation import CrashIsolation
-from worker.leader.exchange import LOOP, DeadReplicas, Exchange, RedisCalls
+from worker.leader.exchange import LOOP, BackgroundCall, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import (
@@ -234,7 +233,8 @@ class Leader:
                 raise
 
     def _work(self, lease: Lease, group: Group, kv_tokens: int, progress: Progress, heartbeat: Heartbeat) -> None:
-        store, images = self._rank_worker.store, self._rank_worker.images
+        store = self._rank_worker.store
+        images = self._rank_worker.images
         shares_prefixes = self._spec.prefix_cache and store.supports_prefix_sharing
         whole = self._pooling is not None and is_whole(self._files.config, self._pooling)
         scheduler = Scheduler(
@@ -319,7 +319,8 @@ class Leader:
     def _publish(self, kv_tokens: int, formation: health.Formation) -> None:
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know
         of this one before it claims."""
-        name, assigned = self._spec.name, catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
+        name = self._spec.name
+        assigned = catalog.Assigned(revision=self._spec.revision, tp=self._spec.tp)
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
         if self._rank_worker.images is None:
             assets = msgspec.structs.replace(assets, images=None)

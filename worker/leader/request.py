@@ -80,7 +80,8 @@ class RunningRequest:
         ]
         request = cls(claimed.rid, params, claimed.attempts, sequences)
         request.predicted = [Accepted(prediction) for _ in sequences] if prediction is not None else []
-        request.enqueued_ms, request.claimed_ms = claimed.enqueued_ms, claimed.claimed_ms
+        request.enqueued_ms = claimed.enqueued_ms
+        request.claimed_ms = claimed.claimed_ms
         request.first_ms = claimed.first_ms
         return request
 

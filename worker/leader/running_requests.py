@@ -180,6 +180,10 @@ class RunningRequests:
             for rid in [rid for rid, request in self._requests.items() if not request.held]:
                 self.hold(rid)
 
+    def prepare_grammars(self) -> None:
+        """Make what the first grammar needs, for which other threads stop: while nothing runs."""
+        self._grammars.prepare()
+
     def wait_for_grammar(self, seconds: float) -> bool:
         """Wait for a grammar that is being compiled, `seconds` at most; False at once where there is none."""
         if self._uncompiled:
@@ -362,7 +366,9 @@ class RequestCounters:
             elif tokens and request.emitted_ms:
                 if request.emitted_ms != since_ms or tokens != each:
                     self._between(now_ms - since_ms, each, times)
-                    since_ms, each, times = request.emitted_ms, tokens, 0
+                    since_ms = request.emitted_ms
+                    each = tokens
+                    times = 0
                 times += 1
             if tokens:
                 generated += tokens
@@ -380,7 +386,8 @@ class RequestCounters:
             self._counters.observe(series.BETWEEN_TOKENS, gap_ms / 1000 / tokens, times * tokens)
 
     def _first(self, request: RunningRequest, entry: LogEntry, now_ms: int) -> None:
-        counters, prompt = self._counters, len(request.params.prompt)
+        counters = self._counters
+        prompt = len(request.params.prompt)
         request.first_ms = now_ms
         counters.observe(series.TO_FIRST_TOKEN, _seconds(request.enqueued_ms, now_ms))
         counters.add(series.PROMPT_TOKENS, prompt)
@@ -388,7 +395,9 @@ class RequestCounters:
         counters.add(series.PREFIX_HITS, entry.cached or 0)
 
     def _ended(self, request: RunningRequest, entries: list[LogEntry], now_ms: int) -> None:
-        counters, claimed, first = self._counters, request.claimed_ms, request.first_ms or now_ms
+        counters = self._counters
+        claimed = request.claimed_ms
+        first = request.first_ms or now_ms
         finish = next((entry.finish for entry in reversed(entries) if entry.finish is not None), None)
         counters.add(series.SUCCESS, at=_REASONS.get(finish or "", _ERROR))
         counters.observe(series.WHOLE, _seconds(request.enqueued_ms, now_ms))

@@ -210,6 +210,7 @@ class Serving:
         if time.monotonic() - self._last_contact > IDLE_PING_S:
             self._group.ping()
             self._progress.idle()
+            self._running.prepare_grammars()
             self._last_contact = time.monotonic()
 
     def give_back(self) -> None:

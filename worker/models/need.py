@@ -23,9 +23,9 @@ from control.quantization import BLOCK_QUANTS
 from worker.collective import Solo
 from worker.collective.base import Link
 from worker.kv.base import DOUBLED_BYTES, CacheLayout
+from worker.models.loading import NativeLoader
 from worker.models.native.config import native_config
 from worker.models.native.linear import PackedLinear, runs
-from worker.models.native.loading import NativeLoader
 from worker.models.native.module import NotNative
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.scratch import scratch_bytes
@@ -40,10 +40,9 @@ from worker.repository.pooling.gate import is_encoder
 from worker.repository.torch_part import reason_for
 from worker.weights.checkpoint import MappedTensors, Ranges
 from worker.weights.formats import BlockFormat, StoredTensor
-from worker.weights.packed_matrix import packed_bytes
 from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import text_tensors
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import StoredMatrix, packed_bytes
 
 STEP_TOKENS, STEP_ROWS = 512, 256
 """The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`)."""
@@ -125,20 +124,11 @@ def _filled(shard: Shard) -> CausalModel | None:
     quantizer = _Blocks(shard.quant) if shard.quant in BLOCK_QUANTS else None
     checkpoint = _Headers(open_checkpoint(shard.files, shard.dequantize).blank())
     borders = checkpoint.borders if quantizer is None else quantizer.borders
-    loader = _SizeLoader(
-        model=model,
-        checkpoint=checkpoint,
-        plan=shard.plan(model.config, model.family, borders),
-        link=shard.link,
-        threads=None,  # type: ignore[arg-type]  # nothing is computed
-        quant=shard.quant,
-        tell=shard.tell,
-        quantizer=quantizer,
-        storage=shard.storage,
-        panel=panel,
-    )
+    plan = shard.plan(model.config, model.family, borders)
+    threads: Any = None  # nothing is computed
+    loader = _SizeLoader(shard, model, checkpoint, plan, threads, quantizer, panel)
     with np.errstate(divide="ignore"):  # a decay's logarithm is taken, of a zero here
-        loader.fill(shard.recurrence)
+        loader.fill()
     if pooling_of(config) is not None:  # the head becomes the identity
         width = model.config.hidden_size
         model.lm_head = _SizedLinear([_blank((width, width), np.dtype(np.float32))], None, ["float32"], panel)
@@ -238,9 +228,9 @@ class _SizeLoader(NativeLoader):
         return _blank(table.shape, dtype)
 
     def _rounded(self, weights: Any) -> Any:
-        if self.storage is None or isinstance(weights, StoredMatrix):
+        if self.shard.storage is None or isinstance(weights, StoredMatrix):
             return weights
-        return _blank(weights.shape, self.storage)
+        return _blank(weights.shape, self.shard.storage)
 
     def _linear(self, parts: list[Any], bias: NDArray[Any] | None, kinds: list[str]) -> PackedLinear:
         return _SizedLinear(parts, bias, kinds, self.panel)

@@ -1,24 +1,136 @@
-"""A model that is loaded on this rank: its forward over a batch, and the group that it talks through."""
+"""A model that is loaded on this rank: the batches that it takes, its forward over one, and its group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from control.errors import RankError
 from worker.collective import Collective
 from worker.collective.base import Link
-from worker.kv.base import CacheLayout, WholeLayout
-from worker.models.batch import Batch
-from worker.models.native.forward import Array, NativeForward
-from worker.models.native.modules import CausalModel
+from worker.kv.base import CacheLayout, CacheStep, Extent, WholeLayout
 from worker.native.library import Threads
 
-if TYPE_CHECKING:  # they import torch
-    from worker.models.pooled.pooler import Pooler
-    from worker.models.vision.tower import VisionTower
+if TYPE_CHECKING:
+    from worker.models.torch.pooled.pooler import Pooler
+    from worker.models.torch.vision.tower import VisionTower
+
+
+Numbers = Any
+"""An array, or a tensor on the device of a model that torch computes."""
+
+AXES = 3
+"""Of a token's place among images: time, height and width."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens that one sequence feeds in a step; `offset` counts the positions that its cache holds before them."""
+
+    sid: int
+    tokens: list[int]
+    offset: int
+    sample: bool
+    scored: range = range(0)
+    """Its positions whose logits are wanted too, to score the tokens that came after them."""
+    guesses: int = 0
+    """How many of its last tokens are guesses, which the logits before them confirm or not."""
+    second: int = 0
+    """The position at which the second text of a pair begins, 0 for a single text."""
+    snapshot: bool = False
+    """True if the recurrent state behind it is kept, for others to begin with."""
+
+    @property
+    def extent(self) -> Extent:
+        return Extent(self.sid, self.offset, len(self.tokens))
+
+    def extent_up_to(self, accepted: int) -> Extent:
+        """Its tokens up to the last of `accepted` guesses."""
+        return Extent(self.sid, self.offset, len(self.tokens) - self.guesses + accepted)
+
+    @property
+    def samples(self) -> int:
+        """How many of its positions are sampled."""
+        return 1 + self.guesses if self.sample else 0
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Rows that stand for images in a batch."""
+
+    places: Numbers
+    """(R,) int64: indices into T of the placeholders."""
+    rows: Numbers
+    """(R, hidden): the embeddings there."""
+    layers: Numbers
+    """(layers, R, hidden), contiguous: added to the outputs of the first layers."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The input of a model's forward. T counts all tokens, S the positions that are sampled."""
+
+    tokens: Numbers
+    """Token ids: (T,) int64."""
+    positions: Numbers
+    """(T,) int64: each token's place in its own sequence."""
+    sampled: Numbers
+    """(S,) int64: indices into T of the last token of each sampled row, and of those before its guesses."""
+    cache: CacheStep
+    scored: Numbers | None = None
+    """int64: indices into T of the positions that are scored; None where there are none."""
+    rows: Sequence[Row] = ()
+    """The rows that were flattened."""
+    types: Numbers | None = None
+    """(T,) int64: 1 for the tokens of the second text of a pair, else 0; None where there are none."""
+    axes: Numbers | None = None
+    """(3, T) int64: each token's positions in time, height and width, where a sequence has images; else None."""
+    images: ImageRows | None = None
+    ends: Numbers | None = None
+    """(T,) int64: the position before which each token sees its sequence, where one sees others than those before it
+    and itself; else None."""
+
+
+def flatten(
+    rows: list[Row],
+    cache: CacheStep,
+    axes: NDArray[np.int64] | None = None,
+    images: ImageRows | None = None,
+    ends: NDArray[np.int64] | None = None,
+) -> Batch:
+    """The batch of `rows`, in arrays."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    sampled: list[int] = []
+    scored: list[int] = []
+    for row in rows:
+        scored.extend(len(tokens) + position - row.offset for position in row.scored)
+        tokens.extend(row.tokens)
+        positions.extend(range(row.offset, row.offset + len(row.tokens)))
+        sampled.extend(range(len(tokens) - row.samples, len(tokens)))
+
+    types = [
+        int(0 < row.second <= position)
+        for row in (rows if any(row.second for row in rows) else [])
+        for position in range(row.offset, row.offset + len(row.tokens))
+    ]
+    return Batch(
+        tokens=np.array(tokens, np.int64),
+        positions=np.array(positions, np.int64),
+        sampled=np.array(sampled, np.int64),
+        cache=cache,
+        scored=np.array(scored, np.int64) if scored else None,
+        rows=rows,
+        types=np.array(types, np.int64) if types else None,
+        axes=axes,
+        images=images,
+        ends=ends,
+    )
+
 
 SCORED_AT_ONCE = 64
 """Positions whose logits are held together, of all that a step scores: a large vocabulary makes each of them large."""
@@ -44,9 +156,14 @@ class ServedModel:
     ) -> None:
         """`config`: transformers', or one with its names. `pooler` makes a vector of what the forward gives for a
         sequence, its hidden states; `tower` is that of a model that takes images."""
-        self._config, self._link, self._pooler, self.tower = config, link, pooler, tower
-        self.cache_layout, self.vocab_size = cache_layout, vocab_size
-        self.dtype, self.device = cache_layout.dtype, cache_layout.device
+        self._config = config
+        self._link = link
+        self._pooler = pooler
+        self.tower = tower
+        self.cache_layout = cache_layout
+        self.vocab_size = vocab_size
+        self.dtype = cache_layout.dtype
+        self.device = cache_layout.device
 
     @property
     def is_native(self) -> bool:
@@ -130,56 +247,6 @@ class ServedModel:
 
     def _forward(self, batch: Batch, hear: Hear | None = None) -> Any:
         raise NotImplementedError
-
-
-class NativeModel(ServedModel):
-    """A model whose forward is C++."""
-
-    def __init__(
-        self,
-        model: CausalModel,
-        forward: NativeForward,
-        link: Link,
-        cache_layout: CacheLayout,
-        vocab_size: int,
-        pooler: Pooler | None = None,
-        tower: VisionTower | None = None,
-    ) -> None:
-        super().__init__(model.config, link, cache_layout, vocab_size, pooler, tower)
-        self.module, self._native = model, forward
-        # A tied head and embedding are one table and counted once.
-        self.weight_bytes = model.bytes + (0 if tower is None else tower.bytes)
-
-    @property
-    def is_native(self) -> bool:
-        return True
-
-    @property
-    def kernels(self) -> str | None:
-        return self._native.kernels
-
-    @property
-    def threads(self) -> Threads | None:
-        return self._native.threads
-
-    @property
-    def no_logits(self) -> Array:
-        return np.empty((0, self.vocab_size), np.float32)
-
-    def accept(self, accepted: Mapping[int, int]) -> None:
-        self._native.accept(accepted)
-
-    def parts(self) -> Iterator[Any]:
-        return (part for _, part in self.module.modules())
-
-    @property
-    def progress(self) -> int:
-        return super().progress + self._native.progress
-
-    def _forward(self, batch: Batch, hear: Hear | None = None) -> Array:
-        logits = self._native(batch)
-        tell(hear, batch.scored, self._native.logits_at)
-        return logits
 
 
 def are_in_model(config: Any) -> bool:

@@ -72,7 +72,8 @@ def groups_of(parent: str, linears: Mapping[str, tuple[int, bool]]) -> Iterator[
             yield LinearGroup(parent, (name,))
 
 
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
+GATE_UP = "gate_up_proj"
+DOWN = "down_proj"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class RankWeights:
             stored = stored.replace(ours, theirs)
         # A parameter that is no module's has a role by its own name.
         sharded = module if self.plan.role(module) is not None else name
-        role, sizes = self.plan.role(sharded), list(shape)
+        role = self.plan.role(sharded)
+        sizes = list(shape)
         dim = 0 if role in OUTPUTS else 1 if role == "rowwise" and leaf == "weight" else None
         if dim is None:
             return checked(stored, self.checkpoint.read(stored), sizes)
@@ -252,8 +254,10 @@ class Shard:
             checkpoint.check_read(config.num_hidden_layers, unused)
 
     def plan(self, config: Any, family: Family, borders: tuple[int, ...] = ()) -> ShardPlan:
-        group, recurrent = self.link.collective, self.recurrence
-        kv_heads, by_layer = validation.kv_heads(self.files.config), validation.layer_kv_heads(self.files.config)
+        group = self.link.collective
+        recurrent = self.recurrence
+        kv_heads = validation.kv_heads(self.files.config)
+        by_layer = validation.layer_kv_heads(self.files.config)
         regions, groups = (recurrent.regions, recurrent.groups_of_heads) if recurrent else ((), 0)
         return ShardPlan(
             family.roles,
@@ -275,7 +279,8 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Che
     """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
     if files.gguf is not None:
         return GgufCheckpoint(files.gguf, dequantize)
-    scheme, experts = scheme_of(files.config), validation.family_of(files.config).experts
+    scheme = scheme_of(files.config)
+    experts = validation.family_of(files.config).experts
     tensors = text_tensors(files.tensors)
     if experts is not None and experts.together:
         return StoredTogether(tensors)

@@ -336,7 +336,7 @@ class Heartbeat:
         if stuck and self._over is None:
             self._poison_for_hang()
         gauges = self._progress.gauges
-        used, kept = self._progress.kv
+        used, cached = self._progress.kv
         served = self._progress.served
         read_bytes, weight_bytes = gauges.weights_read
         forward_ms, waited_ms = self._recent.add(time.monotonic(), *gauges.waits)
@@ -350,7 +350,7 @@ class Heartbeat:
             pid=os.getpid(),
             host=os.environ.get("FURROW_HOST_ID", ""),
             kv_used=used,
-            kv_kept=kept,
+            kv_kept=cached,
             running=served.running,
             tokens=served.tokens,
             first_tokens=served.first_tokens,

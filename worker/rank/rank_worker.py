@@ -60,7 +60,7 @@ from worker.selftest.choice import choose
 from worker.weights.cache import WeightCache
 
 if TYPE_CHECKING:
-    from worker.collective.process_group import ProcessGroupCollective  # it imports torch
+    from worker.collective.torch.process_group import ProcessGroupCollective  # it imports torch
 
 log = structlog.get_logger()
 

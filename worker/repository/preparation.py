@@ -69,7 +69,7 @@ class Preparation:
         self.text = f"resolving {assignment.spec.source}"
         """The progress of the preparation, as text."""
         self.downloaded: Downloaded | None = None
-        self.told = ""
+        self.reported = ""
         """The text that was reported last."""
         self.attempts = 0
         self._download: Download | None = None
@@ -143,9 +143,9 @@ class Preparations:
         one.tend()
         outcome = one.outcome
         if outcome is None:
-            if one.text != one.told:
+            if one.text != one.reported:
                 self._report(*place, "starting", one.text, assignment, one.downloaded)
-                one.told = one.text
+                one.reported = one.text
         elif not isinstance(outcome, Exception):
             del self._by_place[place]
         elif self._again(one, outcome):

@@ -19,6 +19,7 @@ import structlog
 
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.settings import host_id
+from worker.repository.chat_templates import WITH_TOOLS
 from worker.repository.downloaded import Tell
 from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
@@ -42,7 +43,7 @@ OPTIONAL = (
     "tokenizer_config.json",
     "generation_config.json",
     "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
+    WITH_TOOLS,
     "preprocessor_config.json",
     "processor_config.json",
 )

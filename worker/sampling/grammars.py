@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import structlog
@@ -24,20 +25,27 @@ Compiled = LLMatcher | str
 
 
 class Grammars:
-    """Compiles each grammar once. `ready` is for the step loop and never waits. The library's form of the vocabulary,
-    `tokenizer`, is made at the start at the latest: made later, it would cost a leader on a busy host its lock."""
+    """Compiles each grammar once. `ready` is for the step loop and never waits. `vocabulary` begins to make the
+    library's form of the vocabulary; it is called once."""
 
-    def __init__(self, tokenizer: Future[LLTokenizer], eos_ids: list[int]) -> None:
-        self._tokenizer, self._eos = tokenizer, eos_ids
+    def __init__(self, vocabulary: Callable[[], Future[LLTokenizer]], eos_ids: list[int]) -> None:
+        self._begin, self._eos = vocabulary, eos_ids
+        self._tokenizer: Future[LLTokenizer] | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
+
+    def prepare(self) -> Future[LLTokenizer]:
+        """Begin to make the library's form of the vocabulary, if no one has yet. Other threads stop meanwhile."""
+        if self._tokenizer is None:
+            self._tokenizer = self._begin()
+        return self._tokenizer
 
     def ready(self, grammar: Grammar | None) -> bool:
         """True if its matcher is there; begins to make it where it is not."""
         if grammar is None:
             return True
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._pool.submit(self._compile, grammar)
+            self._compiled[grammar] = self._pool.submit(self._compile, grammar, self.prepare())
             self._trim()
         self._compiled.move_to_end(grammar)
         return self._compiled[grammar].done()
@@ -52,13 +60,13 @@ class Grammars:
         sequence.constraint = None
         if grammar is not None:
             compiled = self._compiled[grammar].result()
-            size = 0 if isinstance(compiled, str) else self._tokenizer.result().vocab_size
+            size = 0 if isinstance(compiled, str) else self.prepare().result().vocab_size
             sequence.constraint = Constraint(compiled, self._eos, size, sequence.sampling)
             sequence.constraint.replay(sequence.output)
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    def _compile(self, grammar: Grammar, tokenizer: Future[LLTokenizer]) -> Compiled:
         try:
-            return compile_grammar(grammar, self._tokenizer.result())
+            return compile_grammar(grammar, tokenizer.result())
         except GrammarRefused as error:
             return str(error)
         except Exception as error:

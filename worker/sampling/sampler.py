@@ -8,7 +8,8 @@ report them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Iterable, Set
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,7 +43,7 @@ class SamplingRow:
     output: list[int]
     guessed: tuple[int, ...] = ()
     """Tokens after `output` that the row supposes."""
-    forbidden: Collection[int] = ()
+    forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
@@ -246,7 +247,7 @@ class StepSampler:
     def _logits_of(forward: Forward) -> StepLogits:
         if forward.threads is not None:
             return HostLogits(forward.logits, forward.threads)
-        from worker.sampling.tensor_sampler import TensorLogits  # only where torch runs the forward
+        from worker.sampling.torch.sampler import TensorLogits  # only where torch runs the forward
 
         return TensorLogits(forward.logits)
 

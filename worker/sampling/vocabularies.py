@@ -1,12 +1,14 @@
-"""The forms of a model's vocabulary that a leader needs: made at its start, or before it by the standby that forks it.
+"""The forms of a model's vocabulary that a leader needs: made by the leader, or before it by the standby that forks it.
 
-A large vocabulary takes a second, in which no other Python thread runs. A forked leader shares the standby's memory.
+The form for grammars takes half a second of a large vocabulary, in which no other Python thread runs. So a leader makes
+it when it is idle or a grammar needs it. A forked leader shares the standby's memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -24,10 +26,11 @@ from control.text.vocabulary import read_token_bytes
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids to text, and the form in which the library of grammars takes a vocabulary."""
+    """Ids to text, and the form in which the library of grammars takes a vocabulary: each call makes it in a thread,
+    unless it was prepared."""
 
     decode: Decode
-    for_grammars: Future[LLTokenizer]
+    for_grammars: Callable[[], Future[LLTokenizer]]
 
 
 _prepared: dict[str, tuple[bytes, Vocabulary]] = {}
@@ -36,10 +39,10 @@ _prepared: dict[str, tuple[bytes, Vocabulary]] = {}
 
 def prepare(name: str, assets: ModelAssets) -> None:
     """Make the vocabulary now, for the `vocabulary_of` of processes that are forked from this one. Raises any error."""
-    made = Vocabulary(_decode_of(assets), Future())
-    _fulfil(made.for_grammars, assets)
-    made.for_grammars.result()
-    _prepared[name] = _digest(assets), made
+    form = Future[LLTokenizer]()
+    _fulfil(form, assets)
+    form.result()
+    _prepared[name] = _digest(assets), Vocabulary(_decode_of(assets), lambda: form)
 
 
 def keep_prepared(names: set[str]) -> None:
@@ -49,17 +52,19 @@ def keep_prepared(names: set[str]) -> None:
 
 
 def vocabulary_of(assets: ModelAssets) -> Vocabulary:
-    """The one that was prepared, if it was of the same assets; else a new one, whose form for grammars is made in a
-    thread. Raises ModelFilesError."""
+    """The one that was prepared, if it was of the same assets; else a new one. Raises ModelFilesError."""
     if _prepared:
         digest = _digest(assets)
         for made_of, vocabulary in _prepared.values():
             if made_of == digest:
                 return vocabulary
-    vocabulary = Vocabulary(_decode_of(assets), Future())
-    made = vocabulary.for_grammars
-    threading.Thread(target=_fulfil, args=(made, assets), name="vocabulary", daemon=True).start()
-    return vocabulary
+
+    def for_grammars() -> Future[LLTokenizer]:
+        form = Future[LLTokenizer]()
+        threading.Thread(target=_fulfil, args=(form, assets), name="vocabulary", daemon=True).start()
+        return form
+
+    return Vocabulary(_decode_of(assets), for_grammars)
 
 
 def _digest(assets: ModelAssets) -> bytes:

@@ -32,19 +32,14 @@ COLLECTIVES = {"cuda": ("collective.nccl",), "cpu": ("collective.native",)}
 """The kernels of a device, by its type; collectives are tried on the same shapes for all models."""
 _WORKER = Path(__file__).parents[1]
 _SOURCES = (
-    "kv/kernels",
     "kv/base.py",
-    "kv/pages.py",
-    "kv/dense.py",
-    "kv/gathered.py",
-    "kv/trials.py",
-    "models/kernels",
-    "models/layers/trials.py",
+    "kv/torch",
+    "models/torch/kernels",
+    "models/torch/layers/trials.py",
     "collective",
     "native",
     "selftest",
-    "engine/graphs.py",
-    "engine/trials.py",
+    "engine/torch",
 )
 
 

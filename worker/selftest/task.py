@@ -8,16 +8,16 @@ from worker.selftest.records import Result
 from worker.selftest.shapes import Shapes
 
 TRIALS: dict[str, str] = {
-    "triton.norm": "worker.models.kernels.trials:norm",
-    "triton.gate": "worker.models.kernels.trials:gate",
-    "triton.rotary": "worker.models.kernels.trials:rotary",
-    "triton.store": "worker.kv.trials:store",
-    "triton.decode": "worker.kv.trials:decode",
-    "triton.prefill": "worker.kv.trials:prefill",
-    "graphs": "worker.engine.trials:graphs",
-    "cpp": "worker.models.layers.trials:cpp",
-    "collective.native": "worker.collective.trials:native",
-    "collective.nccl": "worker.collective.trials:nccl",
+    "triton.norm": "worker.models.torch.kernels.trials:norm",
+    "triton.gate": "worker.models.torch.kernels.trials:gate",
+    "triton.rotary": "worker.models.torch.kernels.trials:rotary",
+    "triton.store": "worker.kv.torch.trials:store",
+    "triton.decode": "worker.kv.torch.trials:decode",
+    "triton.prefill": "worker.kv.torch.trials:prefill",
+    "graphs": "worker.engine.torch.trials:graphs",
+    "cpp": "worker.models.torch.layers.trials:cpp",
+    "collective.native": "worker.collective.torch.trials:native",
+    "collective.nccl": "worker.collective.torch.trials:nccl",
 }
 """Name of a kernel → module and function of its trial."""
 

@@ -126,7 +126,8 @@ def _label(first: Path) -> str:
 @functools.cache
 def _code() -> str:
     """The hash of the code of ROOMS, and of QUANTIZATION."""
-    worker, digest = Path(__file__).parents[1], hashlib.sha256(QUANTIZATION.read_bytes())
+    worker = Path(__file__).parents[1]
+    digest = hashlib.sha256(QUANTIZATION.read_bytes())
     for room in ROOMS:
         for path in sorted((worker / room).rglob("*.py")):
             digest.update(path.relative_to(worker).as_posix().encode() + b"\0" + path.read_bytes())
@@ -136,7 +137,8 @@ def _code() -> str:
 MAGIC = b"FURROW\x00\x02"
 _HEAD = struct.Struct("<8sQI")
 LONGEST_HEADER = 2**30
-PAGE, ALIGNMENT = 4096, 64
+PAGE = 4096
+ALIGNMENT = 64
 PIECE = 4 * 2**20
 """Bytes that are read and checked at once: they are still in the processor's cache when they are checked."""
 
@@ -173,7 +175,8 @@ def file_bytes(structure: bytes, arrays: list[NDArray[Any]]) -> int:
 
 def write_file(file: BinaryIO, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
     """Raises OSError."""
-    stored, end = list[Stored](), 0
+    stored = list[Stored]()
+    end = 0
     for array in arrays:
         begin = -(-end // ALIGNMENT) * ALIGNMENT
         sums = tuple(zlib.crc32(piece) for piece in _pieces(array))
@@ -241,7 +244,8 @@ def _read_all(
     room = memory.data
 
     def fill(start: int, stop: int, expected: int) -> int:
-        place, at = room[start:stop], 0
+        place = room[start:stop]
+        at = 0
         while at < len(place):
             count = os.preadv(file, [place[at:]], begin + start + at)
             if not count:
@@ -289,7 +293,8 @@ class WeightCache:
     """The files of one host's user, at most `limit` bytes of them; 0 keeps and reads none."""
 
     def __init__(self, limit: int, least: int = LEAST_BYTES) -> None:
-        self._limit, self._least = limit, least
+        self._limit = limit
+        self._least = least
         self.writing: threading.Thread | None = None
         """The thread that writes what was kept last."""
 
@@ -299,7 +304,8 @@ class WeightCache:
 
     def read(self, subject: Subject, threads: Threads, link: Link, tell: Callable[[float], None]) -> Any | None:
         """The contents that `keep` was given for `subject`; None if there are none. A damaged file is removed."""
-        path, begun = cache_files.folder(KIND) / subject.name, time.monotonic()
+        path = cache_files.folder(KIND) / subject.name
+        begun = time.monotonic()
         try:
             structure, arrays = read_file(path, subject, tell, threads.count)
             contents = put_together(structure, arrays, threads, link)
@@ -348,7 +354,8 @@ class WeightCache:
         self.writing.start()
 
     def _write(self, subject: Subject, structure: bytes, arrays: list[NDArray[Any]]) -> None:
-        place, size = cache_files.folder(KIND), file_bytes(structure, arrays)
+        place = cache_files.folder(KIND)
+        size = file_bytes(structure, arrays)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_abandoned(place)
         if (place / subject.name).exists():  # another process was faster

@@ -27,7 +27,8 @@ def dequantize(blocks: StoredMatrix) -> Floats:
     """The matrix (outputs, inputs) in float32."""
     outputs, inputs = blocks.shape
     numbers = np.empty((outputs, inputs), np.float32)
-    size, convert = blocks.format.bytes, FUNCTIONS[blocks.format.name]
+    size = blocks.format.bytes
+    convert = FUNCTIONS[blocks.format.name]
     step = max(1, CHUNK // max(1, inputs))
     for start in range(0, outputs, step):
         part = blocks.codes[start : start + step]
@@ -89,7 +90,8 @@ def _q2_k(data: Bytes) -> Floats:
 
 def _q3_k(data: Bytes) -> Floats:
     """32 bytes of third bits, 64 of lower ones, 12 of scales, a half."""
-    lower, upper = _fields(data[:, 96:104], 8, (0, 4), 15), _fields(data[:, 104:108], 4, (0, 2, 4, 6), 3)
+    lower = _fields(data[:, 96:104], 8, (0, 4), 15)
+    upper = _fields(data[:, 104:108], 4, (0, 2, 4, 6), 3)
     scale = _half(data[:, 108:110]) * ((lower | (upper << 4)).astype(np.float32) - 32)
     whole = _fields(data[:, 32:96], 32, (0, 2, 4, 6), 3).astype(np.float32)
     lacking = 1 - _fields(data[:, :32], 32, tuple(range(8)), 1).astype(np.float32)
@@ -98,7 +100,9 @@ def _q3_k(data: Bytes) -> Floats:
 
 def _scales_and_minima(data: Bytes) -> tuple[Floats, Floats]:
     """Eight of six bits each, as Q4_K and Q5_K pack them: (count, 12) → two of (count, 8, 1)."""
-    scale, least, upper = data[:, :4], data[:, 4:8], data[:, 8:]
+    scale = data[:, :4]
+    least = data[:, 4:8]
+    upper = data[:, 8:]
     scales = np.concatenate([scale & 63, (upper & 15) | ((scale >> 2) & 48)], axis=1)
     minima = np.concatenate([least & 63, (upper >> 4) | ((least >> 2) & 48)], axis=1)
     return scales.astype(np.float32)[:, :, None], minima.astype(np.float32)[:, :, None]
@@ -120,14 +124,16 @@ def _q5_k(data: Bytes) -> Floats:
 
 
 def _with_minima(data: Bytes, scales: Floats, minima: Floats, whole: Floats) -> Floats:
-    scale, least = _half(data[:, :2])[:, :, None], _half(data[:, 2:4])[:, :, None]
+    scale = _half(data[:, :2])[:, :, None]
+    least = _half(data[:, 2:4])[:, :, None]
     return ((scale * scales) * whole - least * minima).reshape(len(data), -1)
 
 
 def _q6_k(data: Bytes) -> Floats:
     """128 bytes of lower bits, 64 of upper ones, 16 scales, a half."""
     scale = _half(data[:, 208:210]) * data[:, 192:208].view(np.int8).astype(np.float32)
-    lower, upper = _nibbles(data[:, :128], 64), _fields(data[:, 128:192], 32, (0, 2, 4, 6), 3)
+    lower = _nibbles(data[:, :128], 64)
+    upper = _fields(data[:, 128:192], 32, (0, 2, 4, 6), 3)
     whole = (lower | (upper << 4)).astype(np.float32) - 32
     return (scale[:, :, None] * whole.reshape(-1, 16, 16)).reshape(len(data), -1)
 

@@ -137,8 +137,10 @@ class StoredTensor:
 
 def check_apart(path: Path, tensors: dict[str, StoredTensor]) -> None:
     """Raise ModelFilesError where two tensors of a file share a byte."""
-    end, before = 0, ""
+    end = 0
+    before = ""
     for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].bytes)):
         if one.start < end:
             raise ModelFilesError(f"{path}: the tensors {before} and {name} overlap at byte {one.start}.")
-        end, before = one.start + one.bytes, name
+        end = one.start + one.bytes
+        before = name

@@ -22,7 +22,9 @@ from worker.weights.formats import REFUSED_TYPES, TENSOR_TYPES, StoredTensor, Te
 
 HEADER_LIMIT = 2**28
 """Bytes at the beginning of a file that a header may take: a vocabulary of 262,144 takes 15 MB."""
-STRING, ARRAY, BOOL = 8, 9, 7
+STRING = 8
+ARRAY = 9
+BOOL = 7
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 """struct's letters by GGUF's numbers of types; a bool is a byte."""
 _LENGTH = struct.Struct("<Q")
@@ -32,7 +34,9 @@ class Cursor:
     """A place in a header. Each method moves it, or raises ModelFilesError that says `what` could not be read."""
 
     def __init__(self, data: bytes | mmap.mmap, path: Path, position: int) -> None:
-        self.data, self.path, self.position = data, path, position
+        self.data = data
+        self.path = path
+        self.position = position
         self.size = len(data)
         self._limit = min(self.size, HEADER_LIMIT)
 
@@ -76,7 +80,10 @@ class Cursor:
 
     def skip_texts(self, count: int, what: str) -> None:
         """Go past `count` strings."""
-        data, position, limit, read = self.data, self.position, self._limit - 8, _LENGTH.unpack_from
+        data = self.data
+        position = self.position
+        limit = self._limit - 8
+        read = _LENGTH.unpack_from
         for index in range(self.fitting(count, 8, f"items of {what}")):
             length = read(data, position)[0] if position <= limit else limit
             if length > limit - position:
@@ -104,7 +111,10 @@ class Array:
         """Raises ModelFilesError for items that are no strings of UTF-8."""
         if self.kind != STRING:
             raise ModelFilesError(f"{self.path}: {self.key} is a list of numbers, and one of strings is needed.")
-        data, position, read, texts = self.data, self.start, _LENGTH.unpack_from, list[str]()
+        data = self.data
+        position = self.start
+        read = _LENGTH.unpack_from
+        texts = list[str]()
         try:
             for _ in range(self.count):
                 begin = position + 8
@@ -139,7 +149,8 @@ def read_value(cursor: Cursor, key: str) -> Any:
 
 
 def _array(cursor: Cursor, key: str) -> Array:
-    kind, count = cursor.number("<I", f"the type of the items of {key}"), cursor.number("<Q", f"the length of {key}")
+    kind = cursor.number("<I", f"the type of the items of {key}")
+    count = cursor.number("<Q", f"the length of {key}")
     if kind not in FORMATS and kind != STRING:
         what = "lists" if kind == ARRAY else f"the unknown type {kind}"
         raise ModelFilesError(f"{cursor.path}: {key} is a list of {what}, which GGUF models don't have.")
@@ -157,7 +168,8 @@ MAX_DIMENSIONS = 4
 MAX_NAME = 64
 """Bytes of a tensor's name, as in llama.cpp."""
 MAX_KEY = 65535
-DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 2**20
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 2**20
 _TENSOR_END = struct.Struct("<IQ")
 
 
@@ -193,7 +205,8 @@ def parse(data: bytes | mmap.mmap, path: Path) -> Header:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         what = "is big-endian" if swapped in VERSIONS else f"has version {version}"
         raise ModelFilesError(f"{path} {what}; little-endian GGUF of version 2 or 3 is read. Convert the model again.")
-    tensor_count, field_count = cursor.number("<Q", "the tensor count"), cursor.number("<Q", "the field count")
+    tensor_count = cursor.number("<Q", "the tensor count")
+    field_count = cursor.number("<Q", "the field count")
     fields = _fields(cursor, field_count)
     tensors = _tensors(cursor, tensor_count, _alignment(path, fields))
     return Header(path, fields, tensors)
@@ -223,7 +236,8 @@ def _alignment(path: Path, fields: dict[str, Any]) -> int:
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, StoredTensor]:
-    path, relative = cursor.path, dict[str, tuple[TensorType, tuple[int, ...], int]]()
+    path = cursor.path
+    relative = dict[str, tuple[TensorType, tuple[int, ...], int]]()
     for index in range(cursor.fitting(count, 32, "tensors")):
         name = cursor.text(f"the name of tensor {index}", MAX_NAME)
         if name in relative:
@@ -390,7 +404,8 @@ def _check_parts(headers: list[Header]) -> None:
     """The numbers in the parts' metadata are those of their names, and no tensor is missing."""
     parts = len(headers)
     for number, header in enumerate(headers):
-        index, count = header.fields.get("split.no", 0), header.fields.get("split.count", 0)
+        index = header.fields.get("split.no", 0)
+        count = header.fields.get("split.count", 0)
         if (parts == 1 and count in (0, 1)) or (index == number and count == parts):
             continue
         if parts == 1:
@@ -402,7 +417,8 @@ def _check_parts(headers: list[Header]) -> None:
             f"{header.path} is part {_shown(index)} (from 0) of {_shown(count)} by its metadata, and part {number} of "
             f"{parts} by its name. Download it again."
         )
-    path, promised = headers[0].path, headers[0].fields.get("split.tensors.count")
+    path = headers[0].path
+    promised = headers[0].fields.get("split.tensors.count")
     present = sum(len(one.tensors) for one in headers)
     if parts > 1 and promised is not None and promised != present:
         raise ModelFilesError(f"{path} promises {_shown(promised)} tensors in {parts} files, which have {present}.")

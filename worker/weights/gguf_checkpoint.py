@@ -72,7 +72,8 @@ class GgufCheckpoint(MappedTensors):
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
         """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
         with another one."""
-        stored, tensors = self._kind.stored_name(name), self._model.tensors
+        stored = self._kind.stored_name(name)
+        tensors = self._model.tensors
         if stored is None:
             return None
         if stored in tensors:
@@ -113,7 +114,8 @@ class GgufCheckpoint(MappedTensors):
     def _ordered(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """Rows of a llama's query and key projections: pairs are halves of a head for transformers, and neighbours in
         the file."""
-        arch, leaf = self._model.architecture, name.split(".")[-2]
+        arch = self._model.architecture
+        leaf = name.split(".")[-2]
         if not self._kind.permuted or leaf not in ("attn_q", "attn_k"):
             return rows
         heads = self._model.whole(f"{arch}.attention.head_count")

@@ -60,7 +60,8 @@ class QuantizedCheckpoint(Checkpoint):
                 raise UnsupportedArchitecture(f"{linear.weight} would be shared in several pieces. Use --tp 1.")
             return joined([self.read(name, dim, [one]) for one in ranges])
         [(start, stop)] = ranges or [(0, linear.outputs)]
-        rows, columns = (0, linear.outputs), (0, linear.inputs)
+        rows = (0, linear.outputs)
+        columns = (0, linear.inputs)
         rows, columns = (rows, (start, stop)) if dim == 1 else ((start, stop), columns)
         group = linear.group if linear.group < linear.inputs else columns[1] - columns[0]
         if linear.group < linear.inputs and columns[0] % group:
@@ -104,7 +105,8 @@ class QuantizedCheckpoint(Checkpoint):
         if self._scheme.method == "gptq":
             self._check_order(linear)
             return self._slice(linear.weight, (columns[0] // 8, columns[1] // 8), rows).T
-        first, last = rows[0] // 8, -(-rows[1] // 8)
+        first = rows[0] // 8
+        last = -(-rows[1] // 8)
         words = self._slice(linear.weight, columns, (first, last))
         codes = _nibbles(words, AWQ_ORDER)[:, rows[0] - 8 * first : rows[1] - 8 * first].T
         return codes[:, 0::2] | (codes[:, 1::2] << 4)

@@ -86,7 +86,8 @@ class _Tensors:
     """The tensors of one layer."""
 
     def __init__(self, headers: Mapping[str, StoredTensor], module: str) -> None:
-        self._headers, self._module = headers, module
+        self._headers = headers
+        self._module = module
 
     def has(self, leaf: str) -> bool:
         return f"{self._module}.{leaf}" in self._headers

@@ -56,7 +56,9 @@ class Quantizer:
     matrix that 32 does not divide either stays in 16 bits."""
 
     def __init__(self, quant: str, threads: Threads) -> None:
-        self._quant, self._format, self._threads = quant, BLOCK_QUANTS[quant], threads
+        self._quant = quant
+        self._format = BLOCK_QUANTS[quant]
+        self._threads = threads
         self._others: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the matrices that are kept otherwise than asked for, by how."""
 

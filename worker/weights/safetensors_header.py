@@ -23,7 +23,8 @@ _OTHER = re.compile(
     r"(?:model\.)?(?:mtp|visual|vision_tower|vision_model|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
 )
 _STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
-_TOWER, _INNER = "vision_tower.", "vision_tower.vision_model."
+_TOWER = "vision_tower."
+_INNER = "vision_tower.vision_model."
 
 
 def text_name(stored: str) -> str | None:

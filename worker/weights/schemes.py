@@ -20,7 +20,8 @@ class Fields:
         """Raises ModelFilesError if `value` is no object."""
         if not isinstance(value, dict):
             raise ModelFilesError(f"config.json: {path} must be an object, not {_shown(value)}.")
-        self._values, self.path = cast(dict[str, Any], value), path
+        self._values = cast(dict[str, Any], value)
+        self.path = path
 
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None

@@ -82,7 +82,8 @@ class ShardPlan:
                 width = size // (self.heads + 2 * self.kv_heads)
                 start, stop = share(self.heads, self.rank, self.world_size)
                 first, last = self._kv_share(self.kv_heads)
-                keys, values = self.heads, self.heads + self.kv_heads
+                keys = self.heads
+                values = self.heads + self.kv_heads
                 places = [(start, stop), (keys + first, keys + last), (values + first, values + last)]
                 return [(width * begin, width * end) for begin, end in places]
             case "regions":

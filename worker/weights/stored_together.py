@@ -39,7 +39,10 @@ class StoredTogether(Checkpoint):
         match = _EXPERT.fullmatch(name)
         if match is None:
             return super().read(name, dim, ranges)
-        experts, number, part, leaf = match[1], int(match[2]), match[3], match[4]
+        experts = match[1]
+        number = int(match[2])
+        part = match[3]
+        leaf = match[4]
         rows = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[part]
         stem = f"{experts}.{'down' if part == 'down' else 'gate_up'}_proj"
         [(start, stop)] = ranges or [(None, None)]
@@ -52,14 +55,17 @@ class StoredTogether(Checkpoint):
         return matrix[:, cut] if dim == 1 else matrix[cut]
 
     def _mxfp4(self, stem: str, number: int, rows: slice, cut: slice, dim: int | None) -> StoredMatrix:
-        codes, scales = self._of(f"{stem}_blocks", number)[rows], self._of(f"{stem}_scales", number)[rows]
+        codes = self._of(f"{stem}_blocks", number)[rows]
+        scales = self._of(f"{stem}_scales", number)[rows]
         if dim == 1 and cut.start is not None:
             if cut.start % MXFP4_GROUP or cut.stop % MXFP4_GROUP:
                 raise ModelFilesError(f"{stem}_blocks: inputs {cut.start} to {cut.stop} cut a group. Use --tp 1.")
             groups = slice(cut.start // MXFP4_GROUP, cut.stop // MXFP4_GROUP)
-            codes, scales = codes[:, groups], scales[:, groups]
+            codes = codes[:, groups]
+            scales = scales[:, groups]
         else:
-            codes, scales = codes[cut], scales[cut]
+            codes = codes[cut]
+            scales = scales[cut]
         if bool((scales == _NO_SCALE).any()):
             raise ModelFilesError(f"{stem}_scales holds NaN (expert {number}). Download the checkpoint again.")
         return StoredMatrix(E2M1, codes.reshape(codes.shape[0], -1), np.ascontiguousarray(scales), None, MXFP4_GROUP)
@@ -82,7 +88,8 @@ class StoredAbove(Checkpoint):
         match = _EXPERT.fullmatch(name)
         if match is None or name in self:
             return super().read(name, dim, ranges)
-        part, stem = match[3], match[1].removesuffix("experts") + self._stored[match[3] == "down"]
+        part = match[3]
+        stem = match[1].removesuffix("experts") + self._stored[match[3] == "down"]
         matrix = one_of(super().read(stem), stem, int(match[2]))
         if part != "down":
             gate, up = np.array_split(matrix, 2)

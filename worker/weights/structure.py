@@ -118,7 +118,8 @@ class _Writer:
 
 class _Reader:
     def __init__(self, arrays: Sequence[NDArray[Any]], threads: Threads, link: Link) -> None:
-        self._arrays, self._met = arrays, dict[int, Any]()
+        self._arrays = arrays
+        self._met = dict[int, Any]()
         self._kinds: dict[str, Callable[..., Any]] = {
             "float": float.fromhex,
             "threads": lambda: threads,

@@ -51,7 +51,7 @@ class Parameters:
     def __init__(self, shape: CallShape, literal: frozenset[str]) -> None:
         """`literal`: the parameters that are no text."""
         before, _, after = shape.parameter.partition("{value}")
-        self._parts = [part for part in re.split(r"(\{key\}|\{text\})|\s+", before) if part]
+        self._parts = [part for part in re.split(r"(\{key\}|\{text\}|\{type\})|\s+", before) if part]
         self._open = self._parts[0]
         self._close = after.strip()
         self._line_before, self._line_after = before.endswith("\n"), after.startswith("\n")
@@ -89,18 +89,22 @@ class Parameters:
         return "".join(out), None
 
     def end(self) -> str:
+        rest, self._held = self._held, ""
+        if self._state == "head":  # a key that is cut short
+            return (", " if self._count else "{") + '"' + quoted(rest.removeprefix(self._open))
         if self._state != "value":
             return ""
-        rest, self._held = self._held, ""
         if self._fresh:
             return "" if self._literal else '"'
-        return literal(rest) if self._literal else quoted(rest)
+        if not self._literal:
+            return quoted(rest)
+        return rest if rest.lstrip().startswith(("[", "{")) else literal(rest)
 
     def _head(self) -> str | None:
         """The key as JSON; empty where there is none, None while that is unknown."""
         rest, key, text = self._held, "", ""
         for place, part in enumerate(self._parts):
-            if part not in ("{key}", "{text}"):
+            if part not in ("{key}", "{text}", "{type}"):
                 rest = rest.lstrip() if place else rest
                 if not rest.startswith(part):
                     return None if part.startswith(rest) else ""
@@ -114,7 +118,7 @@ class Parameters:
                 return ""
             key, text = (value.strip(), text) if part == "{key}" else (key, value.strip())
             rest = following + after
-        self._literal = text == "false" or (not text and key in self._names)
+        self._literal = text not in ("", "true", "string") or (not text and key in self._names)
         self._held, self._fresh = rest, True
         self._count += 1
         return (", " if self._count > 1 else "{") + as_json(key) + ": "
@@ -192,11 +196,15 @@ class RelaxedArguments:
         return "".join(out), rest
 
     def end(self) -> str:
+        rest = (self._word + self._held).strip()
+        self._word = self._held = ""
+        if not rest:
+            return ""
+        if self._quote:
+            return quoted(rest)
         out: list[str] = []
-        if self._word:
-            self._say_word(out)
-        elif not self._quote and (word := _WORD.fullmatch(self._held.strip())) and not self._key:
-            self._value(out, _constant(word[0]))
+        whole = not self._key and (rest in _CONSTANTS or rest in _CONSTANTS.values() or _NUMBER.fullmatch(rest))
+        self._value(out, _constant(rest) if whole else '"' + quoted(rest))
         return "".join(out)
 
     @property
@@ -225,13 +233,13 @@ class RelaxedArguments:
                 self._number(out)
                 self._value(out, "[" if first in "[(" else "{")
             else:
-                out.append("{")
+                out.append("[" if first == "[" else "{")
             self._stack.append(first)
             self._comma, self._key = False, self._named
         elif first in "}])":
             opened = self._stack.pop()
             top = not self._stack
-            out.append("}" if top else _CLOSES[opened])
+            out.append("}" if top and opened == "(" else _CLOSES[opened])
             self._held = held[1:]
             self._comma, self._key = False, False
             return top
@@ -250,6 +258,7 @@ class RelaxedArguments:
         if quote is not None:
             self._number(out)
             self._value(out, '"')
+            self._key = False
             self._quote, self._held = quote, held[len(quote) :]
             return False
         word = _WORD.match(held)
@@ -355,8 +364,20 @@ def literal(text: str) -> str:
     try:
         json.loads(value, parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        return _CONSTANTS.get(value) or json.dumps(text, ensure_ascii=False)
+        return _CONSTANTS.get(value) or _python_literal(value) or json.dumps(text, ensure_ascii=False)
     return value
+
+
+def _python_literal(value: str) -> str | None:
+    """A list or a dictionary in Python's words as JSON; None for any other text."""
+    if not value.startswith(("[", "{")):
+        return None
+    told, rest = RelaxedArguments().push(value)
+    try:
+        json.loads(told)
+    except (ValueError, RecursionError):
+        return None
+    return told if rest == "" else None
 
 
 def _constant(word: str) -> str:

@@ -35,7 +35,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     call: str
     """One call: `{name}`, `{id}`, `{index}`, and `{arguments}` or `{parameters}` where the arguments are."""
     parameter: str = ""
-    """One of the parameters: `{key}`, `{value}`, and `{text}`, true or false, where the form says what is text."""
+    """One of the parameters: `{key}`, `{value}`, and where the form says what is text `{text}`, true or false, or
+    `{type}`, `string` for a text."""
     optional: str = ""
     """The part of `call` that may be missing; it is not written."""
     between: str = ""
@@ -54,6 +55,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     """True if only a known name makes a call."""
     quote: str = ""
     """The mark around texts in `relaxed` arguments."""
+    skips: bool = False
+    """True if a short text between the arguments and the mark that closes is passed over."""
 
     @cached_property
     def head(self) -> str:
@@ -71,6 +74,8 @@ class CallForm(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
     open: list[str]
     close: list[str]
     shapes: list[CallShape]
+    alone: bool = False
+    """True if the template takes one call in a message."""
 
     @property
     def shape(self) -> CallShape:
@@ -120,6 +125,8 @@ class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_un
     answer: tuple[str, str] = ("", "")
     """The marks that are written around an answer in a demanded format."""
     channels: Channels | None = None
+    efforts: dict[str, str] = {}
+    """Words of `reasoning_effort` that the model was not trained on, and those that stand for them."""
     ids: Ids = "any"
 
     @cached_property

@@ -13,16 +13,16 @@ from api.chat.reading.response_template import form_of
 from api.chat.reading.section import Section
 from api.chat.reading.table import TABLE
 from api.chat.reading.thinking import ThinkingParser
-from api.schemas.view import Reading, Thinking
+from api.schemas.view import OWN, Reading, Thinking
 
 _NONE = Form("")
 
 
 def form_read(reading: Reading) -> Form:
     """The form in which an answer is to be read."""
-    if reading.own is not None:
-        return form_of("own", reading.own)
-    name = reading.form or (reading.calling.format if reading.calling is not None else "")
+    name = reading.calling.format if reading.calling is not None else reading.form
+    if name == OWN and reading.own is not None:
+        return form_of(OWN, reading.own)
     return TABLE.get(name, _NONE)
 
 

@@ -6,6 +6,7 @@ text with holes, and a pattern that is more than that is refused (FormError).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, cast
@@ -14,10 +15,11 @@ import msgspec
 
 from api.chat.reading.form import CallForm, CallShape, Channels, Form, Ids, Pair
 
-MOST_CHARACTERS = 65_536
-"""Of a template as JSON."""
-_MARK_CHARACTERS = 512
-_MARKS = 16
+MOST_BYTES = 16_384
+"""Of a template as JSON: it travels with each request of its model."""
+_MARK_CHARACTERS = 128
+_PATTERN_CHARACTERS = 512
+_MARKS = 8
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _STOPS = ("{arguments}", "{parameters}")
 
@@ -29,9 +31,18 @@ class FormError(ValueError):
 def form_of(name: str, template: Any) -> Form:
     """The form that a template describes. Raises FormError."""
     try:
-        if len(msgspec.json.encode(template)) > MOST_CHARACTERS:
-            raise FormError(f"it has more than {MOST_CHARACTERS} characters")
-        return _form(name, template)
+        encoded = msgspec.json.encode(template)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormError(f"it can't be read: {error}") from error
+    if len(encoded) > MOST_BYTES:
+        raise FormError(f"it has {len(encoded)} bytes as JSON; at most {MOST_BYTES} are read")
+    return _decoded(name, encoded)
+
+
+@functools.lru_cache(maxsize=256)
+def _decoded(name: str, encoded: bytes) -> Form:
+    try:
+        return _form(name, msgspec.json.decode(encoded))
     except (msgspec.ValidationError, re.error, RecursionError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise FormError(f"it can't be read: {str(error)[:200] or type(error).__name__}") from error
 
@@ -49,6 +60,7 @@ def _form(name: str, template: Any) -> Form:
     content = fields.get("content", {})
     around = [*_marks(content, "open"), *_marks(content, "close")]
     channels = template.get("channels")
+    efforts = msgspec.convert(template.get("efforts", {}), dict[str, str])
     return Form(
         name=name,
         reasoning=reasoning,
@@ -56,6 +68,7 @@ def _form(name: str, template: Any) -> Form:
         content=[mark for mark in around if mark],
         answer=msgspec.convert(template.get("answer", ("", "")), tuple[str, str]),
         channels=None if channels is None else msgspec.convert(channels, Channels),
+        efforts=efforts,
         ids=msgspec.convert(template.get("ids", "any"), Ids),
     )
 
@@ -76,7 +89,7 @@ def _marks(field: dict[str, Any], key: str) -> list[str]:
     """The literal marks of a field; a pattern counts where it is a text."""
     value: Any = field.get(key)
     if value is None and f"{key}_pattern" in field:
-        return [_outline(str(field[f"{key}_pattern"]), {})[0].strip()]
+        return [_outline(str(field[f"{key}_pattern"]), {}).strip()]
     marks: list[Any] = [] if value is None else value if isinstance(value, list) else [value]
     if len(marks) > _MARKS or not all(isinstance(mark, str) and 0 < len(mark) <= _MARK_CHARACTERS for mark in marks):
         raise FormError(f"{key!r} must be 1 to {_MARKS} texts of up to {_MARK_CHARACTERS} characters")
@@ -88,7 +101,8 @@ def _calls(field: dict[str, Any]) -> CallForm:
         shapes = msgspec.convert(field["content_args"]["shapes"], list[CallShape])
         for shape in shapes:
             _check(shape)
-        return CallForm(_marks(field, "open"), _marks(field, "close"), shapes)
+        alone = bool(field["content_args"].get("alone"))
+        return CallForm(_marks(field, "open"), _marks(field, "close"), shapes, alone)
     return _translated(field)
 
 
@@ -106,7 +120,7 @@ def _translated(field: dict[str, Any]) -> CallForm:
     """The calls of a field in transformers' own words: `json` or `xml-inline`, with captures and a transform."""
     name, arguments = _paths(field)
     if "open_pattern" in field:
-        outline, _ = _outline(str(field["open_pattern"]), {name: "{name}", "id": "{id}"})
+        outline = _outline(str(field["open_pattern"]), {name: "{name}", "id": "{id}"}, whole=True)
         opened, head = _split(outline)
         opens = [opened]
     else:
@@ -117,16 +131,16 @@ def _translated(field: dict[str, Any]) -> CallForm:
         case "json" if "{name}" in head:
             if args.get("unquoted_keys") or args.get("string_delims"):
                 quote = str((args.get("string_delims") or [['"']])[0][0])
-                shape = CallShape(kind="relaxed", call=head + "{arguments}", quote=quote)
+                shape = CallShape(kind="relaxed", call=head + "{arguments}", quote=quote, skips=True)
             else:
-                shape = CallShape(kind="json", call=head + "{arguments}")
+                shape = CallShape(kind="json", call=head + "{arguments}", skips=True)
         case "json":
             listed = bool(field.get("transform_each"))
             call = f'{{"{_last(name)}": "{{name}}", "{_last(arguments)}": {{arguments}}}}'
             shape = CallShape(kind="object", call=call, listed=listed, between=", " if listed else "")
         case "xml-inline":
-            tag, _ = _outline(str(args.get("tag_pattern")), {"key": "{key}", "value": "{value}"})
-            shape = CallShape(kind="parameters", call=head + "{parameters}", parameter=tag)
+            tag = _outline(str(args.get("tag_pattern")), {"key": "{key}", "value": "{value}"}, whole=True)
+            shape = CallShape(kind="parameters", call=head + "{parameters}", parameter=tag, skips=True)
         case other:
             raise FormError(f"calls of the content {other!r:.40} are not known")
     _check(shape)
@@ -157,21 +171,22 @@ def _split(outline: str) -> tuple[str, str]:
     return outline[:at], outline[at:]
 
 
-def _outline(pattern: str, holes: dict[str, str]) -> tuple[str, list[str]]:
-    """A pattern as text with holes for its named groups; white space that may be there is a line break.
+def _outline(pattern: str, holes: dict[str, str], *, whole: bool = False) -> str:
+    """A pattern as text with holes for its named groups; white space that may be there is written as it mostly is.
+    Of choices the first is taken, and what may be missing is left out, unless the `whole` pattern is to be read.
 
     Raises FormError for a pattern that is more than a text.
     """
-    if len(pattern) > _MARK_CHARACTERS:
-        raise FormError(f"a pattern has {len(pattern)} characters; at most {_MARK_CHARACTERS} are read")
+    if len(pattern) > _PATTERN_CHARACTERS:
+        raise FormError(f"a pattern has {len(pattern)} characters; at most {_PATTERN_CHARACTERS} are read")
     parsed = re._parser.parse(pattern, re.DOTALL)  # type: ignore[attr-defined]
     groups = {number: name for name, number in parsed.state.groupdict.items()}
     out: list[str] = []
-    _write(parsed, groups, holes, out)
-    return "".join(out), list(groups.values())
+    _write(parsed, groups, holes, whole, out)
+    return "".join(out)
 
 
-def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], out: list[str]) -> None:
+def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], whole: bool, out: list[str]) -> None:
     for operation, argument in nodes:
         kind = str(operation)
         if kind == "LITERAL":
@@ -181,15 +196,16 @@ def _write(nodes: Sequence[Any], groups: dict[int, str], holes: dict[str, str], 
             if number in groups:
                 _hole(groups[number], holes, out)
             else:
-                _write(inner, groups, holes, out)
+                _write(inner, groups, holes, whole, out)
         elif kind in ("MAX_REPEAT", "MIN_REPEAT"):
             least, most, inner = argument
             if _is_space(inner):
-                out.append("\n" if least or most > 1 else "")
-            elif least > 0:
+                in_json = bool(out) and out[-1] in (":", ",")
+                out.append(" " if in_json else "\n" if least or most > 1 else "")
+            elif least > 0 or whole:
                 raise FormError("a pattern repeats something that no named group holds")
-        elif kind == "BRANCH":
-            _write(argument[1][0], groups, holes, out)
+        elif kind == "BRANCH" and not whole:
+            _write(argument[1][0], groups, holes, whole, out)
         elif kind == "IN" and _is_space([(operation, argument)]):
             out.append(" ")
         elif kind not in ("AT", "ASSERT", "ASSERT_NOT"):

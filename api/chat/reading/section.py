@@ -16,6 +16,8 @@ from control.text.text import begun
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
 
+_SKIPPED = 256
+"""The most characters that are passed over before a mark that closes."""
 _BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
 
 
@@ -53,6 +55,8 @@ class Section:
         self._after_call = False
         self._tokens = set[str]()
         """Marks that came as tokens: none of them is ever said."""
+        self._token = ""
+        """The one that is read now."""
         self.reopened = ""
         """The mark with which reasoning has opened: `take` has the text of it."""
         self._reader: CallReader | None = None
@@ -72,11 +76,15 @@ class Section:
         """A special token of the form: it means what its text means, and is never said."""
         if self._state == self._start:
             self._state = self._text
-        if self._state == self._text and not any(mark.startswith(text) for mark in self._marks):
+        together = self._held + text
+        meant = begun(together, self._marks) or any(mark in together for mark in self._marks)
+        if self._state == self._text and not meant:
             self._say(self._take(), piece)
             return
         self._tokens.add(text)
+        self._token = text
         self.push(text, piece)
+        self._token = ""
 
     def end(self, piece: Piece) -> None:
         """The answer is over: what can't become a call any more is text."""
@@ -196,6 +204,8 @@ class Section:
         rest = self._reader.push(self._take(), piece)
         if rest is None:
             return False
+        if self._token.endswith(rest) and rest != self._token:
+            rest = ""  # the call has ended within a token
         self._held = rest
         if self._reader.begun:
             self._called()
@@ -221,8 +231,13 @@ class Section:
         separator = shape.between.strip()
         listed = ["]"] if shape.listed or shape.kind == "python" else []
         known = [*closes, *listed, *([separator] if separator else [])]
-        if any(len(held) < len(text) and text.startswith(held) for text in known):
+        if not held or any(len(held) < len(text) and text.startswith(held) for text in known):
             return False
+        if shape.skips and closes and len(held) < _SKIPPED:
+            places = [held.find(text) for text in closes if text in held]
+            if not places:
+                return False
+            self._held = held = held[min(places) :]
         close = next((text for text in closes if held.startswith(text)), None)
         if close is not None:
             self._held, self._state = held[len(close) :], self._text
@@ -234,7 +249,7 @@ class Section:
             self._raw = separator
             self._held = held[len(separator) :]
             self._read()
-        elif (first := _first_of(shape)) and closes and held.startswith(first):
+        elif (first := _first_of(shape)) and (closes or shape.bare) and held.startswith(first):
             self._raw = ""
             self._read()
         elif first and closes and len(held) < len(first) and first.startswith(held):

@@ -56,5 +56,5 @@ TABLE: dict[str, Form] = _table()
 @functools.cache
 def reasoning_pairs() -> tuple[Pair, ...]:
     """The marks of reasoning of all forms."""
-    pairs = [pair for form in TABLE.values() for pair in form.reasoning]
+    pairs = [pair for form in TABLE.values() if form.channels is None for pair in form.reasoning]
     return tuple({(pair.open, pair.close): pair for pair in pairs}.values())

@@ -30,9 +30,10 @@ class ThinkingParser:
     def takes(self, mark: str) -> bool:
         """True if a mark that comes now opens or closes the reasoning."""
         if self._state == "thinking":
-            return mark == self._close
-        if self._state == "opening" and self._open.startswith(mark) and not self._held.strip():
-            self._mark = mark
+            together = self._held + mark
+            return self._close in together or begun(together, (self._close,)) > 0
+        if self._state == "opening" and self._open.startswith(self._held.lstrip() + mark):
+            self._mark = self._held.lstrip() + mark
             return True
         return False
 

@@ -22,7 +22,8 @@ from control.redis.clients import SyncRedis
 @get("/keys")
 async def list_keys(request: Http) -> Keys:
     """Every API key, oldest first, revoked and expired ones included."""
-    now, keys = time.time(), await on_farm(request, access.list_keys)
+    now = time.time()
+    keys = await on_farm(request, access.list_keys)
     return Keys(data=[key_card(key, now, used) for key, used in keys])
 
 

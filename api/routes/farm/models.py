@@ -51,7 +51,8 @@ def _load(client: SyncRedis, body: ModelToLoad) -> Done:
     if body.dtype not in DTYPES:
         raise RequestError(f"'dtype' {body.dtype!r} is unknown; use one of {', '.join(DTYPES)}.", param="dtype")
     options = msgspec.structs.asdict(body)
-    source, replicas = options.pop("source"), options.pop("replicas")
+    source = options.pop("source")
+    replicas = options.pop("replicas")
     spec = build_spec(source, demo=demo_model(), **options)
     outcome = desired.load(client, spec, replicas)
     words = "is desired" if outcome.changed else "was desired already with these settings"

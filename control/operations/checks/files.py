@@ -9,7 +9,7 @@ from control.messages import ModelSpec
 from control.operations.checks.findings import Checks
 from control.placement.farm import HostCard
 from control.placement.host_facts import FilesHere, HostFacts
-from control.records.breaches import Breach
+from control.records.breaches import CALLS, Breach
 
 
 def check_files(
@@ -40,6 +40,13 @@ def check_files(
 def check_breaches(breaches: Sequence[Breach], checks: Checks) -> None:
     """Files that broke their bounds in an API process a short time ago."""
     for breach in breaches:
+        if breach.file == CALLS:
+            remedy = (
+                "Name their form with `furrow api --tool-parser FORM` or `--response-template FILE`. Until then "
+                "demanded calls are plain JSON, and others are text."
+            )
+            checks.warning("calls", "calls of this model are not understood", remedy)
+            continue
         at = time.strftime("%H:%M:%S", time.gmtime(breach.at))
         remedy = (
             f"Requests that the {breach.file} can't serve get 422. Load the model from files that you trust, or with "

@@ -86,7 +86,8 @@ def check_replicas(info: Info, checks: Checks) -> None:
 
 
 def check_eviction(info: Info, checks: Checks) -> None:
-    policy, limit = str(info.get("maxmemory_policy", "noeviction")), int(info.get("maxmemory", 0))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    limit = int(info.get("maxmemory", 0))
     remedy = f"Run `redis-cli CONFIG SET maxmemory-policy noeviction`, {KEEP}."
     if policy == "noeviction":
         checks.ok("eviction", "maxmemory-policy is noeviction")
@@ -127,7 +128,8 @@ def check_memory(info: Info, checks: Checks) -> None:
 
 
 def check_clients(info: Info, checks: Checks) -> None:
-    connected, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    connected = int(info.get("connected_clients", 0))
+    most = int(info.get("maxclients", 0))
     if most and connected >= MANY_CLIENTS * most:
         remedy = (
             f"Run `redis-cli CONFIG SET maxclients {2 * most}`, {KEEP}; raise the server's limit of open files too."

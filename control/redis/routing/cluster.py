@@ -100,7 +100,8 @@ class Routed:
     """Commands on their way to the nodes that have their keys."""
 
     def __init__(self, cluster: Cluster, commands: Sequence[Command]) -> None:
-        self._cluster, self._routing = cluster, Routing(cluster.shards, commands)
+        self._cluster = cluster
+        self._routing = Routing(cluster.shards, commands)
         self._sent = self._send()
 
     def _send(self) -> list[tuple[Batch, Wire]]:

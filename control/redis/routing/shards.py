@@ -81,7 +81,8 @@ class Shards:
             # A node that does not know its own name answers with none: it is reached as it was asked.
             place = (str(primary[0] or node[0]), int(primary[1]))
             owners.update(dict.fromkeys(range(int(first), int(last) + 1), place))
-        self._owners, self.stale = owners, False
+        self._owners = owners
+        self.stale = False
 
     def moved(self, slot: int, place: Address) -> None:
         self._owners[slot] = place
@@ -101,7 +102,8 @@ class Routing:
     """One exchange: `batches()` until there are none, `take()` the replies of each; then `replies` has them all."""
 
     def __init__(self, shards: Shards, commands: Sequence[Command]) -> None:
-        self._shards, self._commands = shards, commands
+        self._shards = shards
+        self._commands = commands
         self._waiting: dict[int, Address | None] = dict.fromkeys(range(len(commands)))
         """Index of each command without a reply, and the node that it was told to ask."""
         self._hops = 0

@@ -28,7 +28,8 @@ class Wire:
     """
 
     def __init__(self, client: redis.Redis, commands: Sequence[Command]) -> None:
-        self._client, self._commands = client, commands
+        self._client = client
+        self._commands = commands
         self._connection: Any = client.connection_pool.get_connection()
         try:
             packed = self._connection.pack_commands([command.words for command in commands])

@@ -52,7 +52,8 @@ def _expected_wait_ms(fields: dict[str, str], ahead: int) -> int | None:
     """As `enqueue` computes it, with every waiting sequence ahead."""
     if not ahead:
         return 0
-    busy_ms, ends = float(fields.get("busy_ms") or 0), float(fields.get("busy_ends") or 0)
+    busy_ms = float(fields.get("busy_ms") or 0)
+    ends = float(fields.get("busy_ends") or 0)
     if not fields.get("busy_since") or not busy_ms or ends < _ENOUGH_ENDS:
         return None
     return max(0, round(ahead * busy_ms / (ends + 1) + float(fields.get("slip") or 0)))

@@ -150,10 +150,12 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 
 
 def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
-    spec, published, known = about.spec, about.assets is not None, _ranks_by_replica(about.spec, about.assigned)
+    spec = about.spec
+    published = about.assets is not None
+    ranks = _ranks_by_replica(about.spec, about.assigned)
     replicas = [
         _replica(spec, published, name, revision, list(islice(replies, 4 + tp)), about.backends.get(name))
-        for name, (revision, tp) in known.items()
+        for name, (revision, tp) in ranks.items()
     ]
     state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
@@ -185,8 +187,11 @@ def _ranks_by_replica(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) ->
 def _replica(
     spec: ModelSpec, published: bool, name: str, revision: int, replies: list[Any], backend: Backend | None
 ) -> ReplicaOverview:
-    token, look = replies[0], Look.of(replies[1:])
-    status, epoch, beats = look.status, look.epoch, look.beats
+    token = replies[0]
+    look = Look.of(replies[1:])
+    status = look.status
+    epoch = look.epoch
+    beats = look.beats
     view = ReplicaView(
         unload=spec.unload,
         published=published,

@@ -20,7 +20,8 @@ def abandon(
 
     `most`: stop after about so many, so that a caller with other duties may go on later. Raises RedisUnavailable.
     """
-    keys, ended = ModelKeys(model), 0
+    keys = ModelKeys(model)
+    ended = 0
     for rids in _open_requests(client, keys):
         calls = [Call("abandon", (keys.request(rid),), (keys.base, rid, cause, state), int) for rid in rids]
         ended += sum(run_every(client, calls))

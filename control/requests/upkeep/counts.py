@@ -74,13 +74,15 @@ def count(client: SyncRedis, model: str) -> Counted:
     keys = ModelKeys(model)
     counted = Counted(run(client, read("HMGET", keys.load, *_CHANGES, parse=_numbers)))
     for name in CLASSES:
-        waiting, turns = _members(client, keys.waiting(name)), _members(client, keys.turns(name))
+        waiting = _members(client, keys.waiting(name))
+        turns = _members(client, keys.turns(name))
         served = _members(client, keys.served(name))
         flows = [(name, tenant) for tenant in sorted(waiting.keys() | turns.keys() | served.keys())]
         for start in range(0, len(flows), AT_ONCE):
             counted.queues |= _count_queues(client, keys, flows[start : start + AT_ONCE])
         for flow in flows:
-            queue, tenant = counted.queues[flow], flow[1]
+            queue = counted.queues[flow]
+            tenant = flow[1]
             waits = queue.sequences > 0
             right = waiting.get(tenant, 0) == queue.sequences and (tenant in turns) == waits
             if not right or (tenant in served) != (queue.length > 0):
@@ -90,7 +92,8 @@ def count(client: SyncRedis, model: str) -> Counted:
 
 def correct(client: SyncRedis, model: str, counted: Counted) -> bool:
     """Write what was counted; False where the queue has changed meanwhile. Raises RedisUnavailable."""
-    keys, queues = ModelKeys(model), counted.queues
+    keys = ModelKeys(model)
+    queues = counted.queues
     totals = [sum(queue.requests for queue in queues.values()), sum(queue.tokens for queue in queues.values())]
     for kind in ("requests", "sequences"):
         totals += [sum(getattr(queue, kind) for flow, queue in queues.items() if flow[0] == name) for name in CLASSES]
@@ -114,7 +117,8 @@ def correct(client: SyncRedis, model: str, counted: Counted) -> bool:
 
 def _members(client: SyncRedis, key: str) -> dict[str, int]:
     """The members of a sorted set with their scores, read in pages."""
-    scores, cursor = dict[str, int](), 0
+    scores = dict[str, int]()
+    cursor = 0
     while True:
         cursor, page = run(client, read("ZSCAN", key, cursor, "COUNT", PAGE, parse=tuple[int, list[tuple[str, float]]]))
         scores |= {member: int(score) for member, score in page}

@@ -71,7 +71,8 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
     rid = bare_id(rid)
     model, fields = find(client, models, rid, _FIELDS)
     handovers = _handovers(fields)
-    since, until = handovers[0][2] if handovers else 0, int(fields["t_last"]) if fields["t_last"] else None
+    since = handovers[0][2] if handovers else 0
+    until = int(fields["t_last"]) if fields["t_last"] else None
     replicas = sorted({replica for replica, _, _ in handovers})
     some_faults = run_every(client, [health.faults(model, name, since, until) for name in replicas])
     some_formed = run_every(client, [health.formations(model, name) for name in replicas])

@@ -33,7 +33,8 @@ def open_requests(client: SyncRedis, models: Sequence[str], limit: int, tenant: 
     Raises RedisUnavailable.
     """
     claimed = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
-    left, now = dict(zip(models, claimed, strict=True)), now_ms()
+    left = dict(zip(models, claimed, strict=True))
+    now = now_ms()
     oldest = _oldest(client, models, limit, tenant)
     requests = run_every(client, [_look(model, rid, now, left[model]) for model, rid in oldest])
     living = [one for one in requests if one is not None and one.state in ("queued", "running")]

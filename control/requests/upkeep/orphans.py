@@ -26,7 +26,8 @@ class Reaped:
 
 def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
     """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
-    rids, more = list[str](), True
+    rids = list[str]()
+    more = True
     while more:
         reaped = run(client, reap(model, gone))
         rids += reaped.rids

@@ -58,7 +58,8 @@ class Difference:
 def find_kept(client: SyncRedis, models: Iterable[str], rid: str) -> KeptRequest:
     """Raises RequestNotFound where no model has the request, where it runs, where its prompt was not kept, or where it
     has images."""
-    named, ended = list(models), False
+    named = list(models)
+    ended = False
     params_of_models = run_every(client, [_look(model, rid) for model in named])
     for model, (state, params) in zip(named, params_of_models, strict=True):
         if state in ("queued", "running"):
@@ -120,7 +121,8 @@ def differences(past: KeptRequest, entries: list[LogEntry]) -> list[Difference]:
     """The first difference of each choice, in token, log probabilities or end."""
     first_ones: list[Difference] = []
     for choice in range(past.params.sampling.n):
-        then, now = _of_choice(past.entries, choice), _of_choice(entries, choice)
+        then = _of_choice(past.entries, choice)
+        now = _of_choice(entries, choice)
         ended = bool(then) and then[-1].finish in COMPARED_ENDS
         for position in range(max(len(then), len(now)) if ended else len([one for one in then if _tells(one)])):
             first = then[position] if position < len(then) else None

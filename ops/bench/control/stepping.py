@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -233,7 +233,7 @@ def stepping(
         exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
         isolation = CrashIsolation(lease, calls.run)
-        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future(), []), isolation)
+        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future[Any], []), isolation)
         context = ServingContext(
             lease=lease,
             group=group,

@@ -18,7 +18,7 @@ from ops.bench.common.random_model import build
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from ops.bench.engine.engines import Decoded, Furrow, Transformers
-from worker.kv.pages import BLOCK_TOKENS
+from worker.kv.torch.pages import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
     before = process.memory_info().rss
     assets, form = made_up(vocabulary), Future[LLTokenizer]()
     form.set_result(tokenizer_of(read_token_bytes(assets.tokenizer_json, assets.vocab_size), assets.eos_ids))
-    known = Grammars(form, assets.eos_ids)
+    known = Grammars(lambda: form, assets.eos_ids)
     _compile(known, Grammar("regex", "a"))
     grown = (process.memory_info().rss - before) / 2**20
     click.echo(f"vocabulary: {time.perf_counter() - begun:.2f} s, {grown:.0f} MiB")

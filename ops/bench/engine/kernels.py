@@ -40,9 +40,9 @@ class Compiled:
 
 def kernels(dim: int, dtype: str, group: int, splits: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each kernel with the sizes that it is compiled for: heads of `dim`, `group` of them to a key-value head."""
-    from worker.kv.kernels import decode, pages, prefill
-    from worker.kv.kernels.tiles import LOG2_E, keys_at_once, padded
-    from worker.models.kernels import activation, norm, rotary
+    from worker.kv.torch.kernels import decode, pages, prefill
+    from worker.kv.torch.kernels.tiles import LOG2_E, keys_at_once, padded
+    from worker.models.torch.kernels import activation, norm, rotary
 
     wide, keys = padded(dim), keys_at_once(dim, TYPES[dtype])
     common = {"CAPPED": True, "SINKS": True, "KV_HEADS": 8, "GROUP": group, "DIM": dim, "PADDED_DIM": wide}

@@ -20,14 +20,13 @@ from ops.bench import program
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
-from worker.models.layers.linear import NativeLinear
-from worker.models.layers.packing import Matrix
+from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers.packing import Matrix
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat
-from worker.weights.packed_matrix import Kept
 from worker.weights.quantizer import quantize
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import Kept, StoredMatrix
 
 COLD_BYTES = 512 * 2**20
 """Weights that are gone through between two uses of the same one: more than any cache, as in a whole model."""

@@ -1,4 +1,5 @@
-"""The time from `furrow serve` to the first token, phase by phase, and the time of `furrow --help`."""
+"""The time from `furrow serve` to the first token, phase by phase, its processor time and memory, and the time of
+`furrow --help`; and those of llama.cpp's server on the same file, in turns."""
 
 from __future__ import annotations
 
@@ -10,22 +11,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+import psutil
 
 from control.errors import ModelUnavailable
+from control.listening import free_port
 from ops.bench import program
 from ops.bench.common.ask import ask
-from ops.bench.common.client import Base
+from ops.bench.common.client import Base, request
 from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
+from ops.bench.peers.memory import MIB
 from ops.bench.peers.models import Models
+from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 
 PHASES = {
@@ -36,7 +43,12 @@ PHASES = {
 }
 """Phase → what the farm prints at its end, in this order. The last one is followed by the first token."""
 FIRST_TOKEN = "first token"
-LIMITS_S = {"demo": 6.0, "qwen3-0.6b": 10.0}
+LIMITS_S = {"demo": 1.2, "qwen3-0.6b q4_k_m": 1.8}
+LIMITS_OF_PROCESSOR_S = {"qwen3-0.6b q4_k_m": 2.0}
+OTHERS_MIB = 220.0
+RANK_SHARE = 1.1
+"""Of llama-server's memory, with the same context and type of keys and values."""
+CONTEXT = 4096
 HELP_S = 0.3
 HELP_ROUNDS = 10
 LIMIT_S = 300.0
@@ -45,52 +57,125 @@ STOP_LIMIT_S = 60.0
 
 @click.command()
 @click.option("--shape", type=click.Choice(list(SHAPES)), help="A random model [default: the demonstration model].")
+@click.option(
+    "--weights", default="f32", show_default=True, help="f32 for the folder, or those of a GGUF file: q4_k_m."
+)
+@click.option("--llama-server", type=click.Path(exists=True, dir_okay=False), help="Start llama.cpp's server in turns.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
 @click.option("--devices", default="cpu", show_default=True, help="One per rank.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the model here, or take it.")
-def startup(shape: str | None, tp: int, devices: str, rounds: int, models: Path | None) -> None:
+def startup(
+    shape: str | None,
+    weights: str,
+    llama_server: str | None,
+    tp: int,
+    devices: str,
+    rounds: int,
+    models: Path | None,
+) -> None:
     """Start and stop a farm of one machine and print the median of each phase; exit status 1 over a limit.
 
-    The weights are read once before, so that they are in the page cache.
+    The weights are read once before, so that they are in the page cache. The first of the starts is not counted: it may
+    compile sources and pack weights.
     """
-    click.echo(f"{describe()}\n{shape or 'demo'}, {tp} ranks: medians of {rounds} rounds")
+    if weights != "f32" and shape is None:
+        raise click.UsageError(f"--weights {weights} is a file of a random model: give --shape")
+    name = f"{shape} {weights}" if shape else "demo"
+    click.echo(f"{describe()}\n{name}, {tp} ranks: medians of {rounds} rounds")
     with ExitStack() as stack:
-        if shape is None:
-            source = MODEL_DIR
-        else:
+        source = MODEL_DIR
+        if shape is not None:
             scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-            source = Models(shape, scratch).checkpoint()
+            files = Models(shape, scratch)
+            source = files.checkpoint() if weights == "f32" else files.gguf(weights)
+        if llama_server and source.suffix != ".gguf":
+            raise click.UsageError("--llama-server reads a GGUF file: give --shape, and --weights of one")
         warm(source)
         options = [str(source), "--name", "bench", "--tp", str(tp), "--devices", devices]
-        found = []
-        for turn in range(rounds):
-            say(f"start {turn + 1} of {rounds}")
-            found.append(one_start(options))
+        options += ["--kv-tokens", str(CONTEXT), "--max-context", str(CONTEXT)] if llama_server else []
+        starts: list[Start] = []
+        peers: list[Start] = []
+        for turn in range(rounds + 1):
+            say(f"start {turn} of {rounds}" if turn else "a start that is not counted")
+            starts.append(one_start(options))
+            if llama_server:
+                peers.append(start_of_llama(llama_server, source))
+    conclude(figures_of(name, starts[1:], peers[1:]))
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was seen of one start, until the first token."""
+
+    moments: dict[str, float]
+    """Phase → seconds from the start to its end."""
+    processor: dict[str, float]
+    """Process → seconds, those of its children that have ended included."""
+    memory: dict[str, float]
+    """Process → MiB (PSS)."""
+
+
+def figures_of(name: str, starts: list[Start], peers: list[Start]) -> list[Figure]:
+    """Print the medians; what of them has a limit."""
     begin = 0.0
     for phase in [*PHASES, FIRST_TOKEN]:
-        end = median([moments[phase] for moments in found])
+        end = median([start.moments[phase] for start in starts])
         click.echo(f"  {phase:<18}{end - begin:>8.2f} s   until {end:.2f} s")
         begin = end
-    figures = [Figure("furrow --help", median([help_once() for _ in range(HELP_ROUNDS)]), HELP_S, "s")]
-    if (name := shape or "demo") in LIMITS_S:
-        figures.append(Figure(f"{name}: first token", begin, LIMITS_S[name], "s"))
-    conclude(figures)
+    for title in starts[0].processor:
+        seconds = median([start.processor.get(title, 0.0) for start in starts])
+        mib = median([start.memory.get(title, 0.0) for start in starts])
+        click.echo(f"  {title:<18}{seconds:>8.2f} s of a processor, {mib:.0f} MiB")
+    processor = median([sum(start.processor.values()) for start in starts])
+    others = median([sum(mib for title, mib in start.memory.items() if not is_rank(title)) for start in starts])
+    figures = [
+        Figure("furrow --help", median([help_once() for _ in range(HELP_ROUNDS)]), HELP_S, "s"),
+        Figure("memory of all but the ranks", others, OTHERS_MIB, "MiB"),
+    ]
+    if name in LIMITS_S:
+        figures.append(Figure("first token", begin, LIMITS_S[name], "s"))
+    if name in LIMITS_OF_PROCESSOR_S:
+        figures.append(Figure("processor time to the first token", processor, LIMITS_OF_PROCESSOR_S[name], "s"))
+    click.echo(f"  in all {processor:.2f} s of a processor")
+    if peers:
+        token = median([peer.moments[FIRST_TOKEN] for peer in peers])
+        seconds = median([sum(peer.processor.values()) for peer in peers])
+        theirs = median([sum(peer.memory.values()) for peer in peers])
+        click.echo(f"  llama-server: first token after {token:.2f} s, {seconds:.2f} s of a processor, {theirs:.0f} MiB")
+        ours = median([sum(mib for title, mib in start.memory.items() if is_rank(title)) for start in starts])
+        figures.append(Figure("memory of the rank", ours, RANK_SHARE * theirs, "MiB"))
+    return figures
 
 
-def warm(folder: Path) -> None:
-    """Read the weights, so that the page cache has them."""
-    for file in folder.glob("*.safetensors"):
+def is_rank(title: str) -> bool:
+    """True for the title of a rank's process."""
+    return title.startswith("furrow-rank")
+
+
+def look(root: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of a processor and MiB of a process and its descendants, by their titles."""
+    processor = defaultdict[str, float](float)
+    memory = defaultdict[str, float](float)
+    parent = psutil.Process(root)
+    for process in [parent, *parent.children(recursive=True)]:
+        title = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        times = process.cpu_times()
+        processor[title] += times.user + times.system + times.children_user + times.children_system
+        memory[title] += process.memory_full_info().pss / MIB
+    return dict(processor), dict(memory)
+
+
+def warm(source: Path) -> None:
+    """Read the weights of a folder or a file, so that the page cache has them."""
+    for file in source.glob("*.safetensors") if source.is_dir() else [source]:
         with file.open("rb") as opened:
             while opened.read(2**24):
                 pass
 
 
-def one_start(options: list[str]) -> dict[str, float]:
-    """Start a farm, ask it for a token, stop it. Phase → seconds from the start to its end, FIRST_TOKEN among them.
-
-    Raises ModelUnavailable where it ends or is silent before that.
-    """
+def one_start(options: list[str]) -> Start:
+    """Start a farm, ask it for a token, stop it. Raises ModelUnavailable where it ends or is silent before that."""
     with TemporaryDirectory(prefix="furrow-bench-") as data:
         command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--data", data]
         kept = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
@@ -103,14 +188,47 @@ def one_start(options: list[str]) -> dict[str, float]:
         watchdog.start()
         try:
             moments, url = read_phases(process, began)
-            sent = time.monotonic()
-            answer = asyncio.run(ask(Base.of(url), "bench", "bench", "Hello", 2, stream=True))
-            if answer.error is not None or answer.first_ms is None:
-                raise ModelUnavailable("bench", "without a token", answer.error or "no text came")
-            return {**moments, FIRST_TOKEN: sent - began + (answer.first_ms - answer.sent_ms) / 1000}
+            moments[FIRST_TOKEN] = first_token(Base.of(url), began)
+            return Start(moments, *look(process.pid))
         finally:
             watchdog.cancel()
             end(process)
+
+
+def first_token(base: Base, began: float) -> float:
+    """Seconds from `began` until the first text of an answer that is asked for now. Raises ModelUnavailable."""
+    sent = time.monotonic()
+    answer = asyncio.run(ask(base, "bench", "bench", "Hello", 2, stream=True))
+    if answer.error is not None or answer.first_ms is None:
+        raise ModelUnavailable("bench", "without a token", answer.error or "no text came")
+    return sent - began + (answer.first_ms - answer.sent_ms) / 1000
+
+
+def start_of_llama(server: str, file: Path) -> Start:
+    """The same of llama.cpp's server, with keys and values in float32 as well. Raises ModelUnavailable."""
+    port = free_port("127.0.0.1", 0)
+    base = Base("127.0.0.1", port)
+    sizes = ["--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-type-k", "f32", "--cache-type-v", "f32"]
+    where = ["--host", "127.0.0.1", "--port", str(port), "--n-gpu-layers", "0"]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [server, "--model", str(file), *sizes, *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        until(lambda: asyncio.run(healthy(base)), "llama-server is healthy", LIMIT_S, 0.01)
+        ready = time.monotonic() - began
+        moments = {"load": ready, FIRST_TOKEN: first_token(base, began)}
+        return Start(moments, *look(process.pid))
+    finally:
+        end(process)
+
+
+async def healthy(base: Base) -> bool:
+    try:
+        async with request(base, "GET", "/health") as response:
+            return response.status == 200
+    except OSError:
+        return False
 
 
 def read_phases(process: subprocess.Popen[str], began: float) -> tuple[dict[str, float], str]:

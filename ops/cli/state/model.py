@@ -162,7 +162,7 @@ def _served_lines(served: Served) -> list[tuple[str, Any]]:
         return [*lines, ("loaded", "not yet")]
     lines += [
         ("served context", f"{served.context_length} tokens, KV memory of {served.kv_tokens}"),
-        ("tool format", served.tool_format or "none that is known"),
+        ("tool format", served.tool_format or "none that is known: calls of this model are not understood"),
         ("reasoning", "yes" if served.thinking else "no"),
     ]
     return [*lines, *(("kernels", f"{name}: {', '.join(one)}") for name, one in sorted(served.kernels.items()))]

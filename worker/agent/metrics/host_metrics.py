@@ -26,7 +26,7 @@ ADDRESS_KEY = "metrics"
 class Records(Protocol):
     """The records that a host's supervisor keeps for its agents."""
 
-    kept: dict[str, Any]
+    records: dict[str, Any]
 
     def keep(self, key: str, value: Any) -> None: ...
 
@@ -76,7 +76,7 @@ class HostMetrics:
 
     def _listen(self, host: str, port: int) -> MetricsServer | None:
         """At the address of the agent before this one, else at the chosen one. Raises SettingsError."""
-        previous = self._supervisor.kept.get(ADDRESS_KEY)
+        previous = self._supervisor.records.get(ADDRESS_KEY)
         host, port = (parse_address(previous) if previous is not None else None) or (host, port)
         try:
             return MetricsServer(host, port, self._registry, self._health)
@@ -84,7 +84,7 @@ class HostMetrics:
             if self._chosen is None and error.errno == errno.EADDRINUSE:
                 return MetricsServer(host, 0, self._registry, self._health)
             text = f"--metrics: can't listen on {host}:{port}: {error.strerror}; choose another HOST:PORT, or `off`"
-            if not self._supervisor.kept:
+            if not self._supervisor.records:
                 raise SettingsError(text) from error
             log.warning("no metrics", error=text, action="metrics_start")
             return None

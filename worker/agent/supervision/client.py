@@ -83,7 +83,7 @@ class SupervisorClient:
         self._processes: dict[int, ChildProcess] = {}
         self._lines = LineBuffer()
         first, *rest = self._receive()
-        self.kept: dict[str, Any] = first["kept"]
+        self.records: dict[str, Any] = first["kept"]
         """The state that earlier agents stored, by key."""
         self.inherited = [self._inherit(child) for child in first["children"]]
         """The children that were there before this agent, ended ones included."""
@@ -100,8 +100,8 @@ class SupervisorClient:
 
     def keep(self, key: str, value: Any) -> None:
         """Store state for the next agent; None removes it."""
-        if self.kept.get(key) != value:
-            self.kept[key] = value
+        if self.records.get(key) != value:
+            self.records[key] = value
             self.send({"op": "keep", "key": key, "value": value})
 
     def forget(self, pid: int) -> None:

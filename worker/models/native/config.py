@@ -36,7 +36,9 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         require(config.get(name) is None, f"it has {name} = {config.get(name)}")
     seeing = config.get("use_bidirectional_attention")
     require(not seeing or seeing == family.bidirectional_images, "its attention sees later tokens")
-    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    layers = config["num_hidden_layers"]
     head_dim = fields.get("head_dim") or hidden // heads
     by_layer = _heads_by_layer(config, family, head_dim)
     for one in by_layer:
@@ -128,7 +130,8 @@ def _layer_types(config: dict[str, Any], family: Family, fields: Fields) -> list
     layers = config["num_hidden_layers"]
     if "sliding_window" not in fields or not fields.get("use_sliding_window", True):
         return [FULL] * layers
-    kinds, period = fields.get("layer_types"), fields.get("sliding_window_pattern", 1)
+    kinds = fields.get("layer_types")
+    period = fields.get("sliding_window_pattern", 1)
     if kinds is None:
         require(isinstance(period, int) and period > 0, f"the pattern of its windows is {period!r}")
         return [SLIDING if family.slides(fields, layer) else FULL for layer in range(layers)]
@@ -174,12 +177,15 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts; none where it has 0 of them. `expert_layers` are those that have one."""
     experts = family.experts
     assert experts is not None
-    dense, period = fields.get("mlp_only_layers") or [], fields.get("decoder_sparse_step", 1)
+    dense = fields.get("mlp_only_layers") or []
+    period = fields.get("decoder_sparse_step", 1)
     first = fields.get("first_k_dense_replace", 0)
-    count, chosen = fields[experts.count], fields[experts.chosen]
+    count = fields[experts.count]
+    chosen = fields[experts.chosen]
     if count == 0:
         return {}
-    groups, chosen_groups = fields.get("n_group", 1), fields.get("topk_group", 1)
+    groups = fields.get("n_group", 1)
+    chosen_groups = fields.get("topk_group", 1)
     require(
         groups == 1 or count // groups * chosen_groups >= chosen,
         f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",

@@ -1,10 +1,10 @@
-"""A model's forward in one call: embeddings and the exchange of logits are Python's, all between is C++."""
+"""A model whose forward is one call: embeddings and the exchange of logits are Python's, all between is C++."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import structlog
@@ -15,12 +15,16 @@ from worker.collective.base import Link
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStep
 from worker.kv.states import State
-from worker.models.batch import Batch, Row
 from worker.models.native.module import NotNative
-from worker.models.native.modules import LAYERS_TABLE
+from worker.models.native.modules import LAYERS_TABLE, CausalModel
 from worker.models.native.plan import Plan
+from worker.models.served import Batch, Hear, Row, ServedModel, tell
 from worker.native import library
 from worker.native.memory import empty
+
+if TYPE_CHECKING:  # they import torch
+    from worker.models.torch.pooled.pooler import Pooler
+    from worker.models.torch.vision.tower import VisionTower
 
 log = structlog.get_logger()
 
@@ -29,22 +33,31 @@ Array = NDArray[Any]
 REDUCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-class NativeForward:
-    """Steps over slabs. One at a time: the memory that a step works in is kept for the next."""
+class NativeModel(ServedModel):
+    """A model whose forward is C++, over slabs. One step at a time: its memory is kept for the next."""
 
     def __init__(
         self,
+        model: CausalModel,
         plan: Plan,
-        embed: Callable[[Array], Array],
         link: Link,
-        vocab_size: int,
-        axis_of: Array | None = None,
-        embed_layers: Callable[[Array], Array] | None = None,
+        cache_layout: CacheLayout,
+        pooler: Pooler | None = None,
+        tower: VisionTower | None = None,
     ) -> None:
-        """`axis_of` (head dim / 2) int32: the axis by which each frequency turns in a batch with axes. `embed_layers`:
-        ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
-        self._axis_of, self._embed_layers = axis_of, embed_layers
-        self._plan, self._embed, self._link, self._vocab_size = plan, embed, link, vocab_size
+        """`model` with the head of a `pooler`, if there is one, gives the hidden states after the last norm."""
+        super().__init__(model.config, link, cache_layout, model.config.vocab_size, pooler, tower)
+        self.module = model
+        # A tied head and embedding are one table and counted once.
+        self.weight_bytes = model.bytes + (0 if tower is None else tower.bytes)
+        self._outputs = model.config.vocab_size if pooler is None else model.config.hidden_size
+        self._axis_of = None if tower is None or tower.axes is None else np.asarray(tower.axes)
+        """(head dim / 2,) int32: the axis by which each frequency turns in a batch with axes."""
+        body: Any = model.model
+        self._embed: Callable[[Array], Array] = body.embed_tokens
+        self._embed_layers: Callable[[Array], Array] | None = getattr(body, LAYERS_TABLE, None)
+        """Ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
+        self._plan = plan
         self._room = empty(0, np.uint8)
         self._hidden = empty(0, np.float32)
         self._guesses = Guesses(plan)
@@ -52,21 +65,38 @@ class NativeForward:
         self._head_alone.depth = 0
 
     @property
-    def threads(self) -> library.Threads:
+    def is_native(self) -> bool:
+        return True
+
+    @property
+    def kernels(self) -> str | None:
+        return self._plan.threads.kernels
+
+    @property
+    def threads(self) -> library.Threads | None:
         return self._plan.threads
 
     @property
-    def progress(self) -> int:
-        """A number that changes many times in each layer of a forward; for any thread."""
-        return self._plan.threads.progress
+    def no_logits(self) -> Array:
+        return np.empty((0, self.vocab_size), np.float32)
+
+    def parts(self) -> Iterator[Any]:
+        return (part for _, part in self.module.modules())
 
     @property
-    def kernels(self) -> str:
-        """What the bits of its products depend on."""
-        return self._plan.threads.kernels
+    def progress(self) -> int:
+        return super().progress + self._plan.threads.progress
 
-    def __call__(self, batch: Batch) -> Array:
-        """Logits (sampled, vocabulary). Stores keys and values; raises what an exchange between ranks raised."""
+    def accept(self, accepted: Mapping[int, int]) -> None:
+        self._guesses.accept(accepted)
+
+    def _forward(self, batch: Batch, hear: Hear | None = None) -> Array:
+        logits = self._step(batch)
+        tell(hear, batch.scored, self._logits_at)
+        return logits
+
+    def _step(self, batch: Batch) -> Array:
+        """Logits (sampled, outputs). Stores keys and values; raises what an exchange between ranks raised."""
         assert isinstance(batch.cache, SlabStep)
         images = batch.images
         self._hidden = self._embed(batch.tokens)
@@ -89,31 +119,33 @@ class NativeForward:
         if batch.cache.states:
             self._guesses.begin(struct, spans, batch.rows, batch.cache.states)
         if batch.axes is not None and self._axis_of is not None:
-            struct.axes, struct.axis_of = batch.axes.ctypes.data, self._axis_of.ctypes.data
+            struct.axes = batch.axes.ctypes.data
+            struct.axis_of = self._axis_of.ctypes.data
         if batch.ends is not None:
             struct.ends = batch.ends.ctypes.data
         if images is not None:
-            struct.marked, struct.marked_count = images.places.ctypes.data, images.places.size
-            struct.added, struct.added_layers = images.layers.ctypes.data, len(images.layers)
+            struct.marked = images.places.ctypes.data
+            struct.marked_count = images.places.size
+            struct.added = images.layers.ctypes.data
+            struct.added_layers = len(images.layers)
         logits = self._run(self._plan.model, struct, batch.sampled)
         if reduction.failure is not None:
             raise reduction.failure
         return self._whole(logits)
 
-    def accept(self, accepted: Mapping[int, int]) -> None:
-        """Of the last step's guesses so many were right, by sequence."""
-        self._guesses.accept(accepted)
-
-    def logits_at(self, places: Array) -> Array:
-        """Logits (places, vocabulary) of more of the tokens that were stepped through last."""
+    def _logits_at(self, places: Array) -> Array:
+        """Logits (places, outputs) of more of the tokens that were stepped through last."""
         return self._whole(self._run(self._head_alone, library.Batch(), places))
 
     def _run(self, model: library.Model, batch: library.Batch, places: Array) -> Array:
         """Run `batch`; the logits that this rank has of the tokens `places`."""
         logits = empty((places.size, self._plan.head.outputs), np.float32)
-        batch.hidden, batch.logits = self._hidden.ctypes.data, logits.ctypes.data
-        batch.sampled, batch.sampled_count = places.ctypes.data, places.size
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        batch.hidden = self._hidden.ctypes.data
+        batch.logits = logits.ctypes.data
+        batch.sampled = places.ctypes.data
+        batch.sampled_count = places.size
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
         what = ctypes.addressof(model), ctypes.addressof(batch)
         needed = compiled.furrow_step_room(pool, *what)
         if needed > self._room.size:
@@ -125,7 +157,7 @@ class NativeForward:
         collective = self._link.collective
         if collective.world_size > 1 and logits.size:
             logits = collective.all_gather(logits)
-        return logits[:, : self._vocab_size]
+        return logits[:, : self._outputs]
 
     def floats(self, address: int, count: int) -> Array:
         """A part of the memory that the step works in."""
@@ -139,7 +171,8 @@ class Guesses:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._memory, self._room = empty(0, np.float32), empty(0, np.uint8)
+        self._memory = empty(0, np.float32)
+        self._room = empty(0, np.uint8)
         self._count = 0
         self._first: dict[int, tuple[int, State]] = {}
         """Sequence → the place of its first guess among the step's, and its state."""
@@ -152,17 +185,20 @@ class Guesses:
         states: Sequence[State],
     ) -> None:
         """Let the step `batch` keep what is needed of the guesses of `rows`, whose states are `states`."""
-        self._first, self._count = {}, 0
+        self._first = {}
+        self._count = 0
         for row, state, span in zip(rows, states, spans, strict=False):
             if row.guesses:
                 self._first[row.sid] = self._count, state
-                span.guesses, span.first_guess = row.guesses, self._count
+                span.guesses = row.guesses
+                span.first_guess = self._count
                 self._count += row.guesses
         if self._count:
             needed = self._plan.threads.library.furrow_guessed_floats(ctypes.addressof(self._plan.model), self._count)
             if needed > self._memory.size:
                 self._memory = empty(needed, np.float32)
-            batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
+            batch.guessed = self._memory.ctypes.data
+            batch.guess_count = self._count
 
     def accept(self, accepted: Mapping[int, int]) -> None:
         """Advance the states over the first guesses of sequences of the last step, as many as were right."""
@@ -172,10 +208,14 @@ class Guesses:
         spans = (library.Span * len(right))()
         for (sid, count), span in zip(right, spans, strict=True):
             first, state = self._first.pop(sid)
-            span.first, span.count, span.state = first, count, state.memory.ctypes.data
+            span.first = first
+            span.count = count
+            span.state = state.memory.ctypes.data
         batch = library.Batch(spans=ctypes.addressof(spans), span_count=len(spans))
-        batch.guessed, batch.guess_count = self._memory.ctypes.data, self._count
-        pool, compiled = self._plan.threads.address, self._plan.threads.library
+        batch.guessed = self._memory.ctypes.data
+        batch.guess_count = self._count
+        pool = self._plan.threads.address
+        compiled = self._plan.threads.library
         what = ctypes.addressof(self._plan.model), ctypes.addressof(batch)
         needed = compiled.furrow_replay_room(pool, *what)
         if needed > self._room.size:
@@ -183,31 +223,29 @@ class Guesses:
         compiled.furrow_replay(pool, *what, self._room.ctypes.data)
 
 
-def native_forward(
-    module: Any, link: Link, layout: CacheLayout, vocab_size: int, axis_of: Array | None = None
-) -> NativeForward | None:
-    """The model's forward in C++, or None where torch runs it; the log says which, and why."""
+def plan_of(model: CausalModel, layout: CacheLayout) -> Plan | None:
+    """The plan of the forward in C++, or None where torch runs it; the log says which, and why."""
     try:
-        plan = Plan(module, layout)
+        plan = Plan(model, layout)
     except NotNative as reason:
         log.info("torch runs the forward", reason=str(reason), action="choose_forward")
         return None
     log.info("the forward runs in C++", threads=plan.threads.count, action="choose_forward")
-    embed_layers = getattr(module.model, LAYERS_TABLE, None)
-    return NativeForward(plan, module.model.embed_tokens, link, vocab_size, axis_of, embed_layers)
+    return plan
 
 
 class _Reduction:
     """The callback by which the step sums over the ranks. C++ passes no exception on, so it is stored."""
 
-    def __init__(self, forward: NativeForward, collective: Collective) -> None:
+    def __init__(self, model: NativeModel, collective: Collective) -> None:
         self.failure: Exception | None = None
-        self._forward, self._collective = forward, collective
+        self._model = model
+        self._collective = collective
         self.function = REDUCE(self._reduce)
 
     def _reduce(self, group: Any, address: int, count: int) -> int:
         try:
-            self._collective.all_reduce(self._forward.floats(address, count))
+            self._collective.all_reduce(self._model.floats(address, count))
         except Exception as error:
             self.failure = error
         return int(self.failure is not None)
@@ -223,7 +261,9 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
         span.state = state.memory.ctypes.data
     for span, extent, slab in zip(spans, step.extents, step.slabs, strict=True):
         span.slabs = place
-        span.first, span.count, span.offset = first, extent.count, extent.offset
+        span.first = first
+        span.count = extent.count
+        span.offset = extent.offset
         first += extent.count
         for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
             layer, values, slot, head = (stride // 4 for stride in memory.strides[:4])

@@ -14,8 +14,7 @@ from worker.collective.base import Link
 from worker.models.native.module import Module, Numbers
 from worker.native.library import MOST_MATRICES, Linear, Matrix, Threads
 from worker.native.memory import empty
-from worker.weights.packed_matrix import PackedMatrix
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import PackedMatrix, StoredMatrix
 
 HALVES = ("float16", "bfloat16")
 
@@ -36,7 +35,8 @@ class PackedLinear(Module):
         """`parts` (outputs, inputs) of layers that share their input, as stored; `kinds[i]` is the type in which
         `parts[i]` is kept: float32, bfloat16, float16 or int8, or the kind of a stored matrix. Raises
         ValueError where the kinds change more than twice from part to part."""
-        self.outputs, self.inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        self.outputs = sum(part.shape[0] for part in parts)
+        self.inputs = parts[0].shape[1]
         self.threads = threads
         self._matrices: list[PackedMatrix] = []
         first = 0
@@ -85,7 +85,8 @@ class PackedLinear(Module):
         """inputs (…, inputs) float32 → (…, outputs) float32."""
         rows = np.ascontiguousarray(inputs)
         out = empty((*rows.shape[:-1], self.outputs), np.float32)
-        threads, count = self.threads, rows.size // self.inputs
+        threads = self.threads
+        count = rows.size // self.inputs
         room = empty(threads.library.furrow_product_room(self._address, count), np.uint8)
         threads.library.furrow_product(
             threads.address, self._address, rows.ctypes.data, count, out.ctypes.data, room.ctypes.data
@@ -134,7 +135,8 @@ class Embedding(Module):
     """ids (…) int64 → rows (…, hidden) in float32, multiplied by `scale`. The table is of 32 or 16 bits."""
 
     def __init__(self, weight: Numbers, scale: float | None) -> None:
-        self.weight, self.scale = weight, scale
+        self.weight = weight
+        self.scale = scale
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         assert isinstance(self.weight, np.ndarray)
@@ -146,7 +148,8 @@ class PackedEmbedding(Module):
     """ids (…) int64 → rows (…, hidden) in float32, looked up in packed weights: those of the tied head, or its own."""
 
     def __init__(self, table: PackedLinear, scale: float | None) -> None:
-        self.table, self.scale = table, scale
+        self.table = table
+        self.scale = scale
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         rows = self.table.look_up(ids)
@@ -158,7 +161,9 @@ class PackedExperts(Module):
 
     def __init__(self, gate_up: list[PackedLinear], down: list[PackedLinear], summed: bool) -> None:
         """`summed`: their outputs are a part of a sum over the ranks."""
-        self.gate_up, self.down, self.summed = gate_up, down, summed
+        self.gate_up = gate_up
+        self.down = down
+        self.summed = summed
 
 
 class SplitEmbedding(Module):
@@ -166,7 +171,10 @@ class SplitEmbedding(Module):
 
     def __init__(self, rows: Embedding | PackedEmbedding, start: int, count: int, link: Link) -> None:
         """`rows` holds `count` rows, from `start` on."""
-        self.rows, self.start, self.count, self._link = rows, start, count, link
+        self.rows = rows
+        self.start = start
+        self.count = count
+        self._link = link
 
     def __call__(self, ids: NDArray[Any]) -> NDArray[Any]:
         local = ids - self.start

@@ -70,7 +70,8 @@ class _Body(Module):
 class _Layer(Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         family = FAMILIES[config.model_type]
-        roles, norms = family.natively_named().roles, family.norms
+        roles = family.natively_named().roles
+        norms = family.norms
         if config.layer_types[layer] == LINEAR:
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
@@ -99,9 +100,13 @@ class _Layer(Module):
 
 class _Attention(Module):
     def __init__(self, config: SimpleNamespace, roles: Roles, layer: int) -> None:
-        family, hidden, own = FAMILIES[config.model_type], config.hidden_size, config.per_layer_config[layer]
-        width, shared_heads = own.head_dim, own.num_key_value_heads
-        queries, shared = config.num_attention_heads * width, shared_heads * width
+        family = FAMILIES[config.model_type]
+        hidden = config.hidden_size
+        own = config.per_layer_config[layer]
+        width = own.head_dim
+        shared_heads = own.num_key_value_heads
+        queries = config.num_attention_heads * width
+        shared = shared_heads * width
         has_keys = config.kv_sharing_modes[layer] != "reuse"
         if "self_attn.qkv_proj" in roles:
             self.qkv_proj = Linear(hidden, queries + 2 * shared, config.query_key_value_bias)
@@ -130,7 +135,8 @@ class _FeedForward(Module):
     """A feed-forward network, or an expert that every token goes through: `name` is its own in the roles."""
 
     def __init__(self, config: SimpleNamespace, roles: Roles, inner: int, name: str = "mlp") -> None:
-        hidden, bias = config.hidden_size, config.feed_forward_bias
+        hidden = config.hidden_size
+        bias = config.feed_forward_bias
         if f"{name}.gate_up_proj" in roles:
             self.gate_up_proj = Linear(hidden, 2 * inner, bias)
         else:
@@ -146,8 +152,10 @@ class _Xielu(Module):
     """The learned numbers of an activation, and those that files have as constants."""
 
     def __init__(self) -> None:
-        self.alpha_p, self.alpha_n = _unfilled(1), _unfilled(1)
-        self.beta, self.eps = _unfilled(), _unfilled()
+        self.alpha_p = _unfilled(1)
+        self.alpha_n = _unfilled(1)
+        self.beta = _unfilled()
+        self.eps = _unfilled()
 
 
 def _add_experts(to: Any, config: SimpleNamespace) -> None:
@@ -170,7 +178,8 @@ class _ScaledRouter(Module):
 
     def __init__(self, config: SimpleNamespace) -> None:
         self.proj = _Weights(config.num_experts, config.hidden_size)
-        self.scale, self.per_expert_scale = _unfilled(config.hidden_size), _unfilled(config.num_experts)
+        self.scale = _unfilled(config.hidden_size)
+        self.per_expert_scale = _unfilled(config.num_experts)
 
 
 class _Mixture(Module):
@@ -191,18 +200,25 @@ class _Experts(Module):
     """The shapes of a layer's experts, which the loader replaces by packed ones."""
 
     def __init__(self, config: SimpleNamespace) -> None:
-        count, hidden, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        count = config.num_experts
+        hidden = config.hidden_size
+        inner = config.moe_intermediate_size
         if config.clamp is None:
-            self.gate_up_proj, self.down_proj = _unfilled(count, 2 * inner, hidden), _unfilled(count, hidden, inner)
+            self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
+            self.down_proj = _unfilled(count, hidden, inner)
         else:
-            self.gate_up_proj, self.down_proj = _unfilled(count, hidden, 2 * inner), _unfilled(count, inner, hidden)
-            self.gate_up_proj_bias, self.down_proj_bias = _unfilled(count, 2 * inner), _unfilled(count, hidden)
+            self.gate_up_proj = _unfilled(count, hidden, 2 * inner)
+            self.down_proj = _unfilled(count, inner, hidden)
+            self.gate_up_proj_bias = _unfilled(count, 2 * inner)
+            self.down_proj_bias = _unfilled(count, hidden)
 
 
 class _Recurrent(Module):
     def __init__(self, config: SimpleNamespace, roles: Roles) -> None:
-        hidden, heads = config.hidden_size, config.linear_num_value_heads
-        keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * config.linear_value_head_dim
+        hidden = config.hidden_size
+        heads = config.linear_num_value_heads
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        values = heads * config.linear_value_head_dim
         if "linear_attn.in_proj_qkvz" in roles:
             projections = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
         else:
@@ -215,14 +231,16 @@ class _Recurrent(Module):
         for name, outputs in projections.items():
             setattr(self, name, Linear(hidden, outputs, False))
         self.conv1d = _Weights(2 * keys + values, 1, config.linear_conv_kernel_dim)
-        self.dt_bias, self.A_log = _unfilled(heads), _unfilled(heads)
+        self.dt_bias = _unfilled(heads)
+        self.A_log = _unfilled(heads)
         self.norm = _Weights(config.linear_value_head_dim)
         self.out_proj = Linear(values, hidden, False)
 
 
 class _Convolution(Module):
     def __init__(self, config: SimpleNamespace) -> None:
-        hidden, bias = config.hidden_size, config.conv_bias
+        hidden = config.hidden_size
+        bias = config.conv_bias
         self.in_proj = Linear(hidden, 3 * hidden, bias)
         self.conv = _Weights(hidden, 1, config.conv_L_cache, bias=bias)
         self.out_proj = Linear(hidden, hidden, bias)
@@ -231,7 +249,9 @@ class _Convolution(Module):
 class _Mamba(Module):
     def __init__(self, config: SimpleNamespace) -> None:
         shape: Mamba = config.mamba
-        inner, hidden, bias = shape.heads * shape.head_dim, config.hidden_size, config.proj_bias
+        inner = shape.heads * shape.head_dim
+        hidden = config.hidden_size
+        bias = config.proj_bias
         self.in_proj = Linear(hidden, sum(shape.regions), bias)
         self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=config.conv_bias)
         self.dt_bias, self.A_log, self.D = (_unfilled(shape.heads) for _ in range(3))
@@ -253,7 +273,10 @@ class Norm(Module):
     (x - mean(x)) / sqrt(variance(x) + ε) · weight + bias. The bias may be None."""
 
     def __init__(self, weight: Numbers, eps: float, centered: bool = False, bias: Numbers | None = None) -> None:
-        self.weight, self.eps, self.centered, self.bias = weight, eps, centered, bias
+        self.weight = weight
+        self.eps = eps
+        self.centered = centered
+        self.bias = bias
 
 
 class Linear(Module):

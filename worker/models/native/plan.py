@@ -138,7 +138,9 @@ class Plan:
         """Raises NotNative."""
         if not isinstance(model, CausalModel):
             raise NotNative(f"the modules of its {type(model).__name__} are transformers'")
-        config, body, family = model.config, model.model, FAMILIES[model.config.model_type]
+        config = model.config
+        body = model.model
+        family = FAMILIES[model.config.model_type]
         for one in layout.layers:
             require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
         self.head = _packed(model.lm_head)
@@ -146,7 +148,8 @@ class Plan:
         rotaries = Rotaries(body.rotaries, family.rope_neighbours)
         mixtures = Mixtures(self.threads)
         recurrent = RecurrentLayers(layout.state)
-        layers, self._ones = list[Layer](), list[NDArray[Any]]()
+        layers = list[Layer]()
+        self._ones = list[NDArray[Any]]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             beside = None if family.experts is None else family.experts.beside
             mixture = mixtures.add(one.mlp if beside is None else one, config)
@@ -170,7 +173,8 @@ class Plan:
         self._layers = (Layer * len(layers))(*layers)
         self._mixtures = mixtures
         self._recurrent = recurrent
-        self._rotaries, self._frequencies = rotaries.structs, rotaries.frequencies
+        self._rotaries = rotaries.structs
+        self._frequencies = rotaries.frequencies
         self.model = Model(
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
@@ -269,7 +273,8 @@ def _gate(feed_forward: Any, config: Any, family: Family) -> Gate:
 def _xielu(learned: Any) -> Gate:
     """As transformers' `XIELUActivation` has it."""
     positive, negative = (_softplus(one.item()) for one in (learned.alpha_p, learned.alpha_n))
-    linear, least = learned.beta.item(), learned.eps.item()
+    linear = learned.beta.item()
+    least = learned.eps.item()
     return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least)
 
 
@@ -280,19 +285,24 @@ def _softplus(number: float) -> float:
 def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache) -> None:
     sinks = getattr(attention, "sinks", None)
     query, key = (getattr(attention, name, None) for name in family.head_norm_names)
-    to.query, to.key = _norm(query), _norm(key)
+    to.query = _norm(query)
+    to.key = _norm(key)
     to.head_norms = _HEAD_NORMS[family.head_norms]
     to.head_norm_step = query.weight.shape[-1] if query is not None and family.head_norms == "each_own_head" else 0
     if cache.source is not None:
-        to.stored, to.query_key_value = NEITHER, _packed(attention.q_proj).struct
+        to.stored = NEITHER
+        to.query_key_value = _packed(attention.q_proj).struct
     elif hasattr(attention, "q_proj_k_proj"):
-        to.stored, to.query_key_value = KEYS_ALONE, _packed(attention.q_proj_k_proj).struct
+        to.stored = KEYS_ALONE
+        to.query_key_value = _packed(attention.q_proj_k_proj).struct
     else:
-        to.stored, to.query_key_value = BOTH, _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
+        to.stored = BOTH
+        to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0
-    to.shared_heads, to.head_dim = cache.kv_heads, cache.head_dim
+    to.shared_heads = cache.kv_heads
+    to.head_dim = cache.head_dim
 
 
 def _norm(norm: modules.Norm | None) -> Norm:

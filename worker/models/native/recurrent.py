@@ -33,8 +33,10 @@ class GatedDelta(Module):
 
     def __init__(self, loaded: Any, config: Any, layer: int, tiled: bool) -> None:
         """`tiled`: value head h belongs to key head h mod `key_heads`."""
-        self.layer, self.tiled = layer, tiled
-        self.key_dim, self.value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        self.layer = layer
+        self.tiled = tiled
+        self.key_dim = config.linear_key_head_dim
+        self.value_dim = config.linear_value_head_dim
         self.value_heads = int(loaded.A_log.size)
         self.key_heads = self.value_heads * config.linear_num_key_heads // config.linear_num_value_heads
         self.by_head = hasattr(loaded, "in_proj_qkvz")
@@ -44,7 +46,8 @@ class GatedDelta(Module):
         self.out_proj: PackedLinear = loaded.out_proj
         self.filter = _filter(loaded.conv1d.weight)
         self.decay = _decay(loaded.A_log)
-        self.decay_bias, self.norm_weight = loaded.dt_bias, loaded.norm.weight
+        self.decay_bias = loaded.dt_bias
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
 
     @property
@@ -57,8 +60,11 @@ class MambaLayer(Module):
     """Mamba-2 of this rank's heads. `layer` counts the recurrent layers."""
 
     def __init__(self, loaded: Any, config: Any, shape: Mamba, layer: int, plan: ShardPlan) -> None:
-        self.layer, self.head_dim, self.state = layer, shape.head_dim, shape.state
-        self.heads, self.groups = shape.heads // plan.world_size, max(1, shape.groups // plan.world_size)
+        self.layer = layer
+        self.head_dim = shape.head_dim
+        self.state = shape.state
+        self.heads = shape.heads // plan.world_size
+        self.groups = max(1, shape.groups // plan.world_size)
         self.group_width = shape.heads * shape.head_dim // shape.groups
         """Numbers of a group of heads, on all ranks that share it."""
         shared = shape.groups % plan.world_size != 0
@@ -70,7 +76,9 @@ class MambaLayer(Module):
         self.filter = _filter(loaded.conv1d.weight)
         self.filter_bias: NDArray[Any] | None = getattr(loaded.conv1d, "bias", None)
         self.decay = _decay(loaded.A_log)
-        self.step_bias, self.skip, self.norm_weight = loaded.dt_bias, loaded.D, loaded.norm.weight
+        self.step_bias = loaded.dt_bias
+        self.skip = loaded.D
+        self.norm_weight = loaded.norm.weight
         self.eps: float = config.rms_norm_eps
 
 
@@ -137,7 +145,8 @@ def _convolution(module: GatedConvolution, layout: StateLayout) -> RecurrentLaye
 
 
 def _mamba(module: MambaLayer, layout: StateLayout) -> RecurrentLayer:
-    inner, of_groups = module.heads * module.head_dim, module.groups * module.state
+    inner = module.heads * module.head_dim
+    of_groups = module.groups * module.state
     share = module.heads // module.groups
     bias = module.filter_bias
     return RecurrentLayer(

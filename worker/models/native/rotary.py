@@ -32,13 +32,15 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
     """The rotary embeddings that config.json describes: one for each kind of layers in `widths`, which has the width of
     their heads, where they differ by kind, else one alone. Raises NotNative for an embedding that is left to torch,
     ModelFilesError for a parameter that is missing or no number."""
-    scaling, rope = config.get("rope_scaling"), config.get("rope_parameters")
+    scaling = config.get("rope_scaling")
+    rope = config.get("rope_parameters")
     for parameters in (scaling, rope):
         if not isinstance(parameters, dict | None):
             raise ModelFilesError(f"config.json has rotary parameters {parameters!r}; an object is needed.")
     default = dict(family.defaults["rope_parameters"])
     if not family.rope_by_kind:
-        theta, partial = default.pop("rope_theta"), default.get("partial_rotary_factor")
+        theta = default.pop("rope_theta")
+        partial = default.get("partial_rotary_factor")
         if "rotary_dim" in family.fields:
             width = config.get("rotary_dim")
             partial = 1.0 if width is None else width / head_dim
@@ -131,8 +133,10 @@ def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
 def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
     """Low frequencies divided by `factor`, high ones as they are, a smooth passage between."""
     frequencies = _plain(parameters.number("rope_theta"), head_dim)
-    factor, length = parameters.number("factor"), parameters.number("original_max_position_embeddings")
-    low, high = parameters.number("low_freq_factor"), parameters.number("high_freq_factor")
+    factor = parameters.number("factor")
+    length = parameters.number("original_max_position_embeddings")
+    low = parameters.number("low_freq_factor")
+    high = parameters.number("high_freq_factor")
     wavelengths = np.float32(2 * math.pi) / frequencies
     scaled = np.where(wavelengths > length / low, frequencies / factor, frequencies)
     smooth = (np.float32(length) / wavelengths - low) / (high - low)
@@ -142,11 +146,13 @@ def _llama3(parameters: _Parameters, head_dim: int) -> Rotary:
 
 def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     """YaRN, https://arxiv.org/abs/2309.00071: interpolated frequencies, and a scale for attention."""
-    theta, length = parameters.number("rope_theta"), parameters.number("original_max_position_embeddings")
+    theta = parameters.number("rope_theta")
+    length = parameters.number("original_max_position_embeddings")
     factor = parameters.number("factor", parameters.max_positions / length)
     scale = parameters.values.get("attention_factor")
     if scale is None:
-        mscale, every = parameters.values.get("mscale"), parameters.values.get("mscale_all_dim")
+        mscale = parameters.values.get("mscale")
+        every = parameters.values.get("mscale_all_dim")
         scale = _mscale(factor, mscale) / _mscale(factor, every) if mscale and every else _mscale(factor)
 
     def border(rotations: float) -> float:
@@ -155,8 +161,10 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     low = border(parameters.number("beta_fast") if parameters.values.get("beta_fast") else 32)
     high = border(parameters.number("beta_slow") if parameters.values.get("beta_slow") else 1)
     if parameters.values.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, head_dim - 1)
     if low == high:
         high += 0.001
     ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)

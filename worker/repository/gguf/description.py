@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
+from worker.repository.chat_templates import joined_templates
 from worker.repository.gguf.kept import kept_tokenizer
 from worker.repository.gguf.tokenizer import refusal
 from worker.weights.gguf import GgufModel
@@ -35,7 +36,8 @@ def describe(model: GgufModel) -> Description:
             reason = str(error)
         else:
             config = dict(converted.tokenizer_config)
-            return Description(converted.tokenizer_json, config, config.pop("chat_template", None), converted.ends)
+            template = _with_tools(model, config.pop("chat_template", None))
+            return Description(converted.tokenizer_json, config, template, converted.ends)
     for folder in _folders(model):
         if (folder / "tokenizer.json").is_file():
             return _beside(model, folder)
@@ -79,9 +81,15 @@ def _beside(model: GgufModel, folder: Path) -> Description:
     return Description(
         tokenizer_json=(folder / "tokenizer.json").read_text(encoding="utf-8"),
         tokenizer_config=config,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=_with_tools(model, template if isinstance(template, str) else None),
         eos_ids=[] if ends is None else [int(one) for one in (ends if isinstance(ends, list) else [ends])],
     )
+
+
+def _with_tools(model: GgufModel, template: str | None) -> str | None:
+    """A file may have one template more, for requests with tools."""
+    tool_use = model.text("tokenizer.chat_template.tool_use", None)
+    return template if tool_use is None else joined_templates(template, tool_use)
 
 
 def _json(path: Path) -> dict[str, Any]:

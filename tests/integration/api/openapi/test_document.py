@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import msgspec
 import pytest
 
 from tests.byte_model import byte_assets
@@ -63,6 +64,13 @@ BODIES = [
     (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 4}),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 4, "logprobs": 2}),
 ]
+LINES = [
+    ("/api/chat", TURN),
+    ("/api/chat", {"messages": [{"role": "user", "content": SPEAKS}], "tools": [WEATHER], "logprobs": True}),
+    ("/api/generate", {"prompt": SPEAKS, "logprobs": True, "top_logprobs": 2}),
+    ("/api/generate", {"prompt": "a", "raw": True}),
+    ("/api/generate", {"model": "tiny"}),
+]
 
 
 def said(prompt: str) -> str:
@@ -101,6 +109,21 @@ def test_every_chunk_has_a_type_of_the_document(
         holds(document, chunk, kinds)
 
 
+@pytest.mark.parametrize(("path", "body"), LINES)
+def test_every_line_has_a_type_of_the_document(
+    http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str, body: dict[str, Any]
+) -> None:
+    """Ollama's dialect: each line of a stream, and the whole answer, are what the document says."""
+    kinds = content(document, path)
+    leader.reply = said
+    lines = [msgspec.json.decode(line) for line in http.post(path, json=body).raise_for_status().text.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    for line in lines:
+        holds(document, line, kinds["application/x-ndjson"]["x-line-data"])
+    whole = http.post(path, json={**body, "stream": False}).raise_for_status().json()
+    holds(document, whole, kinds["application/json"]["schema"])
+
+
 def test_an_error_and_an_error_event(http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any]) -> None:
     """A refusal has the one error body, and so has a failure in the middle of a stream."""
     refused = http.post(CHAT, json=chat("x", n="2"))
@@ -129,7 +152,10 @@ def test_a_field_too_many_is_found(document: dict[str, Any]) -> None:
         holds(document, chunk, content(document, CHAT)["text/event-stream"]["x-event-data"])
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/load", "/ready", "/v1/models"])
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/ping", "/version", "/load", "/ready", "/v1/models", "/api/tags", "/api/ps", "/api/version"],
+)
 def test_answers_of_the_other_routes_are_those_of_the_document(
     http: httpx.Client, leader: ScriptedLeader, document: dict[str, Any], path: str
 ) -> None:
@@ -145,7 +171,9 @@ def test_no_answer_is_undescribed(document: dict[str, Any]) -> None:
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
             refusal = content(document, path, method, "4XX")["application/json"]["schema"]["$ref"]
-            assert refusal.rpartition("/")[2] == ("MessageError" if path.startswith(MESSAGES) else "Error")
+            dialects = {MESSAGES: "MessageError", "/api/": "OllamaError"}
+            kinds = [kind for begin, kind in dialects.items() if path.startswith(begin)]
+            assert refusal.rpartition("/")[2] == (kinds[0] if kinds else "Error")
             answered = [status for status in operation["responses"] if status.startswith("2")]
             assert answered, path
             for status in answered:

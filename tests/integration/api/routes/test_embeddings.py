@@ -291,3 +291,31 @@ def _timed(api: ApiProcess) -> float:
     headers = {"authorization": "Bearer other"}
     assert httpx.post(f"{api.url}/v1/embeddings", json=body, headers=headers, timeout=60).status_code == 200
     return time.monotonic() - began
+
+
+def test_vectors_in_ollamas_form(api: ApiProcess) -> None:
+    """/api/embed and /api/embeddings: the vectors of /v1/embeddings, real counts, and refusals in Ollama's form."""
+    vectors = embedded(api, input=TEXTS[:1] + TEXTS[2:])
+    status, answer = post(api, "/api/embed", {"model": "embedder", "input": TEXTS[:1] + TEXTS[2:], "keep_alive": "5m"})
+    assert (status, answer["model"], answer["embeddings"]) == (200, "embedder", vectors)
+    assert answer["prompt_eval_count"] == sum(len(tokens_of(text)) for text in TEXTS[:1] + TEXTS[2:])
+    assert answer["total_duration"] >= answer["load_duration"] > 0
+    one = {"model": "embedder", "input": TEXTS[0], "dimensions": 8}
+    assert post(api, "/api/embed", one)[1]["embeddings"] == embedded(api, input=TEXTS[0], dimensions=8)
+    alone = {"embedding": embedded(api, input=TEXTS[0])[0]}
+    assert post(api, "/api/embeddings", {"model": "embedder", "prompt": TEXTS[0]}) == (200, alone)
+    assert post(api, "/api/embed", {"model": "embedder", "input": []})[1]["embeddings"] == []
+    assert post(api, "/api/embeddings", {"model": "embedder"}) == (200, {"embedding": []})
+    for body, named in (
+        ({"model": "ranker", "input": "x"}, "gives scores"),
+        ({"model": "embedder", "input": "x " * 5000}, "'input[0]'"),
+        ({"model": "embedder", "input": ["x"] * 3000}, "'input'"),
+        ({"model": "embedder", "input": "x", "dimensions": 99}, "'dimensions'"),
+    ):
+        status, answer = post(api, "/api/embed", body)
+        assert status == 400 and named in answer["error"], answer
+    status, answer = post(api, "/api/embeddings", {"model": "embedder", "prompt": "x " * 5000})
+    assert status == 400 and "'prompt[0]' has more than" in answer["error"]
+    status, answer = post(api, "/api/chat", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]})
+    assert status == 400 and "gives embeddings" in answer["error"]
+    assert post(api, "/api/show", {"model": "embedder"})[1]["capabilities"] == ["embedding"]

@@ -274,3 +274,21 @@ def test_a_source_that_is_not_served_is_named(
     response = plain.post(path, json=of_user(path, content))
     assert response.status_code == 400 and named in response.json()["error"]["message"], response.text
     assert leader.claimed == []
+
+
+def test_images_of_ollamas_clients(plain: httpx.Client, leader: ScriptedLeader) -> None:
+    """Bare base64 beside the text, in a chat and in a prompt; a refusal has the client's own name of the field."""
+    turn = {"role": "user", "content": "what?", "images": [TWO, THREE]}
+    answer = plain.post("/api/chat", json={"messages": [turn], "stream": False}).raise_for_status().json()
+    assert (answer["message"]["content"], prompt_of(leader)) == ("seen", "user: #####what?|")
+    assert answer["prompt_eval_count"] == len(leader.claimed[-1].params.prompt)
+    plain.post("/api/generate", json={"prompt": "and?", "images": [TWO]}).raise_for_status()
+    assert prompt_of(leader) == "user: ##and?|"
+    assert "vision" in plain.post("/api/show", json={"model": "tiny"}).json()["capabilities"]
+    for path, body, named in (
+        ("/api/chat", {"messages": [turn | {"images": [TWO, "no base64"]}]}, "'messages[0].images[1]'"),
+        ("/api/generate", {"prompt": "x", "images": ["http://127.0.0.1/x.png"]}, "'images[0]'"),
+        ("/api/generate", {"prompt": "x", "images": [TWO] * 99}, "99 images"),
+    ):
+        refused = plain.post(path, json=body)
+        assert refused.status_code == 400 and named in refused.json()["error"], refused.text

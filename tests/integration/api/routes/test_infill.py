@@ -185,3 +185,13 @@ def test_strict_refuses_what_has_no_effect(server: Server, coder: ScriptedLeader
         answer = infill(http, samplers=["top_k"])
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "samplers")
         assert infill(http, samplers=[]).status_code == 200
+
+
+def test_a_gap_in_ollamas_form(http: httpx.Client, coder: ScriptedLeader) -> None:
+    """`suffix` of /api/generate, and what the model says that it can do."""
+    body = {"model": "coder", "prompt": "x = ", "suffix": ";", "stream": False}
+    answer = http.post("/api/generate", json=body).raise_for_status().json()
+    assert (answer["response"], prompt_of(coder)) == ("a + b\n", GAP.format("x = ", ";"))
+    assert "insert" in http.post("/api/show", json={"model": "coder"}).json()["capabilities"]
+    refused = http.post("/api/generate", json=body | {"suffix": "y" * 1000})
+    assert refused.status_code == 400 and "context" in refused.json()["error"]

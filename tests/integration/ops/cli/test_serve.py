@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
@@ -105,6 +106,32 @@ def test_options_of_an_api_process_are_passed_on() -> None:
 def nothing_done(*_arguments: object) -> int:
     """In place of what an API process does before it serves."""
     return 0
+
+
+@pytest.mark.parametrize("through_serve", [False, True])
+def test_templates_of_files_reach_an_api_process(
+    through_serve: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By their absolute paths; a file that is no response template is refused at once."""
+    settings: list[ApiSettings] = []
+    monkeypatch.setenv("FURROW_REDIS_URL", "redis://nowhere")
+    monkeypatch.setattr("api.__main__.serve", settings.append)
+    monkeypatch.setattr("api.__main__.count_keys", nothing_done)
+    monkeypatch.setattr("control.logs.configure", nothing_done)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "form.json").write_text('{"fields": {"content": {}}}')
+    (tmp_path / "wrong.json").write_text('{"fields": {}}')
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    words = ["--response-template", "form.json", "--chat-template", "chat.jinja"]
+    if through_serve:
+        words = CliRunner().invoke(command, words).output.partition(" {")[0].split()
+    found = CliRunner().invoke(api, words)
+    assert found.exit_code == 0, found.output
+    assert settings[0].response_template == str(tmp_path / "form.json")
+    assert settings[0].chat_template == str(tmp_path / "chat.jinja")
+    for wrong in (["--response-template", "wrong.json"], ["--chat-template", "missing"]):
+        refused = CliRunner().invoke(api, wrong)
+        assert refused.exit_code == 2 and wrong[1] in refused.output
 
 
 @pytest.mark.parametrize("through_serve", [False, True])

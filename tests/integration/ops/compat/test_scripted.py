@@ -14,11 +14,12 @@ from openai.types.chat import ChatCompletionMessage
 
 from control.redis.connection import connect, run
 from control.replicas.lease import holder, release_token
-from ops.compat.scripted import ANSWER, OrderedLeader, scripted_farm
+from ops.compat.scripted import ANSWER, FORMS, OrderedLeader, scripted_farm
 from tests.servers import NEW, serving
 from tests.waiting import until
 
-TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
 LONG = " ".join(f"line {number}" for number in range(40))
 
 
@@ -26,10 +27,11 @@ def order(**what: Any) -> str:
     return f"[order:{base64.b64encode(msgspec.json.encode(what)).decode()}]"
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+@pytest.fixture(scope="module", params=FORMS)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """Of a farm whose model writes in a form."""
     with (
-        scripted_farm("demo", tmp_path_factory.mktemp("data")) as url,
+        scripted_farm("demo", tmp_path_factory.mktemp("data"), form=request.param) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

@@ -99,7 +99,7 @@ class Scene:
         # The supervisor keeps the kernel's count of kills beside the records of replicas.
         until(
             lambda: (
-                [kept["seen"] for kept in self.host.clients[-1].kept.values() if isinstance(kept, dict)][-1:] == [seen]
+                [one["seen"] for one in self.host.clients[-1].records.values() if isinstance(one, dict)][-1:] == [seen]
             ),
             40.0,
         )
@@ -171,7 +171,7 @@ def test_a_replica_that_was_given_up_stays_given_up(scene: Scene) -> None:
     scene.start_agent()
     until(lambda: scene.status().get("state") == "failed", 40.0)
     tries, why = len(scene.pids(1)), scene.status()["detail"]
-    until(lambda: "without being ready" in json.dumps(scene.host.clients[-1].kept), 40.0)
+    until(lambda: "without being ready" in json.dumps(scene.host.clients[-1].records), 40.0)
     scene.lose_agent()
     agent = scene.adopts()
     replica = agent.replicas.by_place[MODEL, REPLICA]

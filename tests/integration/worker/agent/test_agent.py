@@ -306,7 +306,7 @@ class Killer:
         self.watch(scene.agent)
 
     def watch(self, agent: Agent) -> None:
-        before = agent._supervisor.kept.get("memory kills")
+        before = agent._supervisor.records.get("memory kills")
         agent._exits._kills = MemoryKills(self._folder, self._folder / "own", unclaimed_from=before)
 
     def strike(self, model: str) -> None:

@@ -144,6 +144,22 @@ def test_one_is_kept_and_prepares_what_is_in_use(stand_in: Path, standby: Standb
     assert standby._process is process and standby._prepared == {first, second}
 
 
+def test_the_vocabulary_is_prepared_once_the_ranks_serve(stand_in: Path, standby: Standby) -> None:
+    """The rank is forked as soon as the code of its model is imported: the first leader makes its own vocabulary, and
+    the standby makes one at low priority for the next."""
+    model = Preparation("first", "auto", "cpu", leads=True)
+    code = model._replace(leads=False)
+    wait_for(standby, "ready")
+    assert standby.awaited(model) is (standby.state == "starting")
+    wait_for(standby, "ready")
+    standby.tend([model], serving=False)
+    assert standby._prepared == {code} and standby.state == "ready" and not standby.awaited(model)
+    standby.tend([model], serving=True)
+    assert standby._background
+    wait_for(standby, "ready")
+    assert standby._prepared == {code, model} and not standby.awaited(model)
+
+
 def test_a_rank_starts_alone_without_a_standby(stand_in: Path, standby: Standby) -> None:
     """At once where it imports at low priority or is dead, and after a time where its imports hang."""
     (stand_in / "slow").touch()

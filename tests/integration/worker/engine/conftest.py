@@ -13,7 +13,7 @@ from control.cache import files as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 from worker.models import loading
-from worker.models.layers import packing
+from worker.models.torch.layers import packing
 from worker.native.library import Threads, threads_here
 from worker.selftest.shapes import Shapes
 

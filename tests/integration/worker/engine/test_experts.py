@@ -18,10 +18,10 @@ from tests.integration.worker.engine.ranks import RankGroup
 from tests.integration.worker.engine.test_native import PROMPT, Running, conversation, loaded
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
-from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
+from worker.models.served import Row
 from worker.native.library import load_library, threads_here
 from worker.tensors import as_array
 from worker.weights.dequantize import dequantize

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests import models
 from worker.families.family import Family
 from worker.families.registry import FAMILIES
-from worker.models.meta_model import meta_model
+from worker.models.torch.meta_model import meta_model
 from worker.weights.sharding import IN_LAYER
 
 WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}

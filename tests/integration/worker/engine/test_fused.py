@@ -18,9 +18,9 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models import torch_loading
-from worker.models.kernels import modules as kernels
 from worker.models.loading import load
+from worker.models.torch import loading as torch_loading
+from worker.models.torch.kernels import modules as kernels
 from worker.native.host import SWITCH
 
 JOBS = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]

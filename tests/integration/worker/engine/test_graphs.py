@@ -15,13 +15,13 @@ from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import write
 from tests.integration.worker.engine.stepping import command, rows, tensor_of
 from worker.collective import Solo
-from worker.engine.ahead import RunAhead
-from worker.engine.graphs import BUCKETS, DecodeGraphs, graphs_for
 from worker.engine.step import Engine
-from worker.kv import gathered
-from worker.kv.pages import PagedStore
-from worker.models.batch import Row
+from worker.engine.torch.ahead import RunAhead
+from worker.engine.torch.graphs import BUCKETS, DecodeGraphs, graphs_for
+from worker.kv.torch import gathered
+from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
+from worker.models.served import Row
 
 Checkpoint = Callable[[str], Path]
 

@@ -23,9 +23,9 @@ from tests.integration.worker.engine.test_native import PROMPT, Running, convers
 from worker.collective import Solo
 from worker.kv.base import Extent
 from worker.kv.slabs import SlabStore
-from worker.models.batch import Row
 from worker.models.loading import load
-from worker.models.recurrent.mamba import MambaLayer
+from worker.models.served import Row
+from worker.models.torch.recurrent.mamba import MambaLayer
 from worker.native.library import load_library
 
 compiled = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")

@@ -22,12 +22,11 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models import torch_loading
-from worker.models.batch import Row, flatten
-from worker.models.layers import packing
-from worker.models.layers.dense import DenseLinear
 from worker.models.loading import load
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
+from worker.models.torch import loading as torch_loading
+from worker.models.torch.layers import packing
+from worker.models.torch.layers.dense import DenseLinear
 from worker.native.host import SWITCH
 from worker.native.library import load_library
 

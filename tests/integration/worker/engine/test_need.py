@@ -18,17 +18,16 @@ from tests.integration.worker.engine.test_loading import Membership
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.models.loading import load
+from worker.models.native.forward import NativeModel
 from worker.models.native.plan import Plan
 from worker.models.native.scratch import scratch_bytes
 from worker.models.need import rank_need
-from worker.models.served import NativeModel
 from worker.native.host import panel_outputs
 from worker.native.library import KINDS, Batch, Slab, Span, threads_here
 from worker.repository.files import inspect
 from worker.weights.formats import FORMATS
-from worker.weights.packed_matrix import PackedMatrix, packed_bytes
 from worker.weights.schemes import E2M1, E4M3, INT4, INT8
-from worker.weights.stored_matrix import StoredMatrix
+from worker.weights.stored_matrix import PackedMatrix, StoredMatrix, packed_bytes
 
 pytestmark = pytest.mark.skipif(threads_here() is None, reason="no compiler")
 

@@ -24,7 +24,7 @@ from tests.integration.worker.engine.kept_weights import (
     the_file,
 )
 from worker.families.registry import FAMILIES
-from worker.models.native import loading as native_loading
+from worker.models import loading
 from worker.native.library import load_library
 from worker.repository.files import inspect
 from worker.repository.fingerprint import SAMPLE_BYTES, fingerprint
@@ -51,7 +51,7 @@ def test_a_hit_gives_the_bits_of_a_miss(
     """The checkpoint's tensors are not read, and the next step has the same logits to the bit."""
     first, logs = loaded(checkpoint(family), quant)
     assert KEPT in logs and HIT not in logs
-    monkeypatch.setattr(native_loading.NativeLoader, "fill", None)
+    monkeypatch.setattr(loading.NativeLoader, "fill", None)
     second, logs = loaded(checkpoint(family), quant)
     assert HIT in logs and KEPT not in logs
     assert torch.equal(logits(first), logits(second))
@@ -132,13 +132,13 @@ def test_files_that_change_during_the_load_are_not_kept(
     checkpoint: Checkpoint, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = shutil.copytree(checkpoint("llama"), tmp_path / "model")
-    fill = native_loading.NativeLoader.fill
+    fill = loading.NativeLoader.fill
 
     def filled(loader: Any, *arguments: Any) -> None:
         fill(loader, *arguments)
         os.utime(source / "model.safetensors")
 
-    monkeypatch.setattr(native_loading.NativeLoader, "fill", filled)
+    monkeypatch.setattr(loading.NativeLoader, "fill", filled)
     assert KEPT not in loaded(source)[1]
     assert not weights.exists()
 

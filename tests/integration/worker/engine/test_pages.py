@@ -16,8 +16,8 @@ from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, rows, run
 from worker.collective import Solo
 from worker.engine.step import Engine
-from worker.kv import gathered
-from worker.kv.pages import PagedStore
+from worker.kv.torch import gathered
+from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
 from worker.native.host import SWITCH
 
@@ -66,7 +66,7 @@ def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:
 def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the Triton kernels, float32 logits of chunks and decode rows are those of plain torch within 1e-4."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
-    from worker.kv.kernels import attention as paged
+    from worker.kv.torch.kernels import attention as paged
 
     monkeypatch.setenv(SWITCH, "0")  # C++ reads no pages
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -27,9 +27,8 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
-from worker.models.batch import Row, flatten
 from worker.models.loading import load
-from worker.models.served import ServedModel
+from worker.models.served import Row, ServedModel, flatten
 from worker.native.host import SWITCH
 from worker.native.library import load_library
 

@@ -23,12 +23,12 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.base import CacheLayout, Extent
 from worker.kv.slabs import SlabStore
-from worker.models.batch import Row
 from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
-from worker.models.recurrent.gated_convolution import GatedConvolution
-from worker.models.recurrent.gated_delta import GatedDelta
+from worker.models.served import Row
+from worker.models.torch.recurrent.gated_convolution import GatedConvolution
+from worker.models.torch.recurrent.gated_delta import GatedDelta
 from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]

@@ -21,19 +21,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from worker.engine import graphs
-from worker.kv import stores
+from worker.engine.torch import graphs
+from worker.kv.torch import stores as torch_stores
 from worker.tensors import number_type
 
 DEVICE = "cuda:0"
 
 KERNELS = {
-    "models.kernels.activation": ("_gated",),
-    "kv.kernels.decode": ("_decode", "_reduce"),
-    "models.kernels.norm": ("_rms_norm",),
-    "kv.kernels.pages": ("_store",),
-    "kv.kernels.prefill": ("_prefill",),
-    "models.kernels.rotary": ("_rotary",),
+    "models.torch.kernels.activation": ("_gated",),
+    "kv.torch.kernels.decode": ("_decode", "_reduce"),
+    "models.torch.kernels.norm": ("_rms_norm",),
+    "kv.torch.kernels.pages": ("_store",),
+    "kv.torch.kernels.prefill": ("_prefill",),
+    "models.torch.kernels.rotary": ("_rotary",),
 }
 
 GUARD = """
@@ -87,7 +87,7 @@ class Launch:
                 raise BadLaunch(f"{self._name}: a tensor {tuple(one.shape)} has strides {one.stride()}")
         partial = named.get("partial", positional[0] if self._name == "_reduce" else None)
         kinds = {number_type(one.dtype).name for one in tensors if one.is_floating_point() and one is not partial}
-        if len(kinds) != 1 or not kinds <= stores.KERNEL_TYPES:
+        if len(kinds) != 1 or not kinds <= torch_stores.KERNEL_TYPES:
             raise BadLaunch(f"{self._name}: types {kinds}")
         if partial is not None and partial.dtype != torch.float32:
             raise BadLaunch(f"{self._name}: sums in {partial.dtype}")
@@ -129,7 +129,7 @@ def fake_gpu(guard: ctypes.CDLL) -> Iterator[list[str]]:
             for name in names:
                 place = importlib.import_module(f"worker.{module}")
                 stack.enter_context(mock.patch.object(place, name, Launch(name, seen)))
-        decode = importlib.import_module("worker.kv.kernels.decode")
+        decode = importlib.import_module("worker.kv.torch.kernels.decode")
         for place, name, stand_in in (
             (decode, "_processors", lambda device: 132),
             (graphs, "CudaCapture", lambda device: Recorded),

@@ -28,8 +28,8 @@ from tests.integration.worker.fake_gpu.device import DEVICE, BadLaunch, HiddenWa
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.stores import store_for
-from worker.models.kernels import modules as kernels
 from worker.models.loading import load
+from worker.models.torch.kernels import modules as kernels
 from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 

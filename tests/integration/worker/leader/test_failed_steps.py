@@ -12,7 +12,7 @@ from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader.request import RunningRequest
-from worker.sampling.tensor_sampler import TensorLogits
+from worker.sampling.torch.sampler import TensorLogits
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher
 

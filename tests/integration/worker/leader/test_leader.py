@@ -206,10 +206,15 @@ def test_the_phases_of_a_request_are_stamped(scene: LeaderScene) -> None:
 
 
 def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle leader still checks that its group is alive."""
+    """An idle leader still checks that its group is alive, and makes the vocabulary for grammars, for which no step
+    then waits."""
+    scene.ask("before", max_tokens=1)
+    scene.answer("before")
+    assert scene.leader._grammars._tokenizer is None
     monkeypatch.setattr(serving_module, "IDLE_PING_S", 0.0)
     scene.ask("r", max_tokens=1)
     scene.answer("r")
+    until(lambda: scene.leader._grammars._tokenizer is not None, 40.0)
     first = health.heartbeats(scene.redis.client, MODEL, REPLICA, 1)[0]
 
     def later() -> bool:

@@ -18,7 +18,7 @@ from control.replicas import health
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
-from worker.models.torch_served import TorchModel
+from worker.models.torch.served import TorchModel
 from worker.rank import heartbeat as heartbeat_module
 
 PROMPT = [10 + at % 80 for at in range(200)]

@@ -18,7 +18,7 @@ from worker.models.loading import load
 from worker.models.served import ServedModel
 from worker.native.library import load_library
 from worker.sampling.sampler import SamplingRow
-from worker.sampling.tensor_sampler import TensorSampler
+from worker.sampling.torch.sampler import TensorSampler
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence
 

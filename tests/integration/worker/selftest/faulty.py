@@ -11,12 +11,12 @@ from unittest import mock
 
 import torch
 
-from worker.collective import trials as collectives
 from worker.collective.native import NativeExchange
-from worker.engine import trials as capture
-from worker.kv import trials as attention
-from worker.kv.kernels import decode
-from worker.models.kernels import trials as modules
+from worker.collective.torch import trials as collectives
+from worker.engine.torch import trials as capture
+from worker.kv.torch import trials as attention
+from worker.kv.torch.kernels import decode
+from worker.models.torch.kernels import trials as modules
 from worker.selftest.case import Case
 from worker.selftest.request import Request
 
@@ -35,7 +35,7 @@ def wrong_scale(request: Request) -> Iterator[Case]:
 
 def wrong_place(request: Request) -> Iterator[Case]:
     """A store that leaves the new tokens out."""
-    from worker.kv.kernels import pages
+    from worker.kv.torch.kernels import pages
 
     with mock.patch.object(pages, "store", lambda *given: None):
         yield from attention.store(request)

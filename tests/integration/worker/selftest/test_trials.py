@@ -20,11 +20,12 @@ from tests.integration.worker.engine.ranks import play
 from tests.integration.worker.engine.script import Job, write
 from tests.rooms import ROOT
 from worker.collective import Solo, rendezvous
-from worker.engine.graphs import DecodeGraphs, RefusedCapture
 from worker.engine.step import Engine
-from worker.kv import gathered, stores
-from worker.kv.pages import PagedStore
+from worker.engine.torch.graphs import DecodeGraphs, RefusedCapture
 from worker.kv.slabs import SlabStore
+from worker.kv.torch import gathered
+from worker.kv.torch import stores as torch_stores
+from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.__main__ import tried
@@ -164,18 +165,18 @@ def played(engine: Engine) -> Any:
 def test_the_model_serves_the_plain_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With attention kernels and fused modules off, and captures refused, its tokens are those of a CPU."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
-    from worker.kv.kernels import attention as paged
-    from worker.models.kernels.modules import fuse
+    from worker.kv.torch.kernels import attention as paged
+    from worker.models.torch.kernels.modules import fuse
 
     plain = load(folder, collective=Solo(), dtype="float32")
     expected = played(Engine(plain, SlabStore(plain.cache_layout, 64), Solo()))
     switches.switch_off({"cpp": "differs"})  # so that its modules are transformers', as on a GPU
     model = load(folder, collective=Solo(), dtype="float32")
-    assert stores.attention_for(model.cache_layout) is paged.attend
+    assert torch_stores.attention_for(model.cache_layout) is paged.attend
     off = ("triton.decode", "triton.norm", "triton.gate", "triton.rotary", "graphs")
     switches.switch_off(dict.fromkeys(off, "differs by 2"))
     assert fuse(model._module) == 0
-    attention = stores.attention_for(model.cache_layout)
+    attention = torch_stores.attention_for(model.cache_layout)
     assert attention is gathered.attend
     store = PagedStore(model.cache_layout, 128, 512, attention, 16)
     engine = Engine(model, store, Solo())

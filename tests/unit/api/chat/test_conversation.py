@@ -99,6 +99,13 @@ def test_effort_in_the_words_of_the_template() -> None:
     assert prompt(template, reasoning_effort="none", chat_template_kwargs={"thinking": 1}).text == "xnone1"
 
 
+def test_effort_in_words_that_the_model_knows() -> None:
+    """gpt-oss was trained on three; the others mean the nearest one."""
+    template = PLAIN + "<|start|><|channel|>analysis<|message|>{{ reasoning_effort }}"
+    for effort, word in {"none": "low", "minimal": "low", "medium": "medium", "max": "high"}.items():
+        assert prompt(template, reasoning_effort=effort).text.endswith(word)
+
+
 def test_without_a_switch_effort_is_a_hint() -> None:
     """A template without the words is rendered as ever, whatever effort is asked for."""
     for template in (PLAIN, BEGUN):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -10,12 +12,13 @@ from fakeredis import FakeRedis
 from tokenizers import normalizers
 
 from api.models.models import LOST_S, Models
+from api.schemas.view import OWN
 from api.settings import ApiSettings
 from control.errors import ModelFileRefused, ModelNotFound, ModelUnavailable
 from control.keys import METERED
 from control.messages import ModelSpec
 from control.records import catalog
-from control.records.breaches import breaches_of
+from control.records.breaches import CALLS, breaches_of
 from control.redis.connection import run
 from control.replicas.health import Overview, ReplicaState
 from tests.byte_model import byte_assets, byte_tokenizer
@@ -189,6 +192,34 @@ async def test_a_tokenizer_that_hangs_delays_no_other_model(
         assert breach.file == "tokenizer" and "took more than 1.0 s" in breach.deed
     finally:
         await subject.stop()
+
+
+async def test_operators_are_told_of_calls_that_are_not_understood(empty: FakeRedis, tmp_path: Path) -> None:
+    """Of a model that takes tools in a form that is not known; not where a form is known, given, or not needed."""
+    odd, known = "{{ tools }} [[call]]", "{{ tools }}<arg_key><arg_value>"
+    for name, template in {"odd": odd, "glm": known, "plain": "{{ messages }}"}.items():
+        publish(empty, name, chat_template=template)
+    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere"))
+    await subject.look()
+    await subject.look()
+    told = breaches_of(empty, ["odd", "glm", "plain"])
+    assert [breach.file for breach in told["odd"]] == [CALLS] and not told["glm"] and not told["plain"]
+    file = tmp_path / "form.json"
+    file.write_text(json.dumps({"fields": {"tool_calls": {"open": "[[", "close": "]]", "content": "json"}}}))
+    given: Any = Models(empty, ApiSettings(redis_url="redis://nowhere", response_template=str(file)))
+    await given.look()
+    assert [(await given.resolve(name)).forms.calls for name in ("odd", "glm")] == [OWN, OWN]
+
+
+async def test_a_chat_template_may_be_given(empty: FakeRedis, tmp_path: Path) -> None:
+    """It is rendered, and told by, in place of the model's own."""
+    publish(empty, "odd", chat_template="{{ tools }}")
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ tools }}<arg_key><arg_value>")
+    subject: Any = Models(empty, ApiSettings(redis_url="redis://nowhere", chat_template=str(file)))
+    await subject.look()
+    served = await subject.resolve("odd")
+    assert served.forms.calls == "glm" and served.template.render({"tools": 3}) == "3<arg_key><arg_value>"
 
 
 async def test_an_unusual_tokenizer_is_served_after_its_trial(empty: FakeRedis) -> None:

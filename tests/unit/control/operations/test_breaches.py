@@ -11,7 +11,7 @@ from control.messages import ModelSpec
 from control.operations.checks.findings import Finding
 from control.operations.checks.report import read_farm_findings
 from control.records import catalog
-from control.records.breaches import note_breach
+from control.records.breaches import CALLS, note_breach
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from ops.cli.doctor.models import check_models
@@ -23,6 +23,18 @@ def of_doctor(client: SyncRedis) -> list[Finding]:
 
 def of_console(client: SyncRedis) -> list[Finding]:
     return read_farm_findings(client, [], health.overviews(client))
+
+
+@pytest.mark.parametrize("findings", [of_doctor, of_console])
+def test_calls_that_are_not_understood_are_told(findings: Callable[[SyncRedis], list[Finding]]) -> None:
+    """A warning with the model and a remedy."""
+    client = FakeRedis(decode_responses=True)
+    catalog.put_spec(client, ModelSpec(name="odd", source="script"))
+    note_breach(client, "odd", CALLS, "are not understood")
+    [finding] = [one for one in findings(client) if one.check == "calls"]
+    assert (finding.where, finding.level) == ("odd", "warning")
+    assert finding.message == "calls of this model are not understood" and "--tool-parser" in finding.remedy
+    assert not [one for one in findings(client) if one.check == "breaches"]
 
 
 @pytest.mark.parametrize("findings", [of_doctor, of_console])

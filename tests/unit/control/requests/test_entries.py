@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control.messages import LogEntry, TokenLogprobs
-from control.requests.emit import encode_entry
 from control.requests.history import decode_entries
+from control.requests.token_log import encode_entry
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from control.requests.history import decode_entries
         (LogEntry(4, 0, 42, logprobs=TokenLogprobs(-0.5)), "[4,0,42,null,null,[-0.5,[]]]"),
         (LogEntry(5, 0, 42, "stop", ",null]"), '[5,0,42,"stop",",null]"]'),
         (LogEntry(1, 0, 42, cached=64), "[1,0,42,null,null,null,64]"),
+        (LogEntry(6, 0, None), "[6,0,null]"),
     ],
 )
 def test_an_entry_is_short_and_comes_back(entry: LogEntry, text: str) -> None:

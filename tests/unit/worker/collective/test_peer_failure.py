@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.errors import CollectiveFailed, GroupError, RankError
-from worker.collective.process_group import met
+from worker.collective.torch.process_group import met
 from worker.leader.serving import met_in_collective
 
 

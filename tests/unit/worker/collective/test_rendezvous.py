@@ -14,10 +14,11 @@ import torch.distributed as dist
 from structlog.testing import capture_logs
 
 from control.errors import CollectiveLeft
-from worker.collective import native, process_group, rendezvous, segment
+from worker.collective import native, rendezvous, segment
 from worker.collective.abort import Abort
 from worker.collective.rendezvous import Card, refusal_of
 from worker.collective.shared_memory import SharedMemoryCollective
+from worker.collective.torch import process_group
 
 compiled = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
 

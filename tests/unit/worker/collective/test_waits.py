@@ -14,7 +14,7 @@ from tests.unit.worker.collective.groups import group
 from tests.waiting import until
 from worker.collective import native
 from worker.collective.base import Collective, Solo, Waits
-from worker.collective.process_group import ProcessGroupCollective
+from worker.collective.torch.process_group import ProcessGroupCollective
 
 LATE_S = 0.3
 

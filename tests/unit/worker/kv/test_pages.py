@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.unit.worker.kv.test_slabs import DIM, HEADS, KV_HEADS, VARIANTS, textbook
-from worker.kv import gathered
 from worker.kv.base import CacheLayout, Extent, LayerCache
-from worker.kv.pages import Blocks, PagedStore, tokens_that_fit
+from worker.kv.torch import gathered
+from worker.kv.torch.pages import Blocks, PagedStore, tokens_that_fit
 
 BLOCK = 4
 

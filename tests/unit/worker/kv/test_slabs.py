@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
-from worker.kv.slab_attention import PoolTensors, SlabAttention
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
+from worker.kv.torch.slab_attention import PoolTensors, SlabAttention
 from worker.native.memory import clear
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -190,7 +190,7 @@ def test_a_pool_that_can_not_be_mapped_has_fewer_slots(layout: CacheLayout, monk
 @pytest.mark.parametrize("call_bytes", [0, 2**30])
 def test_idle_slots_between_busy_ones(layout: CacheLayout, call_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading idle slots along, or not, changes no result."""
-    monkeypatch.setattr("worker.kv.slab_attention.CALL_BYTES", call_bytes)
+    monkeypatch.setattr("worker.kv.torch.slab_attention.CALL_BYTES", call_bytes)
     store = SlabStore(layout, 10_000)
     first = [Extent(sid, 0, 1) for sid in range(12)]
     key = torch.randn(KV_HEADS, 12, DIM, dtype=torch.float64)

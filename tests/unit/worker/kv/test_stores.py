@@ -10,9 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
-from worker.kv import gathered, slabs, stores
+from worker.kv import slabs, stores
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
+from worker.kv.torch import gathered
+from worker.kv.torch import stores as torch_stores
 
 
 def layout(dtype: str) -> CacheLayout:
@@ -58,17 +60,17 @@ def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_gives_what_is_free_less_a_workspace() -> None:
     """Nine tenths without the workspace, on a small GPU half."""
-    assert stores.gpu_budget(100 * 2**30) == 89 * 2**30
-    assert stores.gpu_budget(2**30) == 2**29
+    assert torch_stores.gpu_budget(100 * 2**30) == 89 * 2**30
+    assert torch_stores.gpu_budget(2**30) == 2**29
 
 
 def test_numbers_without_kernels_are_attended_by_plain_torch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Float64, and any type where Triton is missing, take the slow way and say so."""
-    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: object())
-    assert stores.attention_for(layout("float64")) is gathered.attend
+    monkeypatch.setattr(torch_stores.importlib.util, "find_spec", lambda name: object())
+    assert torch_stores.attention_for(layout("float64")) is gathered.attend
     assert "the kernels have no float64" in capsys.readouterr().out
-    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
-    assert stores.attention_for(layout("float16")) is gathered.attend
+    monkeypatch.setattr(torch_stores.importlib.util, "find_spec", lambda name: None)
+    assert torch_stores.attention_for(layout("float16")) is gathered.attend
     assert "Triton is not installed" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import pytest
 
 from tests.waiting import until
-from worker.leader.background_call import BackgroundCall
+from worker.leader.exchange import BackgroundCall
 
 
 def named(name: str) -> list[threading.Thread]:

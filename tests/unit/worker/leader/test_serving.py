@@ -101,6 +101,11 @@ class ScriptedRedis(Exchange):
 class NoGrammars:
     """In place of the grammars: no request has one."""
 
+    prepared = 0
+
+    def prepare(self) -> None:
+        self.prepared += 1
+
     def ready(self, grammar: object) -> bool:
         return grammar is None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models import SHAPE
-from worker.models import meta_model
+from worker.models.torch import meta_model
 
 
 def test_threads_that_build_at_the_same_time_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:

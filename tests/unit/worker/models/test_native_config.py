@@ -12,12 +12,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.registry import FAMILIES
-from worker.models.meta_model import configuration, meta_model
 from worker.models.native.config import native_config
 from worker.models.native.module import NotNative
 from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.rotary import rotaries
 from worker.models.shard import cache_layout, cache_sources
+from worker.models.torch.meta_model import configuration, meta_model
 from worker.repository import validation
 from worker.weights.sharding import ShardPlan
 

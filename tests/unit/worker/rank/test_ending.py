@@ -15,7 +15,7 @@ from control.errors import (
     SettingsError,
 )
 from control.messages import Assignment, ModelSpec
-from worker.models.layers import packing
+from worker.models.torch.layers import packing
 from worker.native import compiled
 from worker.rank.ending import exit_status
 from worker.rank.exit_codes import LOAD_FAILED, REFUSED

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from api.chat.template import PlainTemplate
 from control.errors import ModelFilesAway, ModelFilesError
 from control.messages import Assignment, ModelSpec
 from ops.demo import MODEL_DIR
@@ -33,6 +35,33 @@ def test_the_template_of_a_file_goes_before_the_tokenizer_s(tmp_path: Path) -> N
     assert read_assets(files(tmp_path, tokenizer_config={"chat_template": several}), None).chat_template == "listed"
     (tmp_path / "chat_template.jinja").write_text("own")
     assert read_assets(files(tmp_path, tokenizer_config={"chat_template": "inner"}), None).chat_template == "own"
+
+
+DEFAULT = "\n{% for m in messages %}\n{{ m.content }}{% endfor %}!\n"
+TOOL_USE = "{%- set n = tools | length %}\n  {% if n %}\nuse {{ n }}\n{% endif %}\n\n"
+
+
+@pytest.mark.parametrize("place", ["list", "folder"])
+@pytest.mark.parametrize("tools", [None, [{"type": "function"}]])
+def test_a_template_for_tools_is_chosen_as_transformers_does(tmp_path: Path, place: str, tools: Any) -> None:
+    """It is rendered where there are tools, to the last line break, and the default one elsewhere."""
+    config: dict[str, Any] = {}
+    if place == "list":
+        config["chat_template"] = [
+            {"name": "default", "template": DEFAULT},
+            {"name": "tool_use", "template": TOOL_USE},
+            {"name": "rag", "template": "no"},
+        ]
+    else:
+        (tmp_path / "chat_template.jinja").write_text(DEFAULT)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates/tool_use.jinja").write_text(TOOL_USE)
+    joined = read_assets(files(tmp_path, tokenizer_config=config), None).chat_template
+    assert joined is not None
+    messages = [{"role": "user", "content": "Hello"}]
+    chosen = TOOL_USE if tools else DEFAULT
+    [expected], _ = render_jinja_template([messages], tools=tools, chat_template=chosen)
+    assert PlainTemplate(joined).render({"messages": messages, "tools": tools}) == expected
 
 
 def test_every_end_of_sequence_id_is_published(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_ends_of_a_sequence_are_token_ids(value: object) -> None:
 )
 def test_heads_by_layer_are_those_of_transformers(changes: dict[str, Any], saved: bool) -> None:
     """The key-value heads and their width of each layer of gemma4, of a file of either form."""
-    from worker.models.meta_model import configuration
+    from worker.models.torch.meta_model import configuration
 
     config = config_of("gemma4_text") | changes
     theirs: Any = configuration(config)

@@ -13,7 +13,7 @@ from control.quantization import BLOCK_QUANTS
 from worker.native.library import ALL, KINDS, NUMBERS, bits_of
 from worker.repository.files import ModelFiles
 from worker.repository.kinds import kinds_of
-from worker.weights.packed_matrix import Kept
+from worker.weights.stored_matrix import Kept
 
 HALF, WHOLE = torch.bfloat16, torch.float32
 

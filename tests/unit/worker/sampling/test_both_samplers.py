@@ -13,7 +13,7 @@ from control.messages import TokenLogprobs
 from tests.unit.worker.sampling.test_sampler import row
 from worker.native.library import threads_here
 from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
-from worker.sampling.tensor_sampler import TensorSampler
+from worker.sampling.torch.sampler import TensorSampler
 
 VOCABULARIES = (2, 8, 50, 999, 5003)
 

@@ -16,7 +16,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from worker.sampling import filters
+from worker.sampling.torch import filters
 
 VOCABULARY = 300
 REMOVED = float("-inf")

@@ -14,10 +14,10 @@ from control.messages import Grammar, Sampling, TokenLogprobs
 from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker.engine.step import NO_TOKEN, Forward
-from worker.sampling import filters
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
 from worker.sampling.sampler import StepSampler, StepTokens
+from worker.sampling.torch import filters
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.sequence import Finisher, Sequence
 
@@ -196,9 +196,26 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     assert allowed(first) == {b"o"} and allowed(second) == {b"c"}
 
 
+def test_the_vocabulary_is_made_when_it_is_needed() -> None:
+    """Once, for the first grammar, or before it by a leader that is idle: meanwhile no other thread runs."""
+    begun: list[int] = []
+
+    def begin() -> Future[LLTokenizer]:
+        begun.append(1)
+        return vocabulary_of(ASSETS).for_grammars()
+
+    grammars = Grammars(begin, ASSETS.eos_ids)
+    assert grammars.ready(None) and not begun
+    first, second = row(grammars, Grammar("regex", "a")), row(grammars, Grammar("regex", "b"))
+    assert allowed(first) == {b"a"} and allowed(second) == {b"b"} and begun == [1]
+    idle = Grammars(begin, ASSETS.eos_ids)
+    assert idle.prepare() is idle.prepare() and begun == [1, 1]
+    assert allowed(row(idle, Grammar("regex", "c"))) == {b"c"} and begun == [1, 1]
+
+
 def test_a_vocabulary_that_can_not_be_read_fails_constrained_rows_only() -> None:
     """Its reason is the row's; nobody else needs it."""
     form: Future[LLTokenizer] = Future()
     form.set_exception(ValueError("no object"))
-    sequence = row(Grammars(form, []), Grammar("regex", "a"))
+    sequence = row(Grammars(lambda: form, []), Grammar("regex", "a"))
     assert sequence.constraint is not None and "object" in sequence.constraint.failure

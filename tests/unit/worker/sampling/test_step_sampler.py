@@ -13,7 +13,7 @@ from control.messages import ReasoningBudget, Sampling
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling import constraints
 from worker.sampling.sampler import LogitsHealth, StepSampler, StepTokens
-from worker.sampling.tensor_sampler import TensorLogits, TensorSampler
+from worker.sampling.torch.sampler import TensorLogits, TensorSampler
 from worker.scheduling.sequence import Sequence
 
 VOCABULARY = 5
@@ -225,6 +225,6 @@ def test_large_finite_values_are_healthy() -> None:
 
 def test_healthy_batch_costs_one_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     """No row of a healthy batch is looked at by itself."""
-    monkeypatch.setattr("worker.sampling.tensor_sampler.describe", None)
+    monkeypatch.setattr("worker.sampling.torch.sampler.describe", None)
     monkeypatch.setattr(torch.Tensor, "all", None)
     assert inspect(torch.zeros(4, 10)) == {}

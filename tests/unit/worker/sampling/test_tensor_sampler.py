@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.worker.sampling.test_sampler import VOCABULARY, row
 from worker.sampling.noise import row_key
-from worker.sampling.tensor_noise import gumbel, key_column, noise_bits
-from worker.sampling.tensor_sampler import TensorSampler
+from worker.sampling.torch.noise import gumbel, key_column, noise_bits
+from worker.sampling.torch.sampler import TensorSampler
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
     """A batch of plain greedy rows is one argmax."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
     monkeypatch.setattr(torch.Tensor, "topk", None)
-    monkeypatch.setattr("worker.sampling.tensor_sampler.gumbel", None)
+    monkeypatch.setattr("worker.sampling.torch.sampler.gumbel", None)
     logits = torch.randn(3, VOCABULARY)
     sampled = TensorSampler().sample(logits, [row(temperature=0.0)] * 3)
     assert [one.token for one in sampled] == logits.argmax(-1).tolist()
@@ -62,8 +62,8 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
 def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without top_p and top_k are drawn without sorting the vocabulary."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr("worker.sampling.filters.keep_top_p", None)
-    monkeypatch.setattr("worker.sampling.filters.keep_top_k", None)
+    monkeypatch.setattr("worker.sampling.torch.filters.keep_top_p", None)
+    monkeypatch.setattr("worker.sampling.torch.filters.keep_top_k", None)
     assert len(TensorSampler().sample(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
 
 

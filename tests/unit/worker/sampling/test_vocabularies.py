@@ -27,7 +27,7 @@ def test_a_prepared_vocabulary_is_used_again() -> None:
     """It is made once, and its form for grammars is there at once."""
     prepare("folder", ASSETS)
     first, second = vocabulary_of(ASSETS), vocabulary_of(msgspec.structs.replace(ASSETS, kv_tokens=7, created=9))
-    assert first is second and first.for_grammars.done()
+    assert first is second and first.for_grammars().done()
     assert first.decode(IDS) == "hi"
 
 
@@ -39,7 +39,7 @@ def test_other_assets_get_a_vocabulary_of_their_own(change: dict[str, object]) -
         change = {"tokenizer_json": ASSETS.tokenizer_json.replace("{", "{ ", 1)}
     own = vocabulary_of(msgspec.structs.replace(ASSETS, **change))
     assert own is not vocabulary_of(ASSETS)
-    assert own.for_grammars.result(20.0).vocab_size == change.get("vocab_size", 300)
+    assert own.for_grammars().result(20.0).vocab_size == change.get("vocab_size", 300)
 
 
 def test_models_that_are_not_in_use_any_more_are_released() -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
-from worker.kv import gathered
 from worker.kv.base import Extent, Variant
-from worker.kv.kernels import attention as paged
-from worker.kv.kernels.decode import decode, splits_for
-from worker.kv.kernels.tiles import keys_at_once
-from worker.kv.pages import PagedBatch, paged_batch
+from worker.kv.torch import gathered
+from worker.kv.torch.kernels import attention as paged
+from worker.kv.torch.kernels.decode import decode, splits_for
+from worker.kv.torch.kernels.tiles import keys_at_once
+from worker.kv.torch.pages import PagedBatch, paged_batch
 
 PAGE, WIDTH = 16, 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from worker.models.layers.fusing import FusedLinear, install, linear_groups
+from worker.models.torch.layers.fusing import FusedLinear, install, linear_groups
 
 
 class Counted(nn.Linear):

@@ -1,0 +1,378 @@
+"""The bodies of Ollama's routes, and the requests for text and vectors that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from api.schemas.chat import EFFORTS
+from api.schemas.completions import CompletionRequest, check_completion
+from api.schemas.converted import Converted, converse
+from api.schemas.decoding import Names, Warnings, convert_part, decode_request, missing, naming, refusal
+from api.schemas.embeddings import EmbeddingRequest, check_inputs
+from api.schemas.generation import UNLIMITED
+from api.schemas.image_parts import Parts, chat_content, client_names, image_part, text_part
+from api.schemas.view import Endpoint
+from control.errors import RequestError
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
+
+class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The options that are honoured. None always means: not given."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+_CHAT_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
+"""Chat's names of options that have another one there."""
+
+
+class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of all requests to a model."""
+
+    model: str | None = None
+    options: dict[str, Any] | None = None
+    """Those of `Options`, and others."""
+    keep_alive: str | int | float | None = None
+    """A hint: models stay loaded as the operator says."""
+    # Furrow's own.
+    priority: Literal["high", "normal", "low"] | None = None
+    on_disconnect: str | int | float | None = None
+    timeout: float | None = None
+    deadline: float | None = None
+
+
+class TextFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both requests for text."""
+
+    stream: bool | None = None
+    """Not given: true."""
+    think: bool | str | None = None
+    format: str | dict[str, Any] | None = None
+    """`json`, or a JSON schema."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Call(msgspec.Struct, kw_only=True):
+    function: CalledFunction
+    id: str | None = None
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """A message. Its calls, and the results of calls, need no ids: results come in the order of the calls."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[str] | None = None
+    """Each in base64."""
+    tool_calls: list[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[Turn] | None = None
+    """Without any the model is only asked to be ready."""
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | None = None
+    """Without one the model is only asked to be ready."""
+    suffix: str | None = None
+    """The text after the gap that the model fills."""
+    system: str | None = None
+    images: list[str] | None = None
+    """Each in base64."""
+    raw: bool | None = None
+    """True if the prompt is not put into the model's template."""
+    template: str | None = None
+    context: list[int] | None = None
+
+    @property
+    def has_prompt(self) -> bool:
+        return bool(self.prompt or self.suffix or self.images)
+
+
+class EmbedRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[str] | None = None
+    """Without any the model is only asked to be ready."""
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+
+class EmbeddingsRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """The earlier form, of one text."""
+
+    prompt: str | None = None
+
+
+class ModelToShow(msgspec.Struct, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+    """The earlier name of `model`."""
+    verbose: bool | None = None
+
+    @property
+    def named(self) -> str:
+        """Raises RequestError where no model is named."""
+        name = self.model or self.name
+        if not name:
+            raise missing("model")
+        return name
+
+
+class ModelToDelete(ModelToShow, kw_only=True):
+    pass
+
+
+class ModelToPull(ModelToShow, kw_only=True):
+    stream: bool | None = None
+    """Not given: true."""
+
+
+class RawPrompt(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
+    """The completion of a body of /api/generate whose prompt has no template, or a gap; no client sends it."""
+
+    names: Names = {}
+
+    @property
+    def token_limit(self) -> int | None:
+        """None: up to the model's own end."""
+        return None if self.unlimited else self.max_tokens
+
+
+class OllamaInputs(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
+    """The inputs of a body of /api/embed or /api/embeddings; no client sends it."""
+
+    endpoint: Endpoint
+
+
+_OPTION_NAMES: Names = {_CHAT_NAMES.get(name, name): f"options.{name}" for name in Options.__struct_fields__}
+_TEXT_NAMES: Names = _OPTION_NAMES | {
+    r"^stop\b": "options.stop",
+    r"^response_format\b.*": "format",
+    "reasoning_effort": "think",
+}
+_PASSED_ON = ("model", "logprobs", "top_logprobs", "priority", "on_disconnect", "timeout", "deadline")
+
+
+T = TypeVar("T", bound=TextFields)
+
+
+def decode_text_request(body: bytes, type_: type[T], warnings: Warnings) -> T:
+    """Decode a body. Raises RequestError naming the field at fault, also for a field that is not served."""
+    request = decode_request(body, type_, warnings)
+    if isinstance(request, GenerateRequest):
+        if request.template:
+            raise refusal(
+                "template", "The model's own template is used. Remove it, or send the finished prompt with 'raw': true."
+            )
+        if request.context:
+            raise refusal("context", "Send the conversation to /api/chat as 'messages'.")
+    if isinstance(request.think, str) and request.think not in EFFORTS:
+        raise RequestError(
+            f"Invalid value for 'think': {request.think[:80]!r}; use true, false or one of "
+            f"{', '.join(repr(name) for name in EFFORTS)}.",
+            param="think",
+        )
+    return request
+
+
+def chat_of(request: OllamaChatRequest, warnings: Warnings) -> Converted:
+    """The chat that the request stands for. Raises RequestError in the client's own names."""
+    messages = _messages(request.messages or [])
+    chat = _text_fields(request, warnings) | {"messages": messages, "tools": request.tools or None}
+    return converse(chat, "ollama_chat", {}, client_names(messages) | _TEXT_NAMES)
+
+
+def generation_of(request: GenerateRequest, *, has_template: bool, warnings: Warnings) -> Converted | RawPrompt:
+    """A chat of one question; or a completion, where the prompt is to be taken as it is, there is a gap, or the model
+    has no template. Raises RequestError in the client's own names."""
+    if request.raw or request.suffix or not has_template:
+        return _completion_of(request, warnings)
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": request.system})
+    messages.append({"role": "user", "content": _content(request.prompt or "", request.images, "")})
+    names = client_names(messages) | {r"^messages\b.*": "prompt"} | _TEXT_NAMES
+    return converse(_text_fields(request, warnings) | {"messages": messages}, "ollama_generate", {}, names)
+
+
+def _completion_of(request: GenerateRequest, warnings: Warnings) -> RawPrompt:
+    for name in ("system", "images"):
+        if getattr(request, name):
+            raise refusal(
+                name, "A prompt without a template, or with a gap, is text alone. Remove it from the request."
+            )
+    fields = _text_fields(request, warnings)
+    for name in ("enable_thinking", "reasoning_effort", "include_reasoning"):
+        fields.pop(name, None)  # switches of a template
+    wants_scores = bool(fields.pop("logprobs"))
+    alternatives = fields.pop("top_logprobs") or 0
+    fields |= {
+        "prompt": request.prompt or "",
+        "suffix": request.suffix,
+        "logprobs": alternatives if wants_scores else None,
+    }
+    names = _TEXT_NAMES | {"logprobs": "top_logprobs"}
+    given = {name: value for name, value in fields.items() if value is not None}
+    with naming(names):
+        completion = convert_part(given | {"names": names}, RawPrompt, "")
+        check_completion(completion)
+    return completion
+
+
+def _text_fields(request: TextFields, warnings: Warnings) -> dict[str, Any]:
+    """Fields of the chat request or the completion, without the prompt."""
+    fields = {name: getattr(request, name) for name in _PASSED_ON}
+    fields |= _options(request, warnings)
+    fields["stream"] = request.stream is not False
+    fields["response_format"] = _form(request.format)
+    if isinstance(request.think, bool):
+        fields["enable_thinking"] = request.think
+        fields["include_reasoning"] = None if request.think else False
+    else:
+        fields["reasoning_effort"] = request.think
+    return fields
+
+
+def _options(request: ModelFields, warnings: Warnings) -> dict[str, Any]:
+    """The options in chat's names."""
+    with naming({r"^(?=.)": "options."}):
+        options = decode_request(msgspec.json.encode(request.options or {}), Options, warnings)
+    fields = {_CHAT_NAMES.get(name, name): value for name, value in msgspec.structs.asdict(options).items()}
+    if options.num_predict is not None and options.num_predict < 1:
+        fields["max_tokens"] = UNLIMITED  # as at Ollama
+    return fields
+
+
+def _form(value: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if not value:
+        return None
+    if value == "json":
+        return {"type": "json_object"}
+    if isinstance(value, str):
+        raise RequestError(f"Invalid value for 'format': {value[:80]!r}; use 'json' or a JSON schema.", param="format")
+    return {"type": "json_schema", "json_schema": {"schema": value}}
+
+
+class _CallIds:
+    """Ids for calls and results that come without: a result is that of the oldest call that has none yet."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, str]] = []
+        """Id and function of each call without a result."""
+        self._count = 0
+
+    def of_call(self, call: Call) -> str:
+        self._count += 1
+        identity = call.id or f"call_{self._count}"
+        self._open.append((identity, call.function.name))
+        return identity
+
+    def of_result(self, turn: Turn) -> str:
+        named = [one for one in self._open if one[0] == turn.tool_call_id]
+        if turn.tool_call_id is None:
+            named = [one for one in self._open if turn.tool_name in (None, one[1])]
+        if named:
+            self._open.remove(named[0])
+            return named[0][0]
+        self._count += 1
+        return turn.tool_call_id or f"call_{self._count}"
+
+
+def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
+    """Chat's messages."""
+    ids = _CallIds()
+    messages: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns):
+        content = _content(turn.content or "", turn.images, f"messages[{index}].")
+        message: dict[str, Any] = {"role": turn.role, "content": content}
+        if turn.thinking:
+            message["reasoning_content"] = turn.thinking
+        if turn.tool_calls:
+            message["tool_calls"] = [_call(call, ids.of_call(call)) for call in turn.tool_calls]
+        if turn.role == "tool":
+            message["tool_call_id"] = ids.of_result(turn)
+            if turn.tool_name:
+                message["name"] = turn.tool_name
+        messages.append(message)
+    return messages
+
+
+def _call(call: Call, identity: str) -> dict[str, Any]:
+    arguments = msgspec.json.encode(call.function.arguments).decode()
+    return {"id": identity, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _content(text: str, images: list[str] | None, at: str) -> str | Parts:
+    """The text, after the images; `at` is the beginning of the field's name."""
+    parts = [image_part(_image_url(image), f"{at}images[{index}]") for index, image in enumerate(images or [])]
+    return chat_content([*parts, text_part(text)]) if parts else text
+
+
+def _image_url(image: str) -> str:
+    """Base64 as a URL; one with its type in front is taken too. No image is fetched."""
+    return image if image[:5].lower() == "data:" else f"data:;base64,{image}"
+
+
+def embed_of(body: bytes, warnings: Warnings) -> EmbedRequest | OllamaInputs:
+    """The inputs of /api/embed; the request itself where it has none. Raises RequestError naming the field at fault."""
+    request = decode_request(body, EmbedRequest, warnings)
+    if request.truncate:
+        warnings.add("'truncate' has no effect: an input beyond the model's context is refused.", "truncate")
+    if not request.input:
+        return request
+    return _inputs(request, request.input, "ollama_embed", warnings, request.dimensions)
+
+
+def embeddings_of(body: bytes, warnings: Warnings) -> EmbeddingsRequest | OllamaInputs:
+    """As `embed_of`, of /api/embeddings."""
+    request = decode_request(body, EmbeddingsRequest, warnings)
+    if not request.prompt:
+        return request
+    with naming({"input": "prompt"}):
+        return _inputs(request, request.prompt, "ollama_embeddings", warnings)
+
+
+def _inputs(
+    request: ModelFields,
+    texts: str | list[str],
+    endpoint: Endpoint,
+    warnings: Warnings,
+    dimensions: int | None = None,
+) -> OllamaInputs:
+    _options(request, warnings)  # samplers, which no vector has: only wrong types are refused
+    inputs = OllamaInputs(
+        input=texts if isinstance(texts, str) else [*texts],
+        endpoint=endpoint,
+        dimensions=dimensions,
+        model=request.model,
+        priority=request.priority,
+        on_disconnect=request.on_disconnect,
+        timeout=request.timeout,
+        deadline=request.deadline,
+    )
+    check_inputs(inputs)
+    return inputs

@@ -1,0 +1,1 @@
+"""Steps on GPUs: CUDA graphs, a step launched ahead."""

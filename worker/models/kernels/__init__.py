@@ -1,6 +1,0 @@
-"""Triton kernels in the place of transformers' modules. They are only imported for a GPU or Triton's interpreter."""
-
-import os
-
-# As in worker/kv/kernels.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -1,0 +1,100 @@
+"""Experts in torch: transformers keeps those of a layer in few tensors, a CPU that packs them as two layers each. They
+are read by the names of single experts, however a checkpoint stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worker.models.shard import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
+from worker.models.torch.layers.packing import Pack
+from worker.tensors import as_tensor
+from worker.weights.stored_matrix import StoredMatrix, Weights
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+"""(gate, up) → what the third matrix is multiplied by."""
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
+
+    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
+        """`combine` is None where C++ computes them."""
+        super().__init__()
+        self.gate_up = nn.ModuleList(gate_up)
+        self.down = nn.ModuleList(down)
+        self._combine = combine
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
+        assert self._combine is not None
+        out = torch.zeros_like(hidden)
+        for expert in chosen.unique().tolist():
+            tokens, places = torch.where(chosen == expert)
+            gate, up = self.gate_up[expert](hidden[tokens]).chunk(2, dim=-1)
+            outputs = self.down[expert](self._combine(gate, up))
+            out.index_add_(0, tokens, outputs * weights[tokens, places, None])
+        return out
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
+    """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(slope * gate)
+
+
+def packed(
+    weights: RankWeights, name: str, module: Any, converted: Callable[[str, Weights], Any], pack: Pack
+) -> PackedExperts:
+    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
+    a tensor's name and its part as stored, and gives what `pack` takes."""
+    layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
+    sizes = sizes_of(module)
+    for leaf, linears in layers.items():
+        for expert in range(getattr(module, leaf).shape[0]):
+            parts = weights.expert(name, leaf, sizes, expert)
+            bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
+            linears.append(pack([converted(stored, part) for stored, part in parts], bias))
+    return PackedExperts(layers[GATE_UP], layers[DOWN], _combine(module))
+
+
+def read(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
+    """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
+    what = leaf.removesuffix("_bias")
+    sizes = sizes_of(module)
+    experts = range(getattr(module, leaf).shape[0])
+    if leaf != what:
+        return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
+    matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
+    if have_biases(module):
+        return torch.stack([_in_turn(parts).T for parts in matrices])
+    return torch.stack([torch.cat(parts) for parts in matrices])
+
+
+def tensor_of(stored: Any) -> Any:
+    """A stored array as a tensor over the same memory; a `StoredMatrix` is itself."""
+    return stored if isinstance(stored, StoredMatrix | Tensor) else as_tensor(stored)
+
+
+def _biases(weights: RankWeights, name: str, leaf: str, sizes: tuple[int, int], expert: int) -> list[Tensor]:
+    return [tensor_of(part) for part in weights.expert_biases(name, leaf, sizes, expert)]
+
+
+def _combine(module: Any) -> Combine | None:
+    """None for modules without an activation of their own."""
+    if hasattr(module, "alpha"):
+        return partial(clamped_swiglu, slope=module.alpha, limit=module.limit)
+    if not hasattr(module, "act_fn"):
+        return None
+    activation = module.act_fn
+    return lambda gate, up: activation(gate) * up
+
+
+def _in_turn(parts: list[Tensor]) -> Tensor:
+    """A row of each part in turn."""
+    return torch.stack(parts, dim=1).flatten(0, 1)

@@ -1,0 +1,1 @@
+"""Logits to tokens in torch, where it computes the logits."""
