@@ -275,6 +275,7 @@ REAPER_LOCK = f"{PREFIX}reaper:lock"  # string: the api that makes this second's
 OVERVIEWS_LOCK = f"{PREFIX}overviews:lock"  # string: the api that reads all overviews in this second; 0.9 s
 OVERVIEWS = f"{PREFIX}overviews"  # string, JSON: the api that read them -> all apis; 3 s
 DRAINED = f"{PREFIX}drained"  # set of host ids: operator -> placement; until the drain is undone
+NEEDS = f"{PREFIX}needs"  # hash model -> JSON of the memory that its ranks need: agents -> placement
 HOSTS = f"{PREFIX}hosts"  # set of host ids ever seen: agents -> placement
 API_RECORDS = (
     f"{PREFIX}apis:records"  # hash api id -> JSON ApiRecord, until an orderly stop or for an hour: apis -> operator

@@ -215,6 +215,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: bool = False
     """The tombstone: its host drains and stops the ranks. A missing assignment changes nothing."""
     at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
+    memory: list[int] = []
+    """Bytes of the host's memory that each rank of `ranks` may take; empty where its need is not known."""
+    kv_tokens: int | None = None
+    """Those of the replica where the specification names none; None: as many as the free memory holds at load."""
 
 
 ModelKind = Literal["generate", "embed", "score"]

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from control.errors import SettingsError
+from control.sizes import parse_size
 
 LogFormat = Literal["auto", "json", "console"]
 
@@ -48,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """True: ranks on the CPUs of one host exchange through shared memory instead of sockets."""
     weight_cache_bytes: int = 50 * 2**30
     """Limit of the packed weights that this host keeps in its cache folder; 0 keeps none."""
+    memory_bytes: int | None = None
+    """The most that the ranks of this host may have together; None: their memory is not planned."""
     metrics: str | None = None
     """HOST:PORT of the agent's /metrics, or `off`; None: the default."""
     has_parent: bool = False
@@ -56,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_environment(cls) -> Settings:
         """Read FURROW_REDIS_URL (else REDIS_URL) and FURROW_ REDIS_WAIT, LOG_FORMAT, LOG_LEVEL, STANDBY, SHARED_MEMORY,
-        WEIGHT_CACHE, METRICS.
+        WEIGHT_CACHE, MEMORY, METRICS.
 
         Raises SettingsError naming the variable, its value and what is accepted.
         """
@@ -86,9 +89,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             standby=keeps_standby(),
             shared_memory=shared_memory == "1",
             weight_cache_bytes=weight_cache_bytes(),
+            memory_bytes=memory_bytes(),
             metrics=os.environ.get("FURROW_METRICS") or None,
             has_parent="FURROW_PARENT" in os.environ,
         )
+
+
+def memory_bytes() -> int | None:
+    """FURROW_MEMORY, a size such as 12GiB, in bytes; None if unset. Raises SettingsError."""
+    named = os.environ.get("FURROW_MEMORY")
+    try:
+        return parse_size(named) if named else None
+    except SettingsError as error:
+        raise SettingsError(f"FURROW_MEMORY (--memory): {error}") from error
 
 
 NAMING = "--redis URL, a file that holds the URL, or the data folder of a `furrow serve` that runs here"

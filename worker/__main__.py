@@ -57,6 +57,7 @@ def run_agent() -> None:
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
     from worker.agent.facts.publisher import FactsPublisher
+    from worker.agent.host_memory import capacity
     from worker.agent.metrics.host_metrics import HostMetrics
 
     describe_structs()
@@ -69,7 +70,8 @@ def run_agent() -> None:
         wait_until_ready(client, settings.redis_wait_s, say)
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
-    host = Host(host_id(), tuple(supervisor.records["devices"]))
+    memory = None if settings.memory_bytes is None else capacity(settings.memory_bytes)
+    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory)
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
     def leave(_signal: int, _frame: FrameType | None) -> None:

@@ -33,8 +33,9 @@ from control.records.responses import (
 )
 from control.redis.batches import Batches
 from control.redis.connection import Call
-from control.replicas.health.memory import ServerMemory, in_words
+from control.replicas.health.memory import ServerMemory
 from control.requests.images import ImageBounds
+from control.sizes import in_words
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -15,6 +15,7 @@ from control import constants, keys
 from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
+from control.placement.need import ModelNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -32,9 +33,10 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     """The calls of an agent's heartbeat: its version, its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
     words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
+    memory = () if host.memory is None else ("memory", host.memory)
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
-        write("HSET", key, *words, "standby", standby, parse=int),
+        write("HSET", key, *words, *memory, "standby", standby, parse=int),
         _end(key),
     ]
 
@@ -95,15 +97,62 @@ def agents(client: SyncRedis) -> dict[str, int]:
 def living_hosts(client: SyncRedis) -> list[Host]:
     """The hosts whose agent beats now."""
     names = known_hosts(client)
-    words = [read("HGET", keys.host(name), "devices", parse=optional_text) for name in names]
-    drained, *devices = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *words])
-    heartbeats = zip(names, devices, strict=True)
-    return [host_of(name, text, name in drained) for name, text in heartbeats if text is not None]
+    drained, *beats = run_every(client, [read("SMEMBERS", keys.DRAINED, parse=set), *map(beat_of, names)])
+    return [host_of(name, beat, name in drained) for name, beat in zip(names, beats, strict=True) if beat is not None]
 
 
-def host_of(name: str, devices: str, drained: bool) -> Host:
-    """The host whose heartbeat names these devices."""
-    return Host(name, tuple(filter(None, devices.split(","))), drained)
+def beat_of(host_id: str) -> Call[tuple[str, int | None] | None]:
+    """The devices of a host and the memory that it tells, which one of an older version does not; None without a
+    heartbeat."""
+
+    def parse(reply: list[str | None]) -> tuple[str, int | None] | None:
+        devices, memory = reply
+        return None if devices is None else (devices, None if memory is None else int(memory))
+
+    return read("HMGET", keys.host(host_id), "devices", "memory", parse=parse)
+
+
+def free_memory(client: SyncRedis) -> dict[str, int]:
+    """Bytes that ranks may still take on each host that beats now: of those that it plans what is not assigned, else
+    what is free."""
+    hosts = known_hosts(client)
+    said = run_every(client, [read("HMGET", keys.host(name), "memory_bytes", "memory", parse=list) for name in hosts])
+    assigned = {
+        host: sum(sum(one.memory) for one in assignments) for host, assignments in all_assignments(client).items()
+    }
+    return {
+        host: int(free) if planned is None else max(0, int(planned) - assigned.get(host, 0))
+        for host, (free, planned) in zip(hosts, said, strict=True)
+        if free is not None
+    }
+
+
+def host_of(name: str, beat: tuple[str, int | None], drained: bool) -> Host:
+    """The host with this heartbeat."""
+    devices, memory = beat
+    return Host(name, tuple(filter(None, devices.split(","))), drained, memory)
+
+
+def put_need(model: str, need: ModelNeed) -> Call[int]:
+    """Tell placement what memory a model needs."""
+    return write("HSET", keys.NEEDS, model, encode(need).decode(), parse=int)
+
+
+def forget_need(model: str) -> Call[int]:
+    return read("HDEL", keys.NEEDS, model, parse=int)
+
+
+def needs() -> Call[dict[str, ModelNeed]]:
+    """By model; those that another version wrote in a form that this one can't read are left out."""
+
+    def parse(reply: dict[str, str]) -> dict[str, ModelNeed]:
+        known: dict[str, ModelNeed] = {}
+        for model, text in reply.items():
+            with suppress(msgspec.DecodeError):
+                known[model] = msgspec.json.decode(text, type=ModelNeed)
+        return known
+
+    return read("HGETALL", keys.NEEDS, parse=parse)
 
 
 class HostCard(msgspec.Struct, kw_only=True):

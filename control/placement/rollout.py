@@ -6,14 +6,26 @@ rolled out replica by replica: the new one serves before an old one is asked to 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from control.messages import Assignment, ModelSpec
-from control.placement.placement import Action, Assign, Host, Parts, Room, Unplaceable, Withdraw, place
+from control.placement.placement import (
+    Action,
+    Assign,
+    Host,
+    Needs,
+    Parts,
+    Room,
+    Unplaceable,
+    Withdraw,
+    bytes_of,
+    place,
+    with_memory,
+)
 
 Place = tuple[str, str]
 """Model and replica."""
@@ -58,11 +70,17 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def is_settled(
-    specs: list[ModelSpec], hosts: list[Host], held: dict[str, list[Assignment]], unattended: Set[Part] = frozenset()
+    specs: list[ModelSpec],
+    hosts: list[Host],
+    held: dict[str, list[Assignment]],
+    unattended: Set[Part] = frozenset(),
+    needs: Needs | None = None,
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
     _, replicas = _standing(hosts, held, unattended)
     drained = _drained(hosts)
+    if any(_too_much(_room(hosts, held, needs), held)):
+        return False
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
         if not spec.unload and ("old" in lives or lives.count("current") > spec.replicas):
@@ -77,6 +95,7 @@ def plan(
     serving: Set[Place] = frozenset(),
     failed: Set[Place] = frozenset(),
     unattended: Set[Part] = frozenset(),
+    needs: Needs | None = None,
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
 
@@ -84,13 +103,15 @@ def plan(
     for the `unattended` parts: their ranks live, and only the host's agent is away. An assignment whose model has no
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
-    to go.
+    to go. `needs` has what is known of the memory of models: no host is given more CPU ranks than its memory holds.
     """
     actions, replicas = _standing(hosts, held, unattended)
-    room = Room(hosts)
-    for host_id, assignments in held.items():
-        for assignment in assignments:
-            room.take(host_id, assignment.devices)
+    room = _room(hosts, held, needs)
+    actions += [
+        Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
+    ]
+    room.await_places(specs, {name: len(own) for name, own in replicas.items()})
+    actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
         if spec.unload:
@@ -122,6 +143,39 @@ def _standing(
                 replica.parts[host_id] = one
                 replica.leaving = replica.leaving or one.withdrawn
     return actions, replicas
+
+
+def _room(hosts: list[Host], held: dict[str, list[Assignment]], needs: Needs | None) -> Room:
+    """What is left beside all that hosts hold."""
+    room = Room(hosts, needs)
+    for host_id, assignments in held.items():
+        for assignment in assignments:
+            room.take(host_id, assignment)
+    return room
+
+
+def _too_much(
+    room: Room, held: dict[str, list[Assignment]], serving: Set[Place] = frozenset()
+) -> Iterator[tuple[str, Assignment]]:
+    """Of hosts that were given more than their memory, before a need was known, what does not serve and is to go."""
+    for host_id, left in room.left.items():
+        for one in sorted(held.get(host_id, ()), key=lambda one: (one.spec.name, one.replica), reverse=True):
+            size = bytes_of(one, room.needs)
+            if left < 0 and size and not one.withdrawn and (one.spec.name, one.replica) not in serving:
+                left += size
+                yield host_id, one
+
+
+def _sized(held: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> list[Action]:
+    """Assignments that were made before a need was known, with their memory, but for hosts from which something is to
+    go first."""
+    return [
+        Assign(host_id, sized)
+        for host_id, assignments in held.items()
+        for one in assignments
+        if host_id in room.left and host_id not in crowded and not one.memory and not one.withdrawn
+        if (sized := with_memory(one, room)) is not None
+    ]
 
 
 def _drained(hosts: list[Host]) -> set[str]:

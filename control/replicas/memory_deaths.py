@@ -16,7 +16,7 @@ from control.constants import MEMORY_DEATHS_LENGTH, MEMORY_DEATHS_MS
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, optional_text, read, run, run_every, write
 from control.redis.streams import Entry
-from control.replicas.health.memory import in_words
+from control.sizes import in_words
 
 DEATHS = 3
 """So many within MEMORY_DEATHS_MS are too many."""

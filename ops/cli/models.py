@@ -18,6 +18,7 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
 from ops.cli.options import model_options
+from ops.cli.plan import plan
 from ops.cli.progress import Stage, Waiting, stage_of
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
@@ -46,6 +47,9 @@ def _check_timeout(wait: bool, timeout: float | None) -> None:
 @click.group()
 def models() -> None:
     """Load, pause, unload and list the models of the farm."""
+
+
+models.add_command(plan)
 
 
 @models.command()

@@ -11,6 +11,7 @@ from control.messages import LOOKUP_TOKENS
 from control.operations.spec import DTYPES
 from control.quantization import QUANTS
 from control.settings import demo_model
+from control.sizes import parse_size
 from ops.demo import MODEL_DIR
 
 
@@ -65,6 +66,22 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
+
+
+def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--memory`, of a host's agent."""
+    text = (
+        "Memory that CPU ranks of this host may have together, such as 12GiB; models are placed within it [default: "
+        "models are placed without regard to memory]."
+    )
+    return click.option("--memory", metavar="SIZE", callback=_checked_size, help=text)(function)
+
+
+def _checked_size(context: click.Context, parameter: click.Parameter, named: str | None) -> str | None:
+    """Raises SettingsError for what is no size."""
+    if named is not None:
+        parse_size(named)
+    return named
 
 
 def demo_environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 from control.operations.options import redis_option
 from control.process import python_command
 from control.settings import redis_reference
-from ops.cli.options import demo_environment
+from ops.cli.options import demo_environment, memory_option
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -32,8 +32,16 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
     metavar="HOST:PORT|off",
     help="Address of /metrics and /health of this host's ranks [default: 127.0.0.1:9464, or a free port].",
 )
+@memory_option
 @click.option("--agent", is_flag=True, hidden=True, help="Become the agent: for the supervisor, which calls it.")
-def worker(redis_url: str | None, host_id: str | None, address: str | None, metrics: str | None, agent: bool) -> None:
+def worker(
+    redis_url: str | None,
+    host_id: str | None,
+    address: str | None,
+    metrics: str | None,
+    memory: str | None,
+    agent: bool,
+) -> None:
     """Run this host's agent, which starts and watches the ranks that the farm assigns to the host.
 
     SIGTERM ends the ranks in order. SIGUSR2 replaces the agent, by what the command leads to then, while the ranks
@@ -42,7 +50,13 @@ def worker(redis_url: str | None, host_id: str | None, address: str | None, metr
     if agent:
         become("worker", "agent")
     redis = redis_reference(redis_url) if redis_url else None
-    given = {"FURROW_REDIS_URL": redis, "FURROW_HOST_ID": host_id, "FURROW_ADDRESS": address, "FURROW_METRICS": metrics}
+    given = {
+        "FURROW_REDIS_URL": redis,
+        "FURROW_HOST_ID": host_id,
+        "FURROW_ADDRESS": address,
+        "FURROW_METRICS": metrics,
+        "FURROW_MEMORY": memory,
+    }
     become("worker.agent.supervision", **{name: value for name, value in given.items() if value})
 
 

@@ -23,7 +23,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
-from ops.cli.options import demo_environment, model_options
+from ops.cli.options import demo_environment, memory_option, model_options
 from ops.cli.tables import echo_line
 from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
@@ -51,6 +51,7 @@ GRACE_S = 5.0
     metavar="SIZE",
     help="Memory limit of the private server, such as 2GiB [default: a quarter of the machine's].",
 )
+@memory_option
 @api_options
 @click.pass_context
 def serve(
@@ -64,6 +65,7 @@ def serve(
     redis_url: str | None,
     data: str | None,
     redis_memory: str | None,
+    memory: str | None,
     **options: Any,
 ) -> None:
     """Serve each MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once all are ready.
@@ -85,8 +87,9 @@ def serve(
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
         # By its folder: neither a command line nor the children's environment has the private server's password.
         named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
+        limits = {"FURROW_MEMORY": memory} if memory else {}
         fixed = {FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
-        supervisor = Supervisor({**named, **fixed, **demo_environment()}, say)
+        supervisor = Supervisor({**named, **fixed, **limits, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
         worker = Part("worker", "worker.agent.supervision", [])

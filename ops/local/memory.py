@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from control.errors import SettingsError
+from control.sizes import parse_size
 
 MIB = 1024 * 1024
 LEAST = 16 * MIB
@@ -18,8 +18,6 @@ SHARE = 4
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", re.IGNORECASE)
-_EXPONENTS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def default_memory() -> int:
@@ -57,14 +55,6 @@ def _limits_upwards(root: Path, path: str, name: str) -> Iterator[int]:
                 continue
             if text.isdigit():
                 yield int(text)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `512MiB`, `4G` or `1073741824`. Units are powers of 1024. Raises SettingsError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SettingsError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB")
-    return round(float(match[1]) * 1024 ** _EXPONENTS[(match[2] or "").upper()])
 
 
 def server_bytes(asked: str | None) -> int:

@@ -10,7 +10,6 @@ import os
 import time
 from typing import Any
 
-import psutil
 import structlog
 
 from control.errors import RedisUnavailable
@@ -19,6 +18,7 @@ from control.placement.placement import Host
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from worker.agent.adoption import adopt_standby
+from worker.agent.host_memory import available
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place, read_host
 from worker.agent.planner import Planner
@@ -59,7 +59,7 @@ class Agent:
         self._client, self._host, self._supervisor, self._standby = client, host, supervisor, standby
         reporter = Reporter(client, host.id)
         self.replicas = HostReplicas(client, redis_url, host.id, supervisor, standby, reporter)
-        self._reconciler = Reconciler(client, host.id, self.replicas, reporter)
+        self._reconciler = Reconciler(client, host.id, self.replicas, reporter, host.memory)
         self._exits = RankExits(client, supervisor, host.id, self.replicas, reporter)
         self._reachability = Reachability()
         self._planner = Planner(client, lambda model, replica, why: reporter.report(model, replica, "unplaceable", why))
@@ -126,7 +126,7 @@ class Agent:
     def _beat_and_plan(self) -> HostView:
         """Beat, take a turn at planning if it is this agent's, and read what this host is to run."""
         standby = self._standby.state if self._standby is not None else "off"
-        beat = farm.host_beat(self._host, os.getpid(), psutil.virtual_memory().available, standby)
+        beat = farm.host_beat(self._host, os.getpid(), available(), standby)
         first = [*beat, farm.hold_placement(self._host.id)]
         (*_, plans), view = read_host(self._client, self._host.id, self._reconciler.worlds, first)
         if plans:

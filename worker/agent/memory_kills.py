@@ -1,5 +1,5 @@
 """The kernel's count of processes that it killed for lack of memory, in this process's control group or else on this
-machine; and the memory that the group may have."""
+machine."""
 
 from __future__ import annotations
 
@@ -75,29 +75,6 @@ def _kills(file: Path) -> int | None:
         if match := _COUNT.search(file.read_bytes()):
             return int(match[1])
     return None
-
-
-def memory_limit(groups: Path = _GROUPS, own_group: Path = _OWN_GROUP) -> int:
-    """Bytes that this process's control group may use, 0 without a limit: the least of its own and those above it."""
-    limits: list[int] = []
-    with suppress(OSError, ValueError):
-        for line in own_group.read_text(errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            root, name = groups, "memory.max"
-            if controllers:
-                root, name = groups / "memory", "memory.limit_in_bytes"
-            if not controllers or "memory" in controllers.split(","):
-                own = root / path.lstrip("/")
-                limits += [limit for folder in (own, *own.parents) if (limit := _number(folder / name))]
-    return min(limits, default=0)
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file; None where there is none, as for `max`."""
-    try:
-        return int(file.read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _files(groups: Path, own_group: Path) -> Iterator[Path]:

@@ -9,7 +9,8 @@ import structlog
 
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.farm_view import read_farm_view
+from control.placement.farm_view import FarmView, read_farm_view
+from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_settled, plan
 from control.records import catalog
@@ -19,6 +20,7 @@ from control.replicas import health, lease
 from control.requests.ending import expire_waiting
 from control.requests.upkeep.abandon import abandon
 from control.requests.upkeep.stranded import StrandedRequests
+from worker.agent.needs import NeedFinder
 
 log = structlog.get_logger()
 
@@ -37,6 +39,7 @@ class Planner:
 
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
+        self._finder = NeedFinder()
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
         self._unplaced: set[Place] = set()
@@ -61,12 +64,17 @@ class Planner:
         living = {host.id for host in hosts}
         unattended = self._unattended(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
-        settled = is_settled(specs, hosts, held, unattended)
+        needs, awaited = self._needs(view)
+        settled = is_settled(specs, hosts, held, unattended, needs)
         if not settled:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
-        actions = plan(specs, hosts, held, states["loaded"], states["failed"], unattended)
+        if awaited:  # shares are those of all models that are to be placed
+            there = {one.spec.name for assignments in held.values() for one in assignments}
+            awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
+        known = [spec for spec in specs if spec.name not in awaited]
+        actions = plan(known, hosts, held, states["loaded"], states["failed"], unattended, needs)
         for action in actions:
             self._write(action, held, living, unattended)
         self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
@@ -80,7 +88,25 @@ class Planner:
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
         self._tidy(specs, held)
-        return not settled or bool(actions) or any(spec.unload for spec in specs)
+        return not settled or bool(actions) or bool(awaited) or any(spec.unload for spec in specs)
+
+    def _needs(self, view: FarmView) -> tuple[dict[str, ModelNeed], set[str]]:
+        """The needs of models at the revisions that are desired, as far as they are known, and the models that are not
+        placed yet because theirs is being found. Nothing is looked for where no host plans its memory."""
+        needs, awaited = dict(view.needs), set[str]()
+        if all(host.memory is None for host in view.hosts):
+            return {}, awaited
+        for spec in view.specs:
+            known = needs.get(spec.name)
+            if spec.unload or (known is not None and known.revision == spec.revision):
+                continue
+            over, need = self._finder.find(spec)
+            if need is not None:
+                run(self._client, farm.put_need(spec.name, need))
+                needs[spec.name] = need
+            elif not over:
+                awaited.add(spec.name)
+        return needs, awaited
 
     def _unattended(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.
@@ -170,6 +196,7 @@ class Planner:
             if spec.unload and spec.name not in assigned:
                 ended = abandon(self._client, spec.name, f"the model '{spec.name}' was unloaded")
                 catalog.forget(self._client, spec)
+                run(self._client, farm.forget_need(spec.name))
                 log.info("model unloaded", model=spec.name, ended_requests=ended, action="model_unload")
         if time.monotonic() - self._expired >= EXPIRE_EVERY_S:
             self._expired = time.monotonic()

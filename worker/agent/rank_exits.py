@@ -13,8 +13,9 @@ from control.errors import RedisUnavailable
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health, lease, memory_deaths
+from worker.agent.host_memory import memory_limit
 from worker.agent.host_replicas import HostReplicas
-from worker.agent.memory_kills import OUT_OF_MEMORY, MemoryKills, memory_limit
+from worker.agent.memory_kills import OUT_OF_MEMORY, MemoryKills
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.agent.supervision.client import SupervisorClient

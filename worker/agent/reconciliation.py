@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import structlog
 
@@ -11,8 +13,10 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
+from control.sizes import in_words
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place
+from worker.agent.needs import NeedFinder
 from worker.agent.replica import ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.repository.preparation import Preparations
@@ -23,8 +27,21 @@ log = structlog.get_logger()
 class Reconciler:
     """Brings the replicas of one host in line with its assignments, tick by tick."""
 
-    def __init__(self, client: SyncRedis, host_id: str, replicas: HostReplicas, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        client: SyncRedis,
+        host_id: str,
+        replicas: HostReplicas,
+        reporter: Reporter,
+        memory: int | None = None,
+    ) -> None:
+        """`memory`: bytes that the ranks of this host may have together; None: it is not planned."""
         self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
+        self._memory, self._finder = memory, NeedFinder()
+        self._waiting: dict[Place, tuple[int, Path]] = {}
+        """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
+        self._told: dict[Place, str] = {}
+        """What was reported of those last."""
         self._preparing = Preparations(client, reporter.report)
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions for which no process was started, with the reasons."""
@@ -38,7 +55,7 @@ class Reconciler:
     @property
     def preparing(self) -> bool:
         """True while files of a model are being resolved."""
-        return self._preparing.under_way
+        return self._preparing.under_way or bool(self._waiting)
 
     def close(self) -> None:
         """End the downloads."""
@@ -74,15 +91,52 @@ class Reconciler:
             if place in view.looks:
                 self._reporter.repeat_failure(assignment, why, view.looks[place].status)
             return
-        outcome = self._preparing.turn(place, assignment)
+        revision, folder = self._waiting.get(place, (None, None))
+        outcome = folder if revision == assignment.spec.revision else self._preparing.turn(place, assignment)
         if isinstance(outcome, str):
             self._refused[place] = assignment.spec.revision, outcome
             self._reporter.report(*place, "failed", outcome, assignment)
         elif outcome is not None:
-            self._replicas.start(assignment, str(outcome))
+            if self._has_memory(assignment, outcome):
+                self._stop_waiting(place)
+                self._replicas.start(assignment, str(outcome))
+            else:
+                self._waiting[place] = assignment.spec.revision, outcome
+
+    def _has_memory(self, assignment: Assignment, folder: Path) -> bool:
+        """True if the ranks may start: their memory was assigned and is there, or is not planned. What a model that was
+        downloaded needs is told to placement, which assigns it or takes the replica back."""
+        if self._memory is None:
+            return True
+        spec, size = assignment.spec, sum(assignment.memory)
+        if not assignment.memory:
+            over, need = self._finder.find(spec, folder)
+            if need is None:
+                return over
+            run(self._client, farm.put_need(spec.name, need))
+            self._tell(assignment, "its memory is being assigned")
+            return False
+        used = sum(sum(one.assignment.memory) for one in self._replicas.by_place.values())
+        if used + size <= self._memory:
+            return True
+        left = in_words(max(0, self._memory - used))
+        self._tell(assignment, f"waits for {in_words(size)} of memory; {left} of this host's are left")
+        return False
+
+    def _stop_waiting(self, place: Place) -> None:
+        self._waiting.pop(place, None)
+        self._told.pop(place, None)
+
+    def _tell(self, assignment: Assignment, why: str) -> None:
+        """Report why the ranks of a replica do not start yet, once."""
+        place = assignment.spec.name, assignment.replica
+        if self._told.get(place) != why:
+            self._reporter.report(*place, "starting", why, assignment)
+            self._told[place] = why
 
     def _withdraw(self, place: Place, assignment: Assignment, replica: ReplicaProcesses | None) -> None:
         self._refused.pop(place, None)
+        self._stop_waiting(place)
         self._preparing.leave(place)
         if replica is None:
             farm.remove_assignment(self._client, self._host_id, *place)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from control.messages import Assignment, encode
@@ -161,8 +162,12 @@ class ReplicaProcesses:
 
     def _duty(self, rank: int, device: str) -> dict[str, str]:
         """The environment that tells a rank process what it is."""
+        assignment = self.assignment
+        if assignment.kv_tokens is not None:  # what it was given of the host's memory
+            spec = msgspec.structs.replace(assignment.spec, kv_tokens=assignment.kv_tokens)
+            assignment = msgspec.structs.replace(assignment, spec=spec)
         return {
-            "FURROW_ASSIGNMENT": encode(self.assignment).decode(),
+            "FURROW_ASSIGNMENT": encode(assignment).decode(),
             "FURROW_RANK": str(rank),
             "FURROW_DEVICE": device,
             "FURROW_FOLDER": self.folder,

@@ -16,16 +16,14 @@ import structlog
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
-from control.replicas.health.memory import in_words
-from worker.kv.base import Attention, CacheLayout, Extent
+from control.sizes import in_words
+from worker.kv.base import DOUBLED_BYTES, Attention, CacheLayout, Extent
 from worker.kv.states import State, States
-from worker.native.memory import zeros
+from worker.native.memory import clear, zeros
 
 log = structlog.get_logger()
 
 FIRST_SLOTS = 4
-DOUBLED_BYTES = 16 * 2**20
-"""A pool that would be larger gets a sibling instead of growing: copying half of this stalls a step for some 5 ms."""
 
 
 class Pool:
@@ -82,6 +80,14 @@ class Pool:
         """Copy the first `length` positions of a slot into a slab of this or another pool."""
         for to, memory in zip(other.memories, self.memories, strict=True):
             to[:, :, other_slot, :, :length] = memory[:, :, slot, :, :length]
+
+    def move_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
+        """As `copy_to`, and give the memory of the slot back layer by layer: both copies never exist as a whole."""
+        for to, memory in zip(other.memories, self.memories, strict=True):
+            for layer in range(len(memory)):
+                for part in range(2):
+                    to[layer, part, other_slot, :, :length] = memory[layer, part, slot, :, :length]
+                    clear(memory[layer, part, slot])
 
     def _allocate(self, slots: int) -> list[NDArray[Any]]:
         # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
@@ -275,9 +281,7 @@ class SlabStore:
         if slab is None:
             slab = self._slabs[extent.sid] = self._take(extent.end)
         elif extent.end > slab.pool.capacity:
-            self._slabs[extent.sid] = self._copy(slab, extent.offset, extent.end)
-            self._vacate(slab)
-            slab = self._slabs[extent.sid]
+            slab = self._slabs[extent.sid] = self._moved(slab, extent.offset, extent.end)
         # Marked before the forward: should it fail half way, what it wrote is still cleared when the slab is given up.
         slab.written = max(slab.written, extent.end)
 
@@ -287,6 +291,14 @@ class SlabStore:
         slab.pool.copy_to(slab.slot, copy.pool, copy.slot, count)
         copy.written = count
         return copy
+
+    def _moved(self, slab: Slab, count: int, length: int) -> Slab:
+        """A slab for `length` positions in place of `slab`, of which the first `count` are kept."""
+        moved = self._take(length)
+        slab.pool.move_to(slab.slot, moved.pool, moved.slot, count)
+        moved.written, slab.written = count, 0
+        self._vacate(slab)
+        return moved
 
     def _take(self, length: int) -> Slab:
         """A slab of zeros for `length` positions."""

@@ -17,7 +17,6 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from control.errors import SettingsError
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
@@ -43,8 +42,11 @@ from worker.models.shard import (
     RankWeights,
     Shard,
     are_experts,
+    computed_in,
     groups_of,
     have_biases,
+    may_be_native,
+    resolve_dtype,
     rounded,
     sizes_of,
 )
@@ -56,7 +58,7 @@ from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
 from worker.repository.multimodal.image_part import part_of
 from worker.repository.pooling.description import pooling_of
-from worker.repository.pooling.gate import is_encoder, is_whole
+from worker.repository.pooling.gate import is_encoder
 from worker.selftest.shapes import of_config
 from worker.weights.cache import WeightCache, subject_of
 from worker.weights.checkpoint import StoredTensors
@@ -69,8 +71,6 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger()
-
-DTYPES = {name: np.dtype(name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
 def load(
@@ -128,7 +128,7 @@ def _load(
     )
     kinds = None if every_kind else kinds_of(files, quant, dequantize, dtype)
     shapes = None if is_encoder(files.config) else of_config(files.config, dtype, collective.world_size)
-    if _may_be_native(files.config, chosen, device):
+    if may_be_native(files.config, chosen, device):
         threads = threads_here(kinds, shapes)
         try:
             require(threads is not None, reason_missing())
@@ -145,14 +145,6 @@ def _load(
     from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
     return torch_loading.load(shard, stored, kinds, shapes)
-
-
-def _may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) -> bool:
-    """True if the forward of a model may be C++, by its config.json alone."""
-    if device != "cpu" or dtype != np.float32 or is_encoder(config):
-        return False
-    pooling = pooling_of(config)
-    return pooling is None or not is_whole(config, pooling)
 
 
 def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCache | None) -> ServedModel | None:
@@ -219,7 +211,7 @@ def _tower(shard: Shard, model: CausalModel) -> VisionTower | None:
 def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
     """Import what `load` would, and build the model once without weights. Touches no device."""
     chosen = computed_in(resolve_dtype(dtype, device, config), device)
-    native = _may_be_native(config, chosen, device) and unavailable() is None
+    native = may_be_native(config, chosen, device) and unavailable() is None
     try:
         require(native, "torch computes it")
         _meta_model(config)
@@ -236,22 +228,6 @@ def prepare(config: dict[str, Any], dtype: str, device: str) -> None:
 def _meta_model(config: dict[str, Any], ranks: int = 1) -> CausalModel:
     """The meta model of a family whose forward is C++. Raises NotNative where transformers has to make it."""
     return native_meta_model(native_config(config, ranks), config)
-
-
-def resolve_dtype(name: str, device: str, config: dict[str, Any] | None = None) -> np.dtype[Any]:
-    """`auto` is float32 on a CPU, where 16-bit products are slow, and the checkpoint's own type elsewhere."""
-    if name == "auto":
-        own = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
-        return DTYPES["float32"] if device == "cpu" else DTYPES.get(str(own), DTYPES["bfloat16"])
-    if name not in DTYPES:
-        raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
-    return DTYPES[name]
-
-
-def computed_in(dtype: np.dtype[Any], device: str) -> np.dtype[Any]:
-    """The type of a model's products, activations, keys and values. On a CPU types of 16 bits are those in which its
-    matrices are stored; it computes in float32, or in float64."""
-    return DTYPES["float32"] if device == "cpu" and dtype.name in HALVES else dtype
 
 
 @dataclass(frozen=True)
@@ -376,9 +352,12 @@ class NativeLoader:
         if isinstance(table, StoredMatrix):
             return PackedEmbedding(self._packed([table], None), scale)
         if table.dtype.name in HALVES:
-            return Embedding(np.array(table), scale)
+            return Embedding(self._copied(table, table.dtype), scale)
         kind = np.float32 if self.shard.quant is None else np.float16
-        return Embedding(np.array(table, kind), scale)
+        return Embedding(self._copied(table, np.dtype(kind)), scale)
+
+    def _copied(self, table: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        return np.array(table, dtype)
 
     def _of_all_ranks(self, rows: Embedding | PackedEmbedding, whole: int, here: int) -> Module:
         """The look-up of a table of `whole` rows, `here` of them on this rank."""
@@ -394,10 +373,16 @@ class NativeLoader:
         """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
         if self.quantizer is not None:
             return self.quantizer.blocks(name, weights)
+        return self._rounded(weights)
+
+    def _rounded(self, weights: Any) -> Any:
         return rounded(weights, self.shard.storage)
 
     def _packed(self, weights: list[Any], bias: NDArray[Any] | None) -> PackedLinear:
-        return PackedLinear(weights, bias, [kept_as(part, self.shard.quant) for part in weights], self.threads)
+        return self._linear(weights, bias, [kept_as(part, self.shard.quant) for part in weights])
+
+    def _linear(self, parts: list[Any], bias: NDArray[Any] | None, kinds: list[str]) -> PackedLinear:
+        return PackedLinear(parts, bias, kinds, self.threads)
 
 
 def joined(parts: list[NDArray[Any]]) -> NDArray[np.float32]:

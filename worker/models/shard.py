@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # numpy then knows bfloat16 by its name
 import numpy as np
 
+from control.errors import SettingsError
 from worker.collective.base import Link
 from worker.families.family import Family
 from worker.families.parts import SLIDING
@@ -20,6 +22,8 @@ from worker.kv.base import CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
 from worker.repository.files import ModelFiles
+from worker.repository.pooling.description import pooling_of
+from worker.repository.pooling.gate import is_encoder, is_whole
 from worker.weights.checkpoint import Checkpoint, StoredTensors, checked
 from worker.weights.gguf_checkpoint import GgufCheckpoint
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint
@@ -186,6 +190,34 @@ LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127}
 """Of each type of 16 bits the largest number."""
 
 
+DTYPES = {name: np.dtype(name) for name in ("float64", "float32", "bfloat16", "float16")}
+HALVES = ("bfloat16", "float16")
+
+
+def resolve_dtype(name: str, device: str, config: dict[str, Any] | None = None) -> np.dtype[Any]:
+    """`auto` is float32 on a CPU, where 16-bit products are slow, and the checkpoint's own type elsewhere."""
+    if name == "auto":
+        own = (config or {}).get("dtype") or (config or {}).get("torch_dtype")
+        return DTYPES["float32"] if device == "cpu" else DTYPES.get(str(own), DTYPES["bfloat16"])
+    if name not in DTYPES:
+        raise SettingsError(f"Unknown dtype '{name}'. Use auto, {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def computed_in(dtype: np.dtype[Any], device: str) -> np.dtype[Any]:
+    """The type of a model's products, activations, keys and values. On a CPU types of 16 bits are those in which its
+    matrices are stored; it computes in float32, or in float64."""
+    return DTYPES["float32"] if device == "cpu" and dtype.name in HALVES else dtype
+
+
+def may_be_native(config: dict[str, Any], dtype: np.dtype[Any], device: str) -> bool:
+    """True if the forward of a model may be C++, by its config.json alone."""
+    if device != "cpu" or dtype != np.float32 or is_encoder(config):
+        return False
+    pooling = pooling_of(config)
+    return pooling is None or not is_whole(config, pooling)
+
+
 @dataclass(frozen=True)
 class Shard:
     """One rank's part of a model that is to be loaded."""
@@ -243,7 +275,7 @@ class Shard:
         return cache_layout(config, plan, self.dtype, self.device, self.recurrence)
 
 
-def open_checkpoint(files: ModelFiles, dequantize: bool) -> AbstractContextManager[StoredTensors]:
+def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Checkpoint:
     """The tensors of a model's files, plain or quantized; `dequantize` makes plain numbers of GGUF blocks."""
     if files.gguf is not None:
         return GgufCheckpoint(files.gguf, dequantize)

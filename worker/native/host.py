@@ -56,6 +56,14 @@ def processor_flags() -> frozenset[str]:
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
 
 
+WIDE = ("avx512f", "avx512bw", "avx512vl")
+
+
+def panel_outputs() -> int:
+    """The outputs whose weights the library packs together on this processor, without loading it."""
+    return 32 if set(WIDE) <= processor_flags() else 16
+
+
 def thread_count() -> int:
     """The threads that a model computes with here: those that torch has where it is imported, else OMP_NUM_THREADS,
     else one for each core that this process may use."""

@@ -4,6 +4,7 @@ until they are touched."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import threading
@@ -57,6 +58,22 @@ def _part(size: int) -> NDArray[np.uint8]:
             _rest = large_pages(_SHARED)
         part, _rest = _rest[:size], _rest[-(-size // LINE) * LINE :]
         return part
+
+
+def clear(array: NDArray[Any]) -> None:
+    """Make all of `array`, which lies in one piece of private memory, zero; its whole pages go back to the kernel."""
+    whole = array.reshape(-1).view(np.uint8)
+    first = -whole.ctypes.data % mmap.PAGESIZE
+    last = first + (len(whole) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last <= first or _libc.madvise(whole.ctypes.data + first, last - first, mmap.MADV_DONTNEED):
+        whole[:] = 0
+        return
+    whole[:first] = 0
+    whole[last:] = 0
+
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def large_pages(size: int) -> NDArray[np.uint8]:

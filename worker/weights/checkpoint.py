@@ -42,6 +42,19 @@ class MappedFile:
         self._resident.clear()
 
 
+class BlankFile(MappedFile):
+    """Zeros in place of a file's bytes, which take no memory while nothing is written to them."""
+
+    def __init__(self) -> None:
+        pass
+
+    def view(self, start: int, size: int) -> NDArray[np.uint8]:
+        return np.zeros(size, np.uint8)
+
+    def release(self) -> None:
+        pass
+
+
 IN_LAYER = re.compile(r"\blayers\.(\d+)\..*\.(?:weight|bias)$")
 
 Ranges = list[tuple[int, int]]
@@ -94,6 +107,8 @@ class MappedTensors:
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
+        self.is_blank = False
+        """True where only the shapes of what is read are those of the files."""
         self._mapped: dict[Path, MappedFile] = {}
         self._unread = {name: one.bytes for name, one in tensors.items()}
         """The bytes of each tensor that was not read yet."""
@@ -106,6 +121,17 @@ class MappedTensors:
             except (OSError, ValueError) as error:
                 raise ModelFilesError(f"{path} can't be read: {error}") from error
         return self
+
+    def blank(self) -> Self:
+        """Read zeros in place of the files' bytes, and open no file."""
+        self.is_blank = True
+        self._mapped = {one.path: BlankFile() for one in self._tensors.values()}
+        return self
+
+    @property
+    def headers(self) -> Mapping[str, StoredTensor]:
+        """The tensors by their names in the headers, or in the model."""
+        return self._tensors
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -120,7 +120,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     def _check_order(self, linear: QuantizedLinear) -> None:
         name = linear.weight.removesuffix("qweight") + "g_idx"
-        if super().__contains__(name):
+        if super().__contains__(name) and not self.is_blank:
             order = super().read(name)
             if not np.array_equal(order, np.arange(linear.inputs) // linear.group):
                 raise UnsupportedArchitecture(

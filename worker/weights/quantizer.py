@@ -76,11 +76,10 @@ class Quantizer:
         chosen = format_for(self._format, weights.shape[1])
         if chosen is None or chosen.name != self._format:
             self._others["16 bits" if chosen is None else chosen.name].append(name)
-        return (
-            weights
-            if chosen is None
-            else StoredMatrix(chosen.name, quantize(weights, chosen, self._threads, f"Tensor {name}"))
-        )
+        return weights if chosen is None else StoredMatrix(chosen.name, self._quantized(name, weights, chosen))
+
+    def _quantized(self, name: str, weights: NDArray[Any], format: BlockFormat) -> NDArray[np.uint8]:
+        return quantize(weights, format, self._threads, f"Tensor {name}")
 
     def report(self) -> None:
         """Log what is kept otherwise than asked for."""

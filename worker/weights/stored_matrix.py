@@ -12,7 +12,7 @@ import numpy as np
 from ml_dtypes import bfloat16, float8_e4m3fn
 from numpy.typing import DTypeLike, NDArray
 
-from worker.native.library import Matrix, Threads
+from worker.native.library import BLOCKS, Matrix, Threads
 from worker.native.memory import zeros
 from worker.weights.formats import FORMATS, BlockFormat
 from worker.weights.schemes import E2M1, E4M3, INT4, INT8
@@ -137,6 +137,28 @@ Kept = str
 """A kind of packed weights by its name in native/library.py: the type of plain numbers, or a kind of stored matrix."""
 PACKED_FROM = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(bfloat16)}
 """The types from which plain numbers are packed; those that are kept as int8 are rounded in C++, from float32."""
+
+
+BLOCK_BYTES = {name: FORMATS[name].bytes for name in BLOCKS} | {"q3_k": 114, "q4_k": 148, "q5_k": 180}
+"""Bytes of a packed block. The scales of 6 bits of three formats are widened to 8."""
+
+
+def packed_bytes(kind: Kept, inputs: int, outputs: int, group: int, panel: int) -> int:
+    """The bytes of a `PackedMatrix`, of its weights, scales, sums and zeros. `group` is 0 but for stored matrices with
+    a scale by group; `panel` is `furrow_panel()`, or `panel_outputs()` of the host that packs."""
+    room = -(-outputs // panel) * panel
+    if kind in BLOCKS:
+        return room * (inputs // FORMATS[kind].weights * BLOCK_BYTES[kind])
+    if not group:
+        if kind == INT8:  # codes are read by four, and an output has a scale and a sum
+            return room * (-(-inputs // 4) * 4 + 8)
+        return room * inputs * PACKED_FROM[kind].itemsize
+    scales = room * -(-inputs // group)
+    if kind == INT8:
+        return room * -(-inputs // 4) * 4 + scales * 8
+    if kind == E4M3:
+        return room * inputs + scales * 4
+    return room * inputs // 2 + scales * (1 if kind == E2M1 else 5)
 
 
 class PackedMatrix:

@@ -15,7 +15,7 @@ from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
-from control.replicas.health.memory import in_words
+from control.sizes import in_words
 from control.version import VERSION
 
 SKEW_MS = 2_000

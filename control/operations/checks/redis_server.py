@@ -8,7 +8,8 @@ from typing import Any
 from control.operations.checks.findings import Checks
 from control.redis.round_trip import RoundTrip
 from control.redis.versions import OLDEST_VERSION
-from control.replicas.health.memory import NEARLY_FULL, in_words
+from control.replicas.health.memory import NEARLY_FULL
+from control.sizes import in_words
 
 Info = dict[str, Any]
 SLOW_MS, TOO_SLOW_MS = 5.0, 100.0

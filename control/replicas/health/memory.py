@@ -10,6 +10,7 @@ from redis import exceptions as redis_errors
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing.cluster import ABSENT, Cluster
+from control.sizes import in_words
 
 NEARLY_FULL = 0.9
 
@@ -56,18 +57,3 @@ def _memory(where: str, info: dict[str, Any]) -> ServerMemory:
         most=int(info.get("maxmemory", 0)),
         machine=int(info.get("total_system_memory", 0)),
     )
-
-
-def in_words(size: int) -> str:
-    """A number of bytes as people read it: 512 KiB, 1.5 GiB.
-
-    >>> in_words(1536)
-    '1.5 KiB'
-    """
-    number = float(size)
-    unit = "bytes"
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"

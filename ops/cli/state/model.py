@@ -16,8 +16,8 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.records.backend import backends
 from control.redis.connection import run
-from control.replicas.health.memory import in_words
 from control.settings import redis_url_from_environment
+from control.sizes import in_words
 from ops.cli.state.model_summary import ModelSummary, summarize
 from ops.cli.tables import echo_json, echo_line, fit, json_option
 from ops.demo import MODEL_DIR

@@ -10,7 +10,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health
-from control.replicas.health.memory import in_words
+from control.sizes import in_words
 from ops.cli.tables import duration, echo_json, echo_table, json_option
 
 

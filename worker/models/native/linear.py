@@ -40,8 +40,8 @@ class PackedLinear(Module):
         self.threads = threads
         self._matrices: list[PackedMatrix] = []
         first = 0
-        for (kind, _), run in itertools.groupby(zip(parts, kinds, strict=True), _kind_and_group):
-            self._matrices.append(PackedMatrix([part for part, _ in run], self.inputs, kind, first, threads))
+        for kind, run in runs(parts, kinds):
+            self._matrices.append(PackedMatrix(run, self.inputs, kind, first, threads))
             first += self._matrices[-1].outputs
         if len(self._matrices) > MOST_MATRICES:
             raise ValueError(f"{len(self._matrices)} kinds of weights in one product; {MOST_MATRICES} fit")
@@ -104,6 +104,12 @@ class PackedLinear(Module):
 class _Bytes:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
+
+
+def runs(parts: Sequence[Any], kinds: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+    """The parts that lie in one matrix, with its kind; `parts` and `kinds` are those of `PackedLinear`."""
+    for (kind, _), run in itertools.groupby(zip(parts, kinds, strict=True), _kind_and_group):
+        yield kind, [part for part, _ in run]
 
 
 def _kind_and_group(part_and_kind: tuple[Any, str]) -> tuple[str, int]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from control import keys
 from control import requests as control_requests
 from control.clock import now_ms
 from control.errors import ModelNotFound, RequestNotFound, SettingsError
@@ -25,6 +27,7 @@ from control.replicas import health
 from control.replicas.lease import Lease, acquire
 from control.requests import Emission, Enqueue
 from ops.cli.drain import drain
+from ops.cli.plan import free_memory, plan
 from ops.cli.requests.running import requests
 from ops.cli.state.history import history
 from ops.cli.state.hosts import hosts
@@ -169,6 +172,23 @@ def test_hosts(scene: Scene) -> None:
         CliRunner().invoke(drain, ["alpha", "--forget", "--redis", scene.url], catch_exceptions=False)
     assert "beta: forgotten." in scene.ask(drain, "beta", "--forget").output
     assert [one["id"] for one in scene.json(hosts)] == ["alpha"] and not farm.drained_hosts(scene.client)
+
+
+def test_a_plan_has_the_free_memory_of_the_farms_hosts(scene: Scene) -> None:
+    """A host without a heartbeat is none of them."""
+    scene.client.delete(keys.host("alpha"))
+    with pytest.raises(SettingsError, match="no worker is alive"):
+        free_memory(scene.url)
+    farm.beat_host(scene.client, Host("alpha"), 5, 300 << 20)
+    farm.beat_host(scene.client, Host("beta"), 6, 2 << 30)
+    assert free_memory(scene.url) == [("alpha", 300 << 20), ("beta", 2 << 30)]
+    assignment = Assignment(spec=ModelSpec(name="n", source="/n"), replica="r0", ranks=[0], devices=["cpu"])
+    farm.beat_host(scene.client, Host("gamma", memory=1 << 30), 7, 8 << 30)
+    farm.assign(scene.client, "gamma", msgspec.structs.replace(assignment, memory=[1 << 29]))
+    assert free_memory(scene.url)[2] == ("gamma", 1 << 29)
+    scene.client.delete(keys.host("gamma"))
+    planned = scene.json(plan, "demo", "--kv-tokens", "200000")
+    assert [(one["host"], one["has"] > one["needs"]) for one in planned["hosts"]] == [("alpha", False), ("beta", True)]
 
 
 def test_history_has_epochs_and_their_faults(scene: Scene) -> None:

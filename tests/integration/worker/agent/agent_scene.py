@@ -36,9 +36,18 @@ while :; do [ -e {folder}/exit-$FURROW_RANK ] && exit $(cat {folder}/exit-$FURRO
 class AgentScene:
     """An agent in a thread; `exits` sets the status with which a rank ends at once."""
 
-    def __init__(self, redis: ReplicaRedis, folder: Path, model: Path, supervisor: SupervisorClient) -> None:
+    def __init__(
+        self,
+        redis: ReplicaRedis,
+        folder: Path,
+        model: Path,
+        supervisor: SupervisorClient,
+        memory: int | None = None,
+    ) -> None:
         self.redis, self.folder, self.model = redis, folder, model
-        self.agent = Agent(redis.another(), redis.url, Host(HOST), supervisor, Standby(redis.url, supervisor))
+        self.agent = Agent(
+            redis.another(), redis.url, Host(HOST, memory=memory), supervisor, Standby(redis.url, supervisor)
+        )
         self.thread = threading.Thread(target=self.agent.run, daemon=True)
 
     def want(self, **changes: Any) -> ModelSpec:

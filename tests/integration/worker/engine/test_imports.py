@@ -49,6 +49,24 @@ def test_a_rank_whose_model_runs_in_cpp_imports_no_torch(checkpoint: Checkpoint)
     assert imported(LOAD, *(str(checkpoint(family)) for family in FAMILIES)) == "[]"
 
 
+NEED = """
+import sys
+from worker.agent.needs import need_of
+from control.messages import ModelSpec
+from pathlib import Path
+from worker.repository.files import inspect
+for folder in sys.argv[1:]:
+    for quant in (None, "q4k"):
+        need_of(ModelSpec(name="m", source=folder, quant=quant), inspect(Path(folder)))
+print(sorted(set(sys.modules) & {"torch", "transformers", "triton"}))
+"""
+
+
+@pytest.mark.timeout(150)
+def test_an_agent_that_counts_a_model_s_memory_imports_no_torch(checkpoint: Checkpoint) -> None:
+    assert imported(NEED, *(str(checkpoint(family)) for family in FAMILIES)) == "[]"
+
+
 VERB = "import ops.cli; ops.cli.cli.get_command(None, {!r})"
 
 

@@ -8,8 +8,9 @@ import psutil
 import pytest
 
 from control.errors import SettingsError
+from control.sizes import parse_size
 from ops.local import memory
-from ops.local.memory import MIB, default_memory, machine_memory, parse_size, server_bytes
+from ops.local.memory import MIB, default_memory, machine_memory, server_bytes
 
 MACHINE = psutil.virtual_memory().total
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.agent.memory_kills import RECENT_S, MemoryKills, memory_limit
+from worker.agent.memory_kills import RECENT_S, MemoryKills
 
 
 @pytest.mark.parametrize(
@@ -73,17 +73,3 @@ def test_kills_without_an_agent_are_claimed_by_the_next(tmp_path: Path) -> None:
     assert [after.claim() for _ in range(3)] == [True, True, False]
     assert after.unclaimed_from == 9
     assert not MemoryKills(tmp_path, tmp_path / "own", unclaimed_from=100).claim()
-
-
-def test_the_limit_is_the_least_on_the_way_up(tmp_path: Path) -> None:
-    """`max` is none; version 1 has another file."""
-    (tmp_path / "own").write_text("0::/a/b\n")
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    assert memory_limit(tmp_path, tmp_path / "own") == 0
-    (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
-    (tmp_path / "a" / "memory.max").write_text("4294967296\n")
-    assert memory_limit(tmp_path, tmp_path / "own") == 2**32
-    (tmp_path / "own").write_text("4:memory:/y\n")
-    (tmp_path / "memory" / "y").mkdir(parents=True)
-    (tmp_path / "memory" / "y" / "memory.limit_in_bytes").write_text("1073741824\n")
-    assert memory_limit(tmp_path, tmp_path / "own") == 2**30

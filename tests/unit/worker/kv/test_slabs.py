@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from torch import Tensor
 from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
 from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
 from worker.kv.torch.slab_attention import PoolTensors, SlabAttention
+from worker.native.memory import clear
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 
@@ -262,3 +264,26 @@ def test_pools_of_several_shapes_hold_no_other_memory() -> None:
     assert PoolTensors(pool).keys[4].abs().sum() == 2 * 3 * 8
     pool.clear(store._slabs[1].slot, 0, 3)
     assert all(not memory.any() for memory in pool.memories)
+
+
+def test_a_sequence_that_moves_never_exists_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of a sequence are copied layer by layer, and each is given back before the next is copied."""
+    layout = CacheLayout((LayerCache(8, 64),) * 16, np.dtype(np.float32), "cpu")
+    store, process = SlabStore(layout, 8192), psutil.Process()
+    [extent] = extents = [Extent(1, 0, 1024)]
+    slab = store.begin(extents).slabs[0]
+    for memory in slab.pool.memories:
+        memory[:, :, slab.slot] = 1.0
+    store.commit(extents)
+    resident: list[int] = []
+
+    def watched(array: NDArray[Any]) -> None:
+        resident.append(process.memory_info().rss)
+        clear(array)
+
+    monkeypatch.setattr("worker.kv.slabs.clear", watched)
+    before = process.memory_info().rss
+    moved = store.begin([Extent(1, extent.end, 1)]).slabs[0]
+    assert moved.pool.capacity == 2048 and len(resident) == 2 * 16
+    assert max(resident) - before < 2**23
+    assert all(bool((one[:, :, moved.slot, :, :1024] == 1).all()) for one in moved.pool.memories)

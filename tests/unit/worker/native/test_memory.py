@@ -9,7 +9,7 @@ import psutil
 import pytest
 from ml_dtypes import bfloat16
 
-from worker.native.memory import LARGE_PAGE, LEAST_SHARED, zeros
+from worker.native.memory import LARGE_PAGE, LEAST_SHARED, clear, zeros
 
 
 @pytest.mark.parametrize("kind", [np.float32, bfloat16, np.int8])
@@ -40,3 +40,16 @@ def test_small_ones_share_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, one in enumerate(several):
         assert bool((one == number + 1).all())
     assert {one.ctypes.data // LARGE_PAGE for one in several} == {several[0].ctypes.data // LARGE_PAGE}
+
+
+@pytest.mark.parametrize("begin", [0, 1, 1000, 1024])
+def test_what_is_cleared_is_zero_and_not_resident(begin: int) -> None:
+    """The numbers before and behind it stay, also where they share its pages."""
+    process, there = psutil.Process(), zeros(2**24, np.float32, large=False)
+    there.fill(1.0)
+    full = process.memory_info().rss
+    clear(there[begin:-begin] if begin else there)
+    assert full - process.memory_info().rss > 2**25
+    assert float(there.sum()) == 2 * begin
+    clear(part := np.ones(3, np.float32))
+    assert not part.any()

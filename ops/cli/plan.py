@@ -1,0 +1,198 @@
+"""`furrow models plan`: whether the memory of hosts is enough for a model, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from control.errors import FurrowError, SettingsError
+from control.messages import ModelSpec
+from control.operations.options import connect_to_farm, redis_option
+from control.operations.spec import build_spec
+from control.placement import farm
+from control.placement.need import HostFit, RankNeed, fits_on, most_kv_tokens
+from control.sizes import in_words
+from ops.cli.options import model_options
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from ops.demo import MODEL_DIR
+
+if TYPE_CHECKING:
+    from worker.repository.files import ModelFiles  # the worker's modules are imported when a plan is made
+
+OTHER_QUANTS = ("int8", "q8_0", "q6k", "q5k", "q4k", "q3k")
+"""What is tried where a model does not fit, from the best answers down."""
+LEAST_KV_TOKENS = 256
+HERE = "this host"
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`ranks` are those of one replica, `remedies` what would make it fit where no host has the memory."""
+
+    model: str
+    tp: int
+    kv_tokens: int
+    ranks: list[RankNeed]
+    hosts: list[HostFit]
+    remedies: list[str]
+
+
+@click.command()
+@click.argument("model")
+@model_options
+@json_option
+@redis_option
+def plan(model: str, redis_url: str | None, as_json: bool, **options: Any) -> None:
+    """Print what memory MODEL needs, and which hosts have it.
+
+    The need follows from the headers of the model's files on this host; nothing is loaded. Without --redis the memory
+    is that which this host has free, else that of each host of the farm. Ranks on CPUs are counted. Status 1 where no
+    host has enough.
+    """
+    spec = build_spec(model, demo=MODEL_DIR, **options)
+    if any(device != "cpu" for device in spec.devices):
+        raise SettingsError("the memory of GPUs is not planned: leave --devices out for the plan of ranks on CPUs")
+    memory_plan = make_plan(spec, free_memory(redis_url))
+    if as_json:
+        echo_json(memory_plan)
+    else:
+        _print(memory_plan)
+    if not any(one.fits for one in memory_plan.hosts):
+        raise SystemExit(1)
+
+
+def free_memory(redis_url: str | None) -> list[tuple[str, int]]:
+    """Hosts with the bytes that their ranks may still take: this one, or those of the farm that is named."""
+    if redis_url is None:
+        from worker.agent.host_memory import available
+
+        return [(HERE, available())]
+    free = farm.free_memory(connect_to_farm(redis_url))
+    if not free:
+        raise SettingsError("no worker is alive: run `furrow worker` on a host, or leave --redis out")
+    return sorted(free.items())
+
+
+def make_plan(spec: ModelSpec, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
+    """Raises SettingsError where this host has not the files of the model, and what a load raises for its files."""
+    from worker.repository import source, validation
+
+    place = source.on_this_host(spec.source, spec.gguf)
+    if place is None:
+        raise SettingsError(
+            f"the files of {spec.source} are not on this host, and a plan reads their headers. Run the plan on a host "
+            "that has them"
+        )
+    files = validation.inspect(place, spec.images)
+    validation.check(files.config, spec.tp, spec.max_context, spec.quant)
+    ranks = needs_of(spec, files)
+    fits = fits_on(ranks, hosts)
+    return MemoryPlan(
+        model=spec.name,
+        tp=spec.tp,
+        kv_tokens=ranks[0].kv_tokens,
+        ranks=ranks,
+        hosts=fits,
+        remedies=[] if any(one.fits for one in fits) else _remedies(spec, files, ranks, [free for _, free in hosts]),
+    )
+
+
+def needs_of(spec: ModelSpec, files: ModelFiles) -> list[RankNeed]:
+    """The need of each rank of a replica."""
+    from worker.agent.needs import need_of
+
+    return need_of(spec, files).ranks
+
+
+def _remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: Sequence[int]) -> list[str]:
+    """Changes of the specification, one at a time or a quantization with fewer KV tokens, with which one host has
+    enough; and the ranks on several hosts."""
+    largest = max(free)
+    remedies = list[str]()
+    fewer = _most_kv_tokens(spec, files, ranks, largest)
+    if fewer >= LEAST_KV_TOKENS:
+        remedies.append(f"--kv-tokens {fewer}")
+    remedies += _quantized(spec, files, largest, fewer)
+    if spec.tp > 1:
+        shares = sorted((one.total for one in ranks), reverse=True)
+        if len(free) >= spec.tp and all(s <= f for s, f in zip(shares, sorted(free, reverse=True), strict=False)):
+            remedies.append("--spread, with its ranks on several hosts")
+    elif remedy := _split(spec, files, sorted(free, reverse=True)):
+        remedies.append(remedy)
+    return remedies
+
+
+def _most_kv_tokens(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: int) -> int:
+    """The most with which all ranks fit. What a step works in grows with the sequences that they allow."""
+    fits = most_kv_tokens(ranks, free)
+    if fits < LEAST_KV_TOKENS:
+        return fits
+    most = most_kv_tokens(needs_of(msgspec.structs.replace(spec, kv_tokens=fits), files), free) + 1
+    while most - fits > 1:
+        middle = (fits + most) // 2
+        needs = needs_of(msgspec.structs.replace(spec, kv_tokens=middle), files)
+        if sum(one.total for one in needs) <= free:
+            fits = middle
+        else:
+            most = middle
+    return fits
+
+
+def _quantized(spec: ModelSpec, files: ModelFiles, largest: int, fewer: int) -> list[str]:
+    """The first quantization that fits, or the smallest with fewer KV tokens where those are more than `fewer`, which
+    fit without it."""
+    if spec.quant is not None or spec.dtype not in ("auto", "float32") or any(d != "cpu" for d in spec.devices):
+        return []
+    ranks = list[RankNeed]()
+    for quant in OTHER_QUANTS:
+        try:
+            ranks = needs_of(msgspec.structs.replace(spec, quant=quant), files)
+        except FurrowError:  # one that this model is not offered in
+            continue
+        if sum(one.total for one in ranks) <= largest:
+            return [f"--quant {quant}"]
+    tokens = most_kv_tokens(ranks, largest)
+    return [f"--quant {OTHER_QUANTS[-1]} --kv-tokens {tokens}"] if tokens >= max(LEAST_KV_TOKENS, 2 * fewer) else []
+
+
+def _split(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str | None:
+    """The fewest ranks, each on a host of its own, that fit."""
+    from worker.repository import validation
+
+    for tp in (2, 4, 8):
+        if tp > len(free):
+            return None
+        split = msgspec.structs.replace(spec, tp=tp, devices=spec.devices * tp)
+        try:
+            validation.check(files.config, tp, spec.max_context, spec.quant)
+            shares = sorted((one.total for one in needs_of(split, files)), reverse=True)
+        except FurrowError:  # its heads can't be divided so
+            continue
+        if all(share <= has for share, has in zip(shares, free, strict=False)):
+            return f"--tp {tp} --spread, with a rank on each of {tp} hosts"
+    return None
+
+
+def _print(made: MemoryPlan) -> None:
+    first = made.ranks[0]
+    about = "" if first.exact else "about "
+    tokens = f" for {made.kv_tokens:,} tokens" if first.kv else ""
+    parts = (
+        f"weights {about}{in_words(first.weights)}",
+        f"KV memory {in_words(first.kv)}{tokens}",
+        f"a step {in_words(first.step)}",
+        f"the process {in_words(first.process)}",
+    )
+    whose = "it" if made.tp == 1 else f"each of its {made.tp} ranks"
+    echo_line(f"{made.model}: {whose} needs {about}{in_words(first.total)}: {', '.join(parts)}.")
+    rows = [("HOST", "NEEDS", "HAS", "")]
+    for one in made.hosts:
+        verdict = "fits" if one.fits else f"{in_words(one.needs - one.has)} too little"
+        rows.append((one.host, in_words(one.needs), in_words(one.has), verdict))
+    echo_table(rows)
+    for remedy in made.remedies:
+        echo_line(f"It fits with {remedy}.")
+    if not made.remedies and not any(one.fits for one in made.hosts):
+        echo_line("Neither fewer KV tokens nor a quantization nor the ranks on several of these hosts make it fit.")

@@ -1,0 +1,88 @@
+"""The plan of memory: needs from headers, hosts that have it, and what would make a model fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from control.errors import SettingsError
+from control.operations.spec import build_spec
+from ops.cli import plan as plan_command
+from ops.cli.models import models
+from ops.cli.plan import MemoryPlan, make_plan
+from ops.demo import MODEL_DIR
+from worker.native.host import unavailable
+
+MIB = 2**20
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason="torch computes models here")
+
+
+def planned(*free_mib: int, tp: int = 1, kv_tokens: int | None = 4096, quant: str | None = None) -> MemoryPlan:
+    spec = build_spec("demo", demo=MODEL_DIR, tp=tp, kv_tokens=kv_tokens, quant=quant)
+    return make_plan(spec, [(f"host{index}", free * MIB) for index, free in enumerate(free_mib)])
+
+
+def test_each_host_is_compared_with_all_ranks_of_a_replica() -> None:
+    plan = planned(10, 1000, tp=2)
+    needs = sum(rank.total for rank in plan.ranks)
+    assert [(one.host, one.needs, one.fits) for one in plan.hosts] == [("host0", needs, False), ("host1", needs, True)]
+    assert len(plan.ranks) == 2 and plan.remedies == []
+    assert plan.ranks[0].kv == 4096 * plan.ranks[0].bytes_per_token
+
+
+def test_fewer_kv_tokens_are_named_that_just_fit() -> None:
+    [remedy] = planned(200, kv_tokens=10**6).remedies
+    option, tokens = remedy.split()
+    assert option == "--kv-tokens" and int(tokens) > 256
+    assert planned(200, kv_tokens=int(tokens)).hosts[0].fits
+    assert not planned(200, kv_tokens=int(tokens) + 1).hosts[0].fits
+
+
+def test_a_quantization_is_named_where_it_alone_makes_it_fit() -> None:
+    plan = planned(1000)
+    smaller = planned(1000, quant="int8")
+    between = (plan.hosts[0].needs + smaller.hosts[0].needs) // 2
+    spec = build_spec("demo", demo=MODEL_DIR, kv_tokens=4096)
+    assert "--quant int8" in make_plan(spec, [("host", between)]).remedies
+
+
+def test_ranks_on_several_hosts_are_named_where_one_has_too_little() -> None:
+    whole, halves = planned(1, kv_tokens=10**6), planned(1, kv_tokens=10**6, tp=2)
+    each = max(rank.total for rank in halves.ranks) // MIB + 1
+    assert whole.ranks[0].total > each * MIB
+    assert "--tp 2 --spread, with a rank on each of 2 hosts" in planned(each, each, kv_tokens=10**6).remedies
+    assert "--spread, with its ranks on several hosts" in planned(each, each, kv_tokens=10**6, tp=2).remedies
+    assert not any("--spread" in one for one in planned(each, kv_tokens=10**6).remedies)
+
+
+def test_nothing_helps_where_not_even_the_weights_fit() -> None:
+    assert planned(1).remedies == []
+
+
+def test_files_that_are_not_here_are_named() -> None:
+    with pytest.raises(SettingsError, match="files of org/unknown are not on this host"):
+        make_plan(build_spec("org/unknown"), [])
+
+
+def test_the_command_prints_the_figures_and_ends_with_1_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = [("small", 300 * MIB), ("large", 2**34)]
+
+    def free(redis_url: str | None) -> list[tuple[str, int]]:
+        return hosts
+
+    monkeypatch.setattr(plan_command, "free_memory", free)
+    fits = CliRunner().invoke(models, ["plan", "demo", "--kv-tokens", "200000"])
+    assert fits.exit_code == 0 and "for 200,000 tokens" in fits.output
+    assert "too little" in fits.output.splitlines()[2] and fits.output.splitlines()[3].endswith("fits")
+    hosts.pop()
+    refused = CliRunner().invoke(models, ["plan", "demo", "--kv-tokens", "200000"])
+    assert refused.exit_code == 1 and "It fits with --kv-tokens" in refused.output
+    answer = json.loads(CliRunner().invoke(models, ["plan", "demo", "--kv-tokens", "200000", "--json"]).output)
+    assert answer["hosts"][0]["has"] == 300 * MIB and answer["remedies"]
+
+
+def test_gpus_are_refused() -> None:
+    refused = CliRunner().invoke(models, ["plan", "demo", "--devices", "cuda:0"])
+    assert refused.exit_code and "the memory of GPUs is not planned" in str(refused.exception)
