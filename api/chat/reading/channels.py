@@ -29,7 +29,8 @@ class ChannelReader:
         self._kind: Literal["header", "reasoning", "content", "call", "none"] = "reasoning" if thinking else "none"
         self._header = ""
         self._held = ""
-        self._blank = ""
+        self._blanks: list[str] = []
+        """White space after the text that was told."""
         self._fresh = True
         """True until the text that is open has a character that is no white space."""
         self._told = set[str]()
@@ -73,8 +74,8 @@ class ChannelReader:
         held, self._held = self._held, ""
         self._say(held, piece)
         if self._kind in ("content", "none"):
-            piece.text += self._blank
-        self._blank = ""
+            piece.text += "".join(self._blanks)
+        self._blanks = []
 
     def _begins_with_recipient(self, held: str) -> bool:
         return self._first.match(held) is not None
@@ -94,7 +95,7 @@ class ChannelReader:
     def _open(self, piece: Piece) -> None:
         """The header is over: its text follows."""
         header, self._header = self._header, ""
-        self._blank, self._fresh = "", True
+        self._blanks, self._fresh = [], True
         recipient = self._recipient.search(header)
         if self._kind != "header":
             self._kind = "content"
@@ -107,7 +108,7 @@ class ChannelReader:
             self._kind = "content"
 
     def _close(self) -> None:
-        self._kind, self._header, self._blank = "none", "", ""
+        self._kind, self._header, self._blanks = "none", "", []
 
     def _say(self, text: str, piece: Piece) -> None:
         if not text:
@@ -121,16 +122,18 @@ class ChannelReader:
 
     def _tell(self, text: str, piece: Piece) -> None:
         """Text without the white space at its ends, which belongs to the marks; a break between two texts."""
-        text = self._blank + text
         if self._fresh:
             text = text.lstrip() if self._kind != "none" else text
             if not text.strip():
-                self._blank = "" if self._kind != "none" else text
+                self._blanks += [text] if text else []
                 return
         said = text.rstrip()
-        self._blank = text[len(said) :]
+        blank = text[len(said) :]
         if not said:
+            self._blanks.append(blank)
             return
+        said = "".join([*self._blanks, said])
+        self._blanks = [blank] if blank else []
         parted = "\n\n" if self._fresh and self._kind in self._told else ""
         if self._kind == "reasoning":
             piece.reasoning += "" if self._hidden else parted + said

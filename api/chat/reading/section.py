@@ -16,6 +16,8 @@ from control.text.text import begun
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
 
+_BEFORE_BARE = 256
+"""The most white space before a call without a mark."""
 _SKIPPED = 256
 """The most characters that are passed over before a mark that closes."""
 _BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
@@ -50,7 +52,7 @@ class Section:
         """Text about which nothing could be decided yet."""
         self._raw = ""
         """The text that opened the current call; it is part of the answer if there is no call after it."""
-        self._blank = ""
+        self._blanks: list[str] = []
         """White space after the text that was said; it is said too where more text follows."""
         self._after_call = False
         self._tokens = set[str]()
@@ -103,7 +105,7 @@ class Section:
             self._held = ""  # a mark that was cut short
         self._say(self._take(), piece)
         if not self._after_call:
-            self._emit(self._blank, piece)
+            self._emit("".join(self._blanks), piece)
 
     def take(self) -> str:
         """The text behind the mark that opened reasoning."""
@@ -113,10 +115,11 @@ class Section:
     def _start(self, piece: Piece) -> bool:
         """Only the answer's first character, or what follows a call, can open a call without a mark."""
         start = self._held.lstrip()
-        if not start or (start.startswith("[") and len(start) < 2):
+        late = len(self._held) - len(start) > _BEFORE_BARE
+        if not late and start in ("", "["):
             return False
         self._state = self._text
-        if start.startswith("{") or _BARE_LIST.match(start):
+        if not late and (start.startswith("{") or _BARE_LIST.match(start)):
             self._begin("")
         return True
 
@@ -152,10 +155,10 @@ class Section:
         """A mark stands before the held text."""
         self._state = self._text
         if mark in self._reopens:
-            self._blank, self._after_call = "", True
+            self._blanks, self._after_call = [], True
             self.reopened = mark
         elif mark in self._drops:
-            self._blank, self._after_call = "", True
+            self._blanks, self._after_call = [], True
         else:
             self._begin(mark)
 
@@ -270,14 +273,14 @@ class Section:
             text = text.replace(mark, "")
         if not text:
             return
-        text = self._blank + text
         if self._after_call:
             text = text.lstrip()
         said = text.rstrip()
-        self._blank = text[len(said) :]
         if said:
-            self._emit(said, piece)
-            self._after_call = False
+            self._emit("".join([*self._blanks, said]), piece)
+            self._blanks, self._after_call = [], False
+        if blank := text[len(said) :]:
+            self._blanks.append(blank)
 
     def _emit(self, text: str, piece: Piece) -> None:
         if self._inside:
@@ -287,7 +290,7 @@ class Section:
 
     def _called(self) -> None:
         """A call has come; the white space before it is no text."""
-        self._blank, self._after_call = "", True
+        self._blanks, self._after_call = [], True
 
     def _refuse(self, piece: Piece) -> bool:
         """There was no call: its opening is text, and the rest is read as text, where another call may open."""

@@ -7,6 +7,9 @@ from typing import Literal
 from api.schemas.view import Thinking
 from control.text.text import begun
 
+_BEFORE_OPENING = 256
+"""The most white space before an opening mark."""
+
 
 class ThinkingParser:
     """`push` returns what of the text is reasoning, and what comes after it; white space at the marks is neither."""
@@ -64,9 +67,10 @@ class ThinkingParser:
     def _opening(self) -> None:
         """A model whose prompt has opened the reasoning may still repeat the mark."""
         start = self._held.lstrip()
-        if len(start) < len(self._open) and self._open.startswith(start):
+        late = len(self._held) - len(start) > _BEFORE_OPENING
+        if not late and len(start) < len(self._open) and self._open.startswith(start):
             return
-        if start.startswith(self._open):
+        if not late and start.startswith(self._open):
             self._held, self._state = start[len(self._open) :], "thinking"
         else:
             self._held = self._unmarked()
