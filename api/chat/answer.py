@@ -15,7 +15,7 @@ from api.errors.errors import GenerationFailed
 from api.schemas.view import View
 from control.errors import RETRY_AFTER_S
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
-from control.text.text import Detokenizer, StopStrings
+from control.text.text_stream import Detokenizer, StopStrings
 
 
 def prompt_text(vocabulary: Vocabulary, tokens: list[int]) -> str:
@@ -102,7 +102,7 @@ _FAILURES: dict[str, tuple[str, int]] = {
 
 
 class _Choice:
-    """The text of one choice while it grows; cut exactly where the leader cuts, because both use control.text.text.
+    """The text of one choice while it grows; cut exactly where the leader cuts, as both use `control.text.text_stream`.
 
     `offset`: the characters of the prompt that are shown before it.
     """

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
-from control.text.text import REPLACEMENT
+from control.text.text_stream import REPLACEMENT
 from control.text.tokenizer_check import decoding_only
 from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 

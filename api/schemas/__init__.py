@@ -1,1 +1,1 @@
-"""Requests as clients send them: types and validation."""
+"""Requests as clients send them, types and validation; and answers as structs."""

@@ -1,1 +1,1 @@
-"""Everything that is true of a model type: one file for close kin, one record for each type, no torch."""
+"""All that loading and computing a model type takes: one file for close kin, one record for each type, no torch."""

@@ -15,7 +15,7 @@ from llguidance import LLExecutor
 from numpy.typing import NDArray
 
 from control.messages import ReasoningBudget
-from control.text.text import Decode
+from control.text.text_stream import Decode
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from control.messages import Sampling, TokenLogprobs
-from control.text.text import Decode
+from control.text.text_stream import Decode
 from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.native import library
 from worker.native.library import NO_TOKEN_LEFT, NOT_FINITE, Threads

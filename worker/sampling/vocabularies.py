@@ -19,7 +19,7 @@ from control.errors import ModelFilesError
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.text.grammar import tokenizer_of
-from control.text.text import Decode
+from control.text.text_stream import Decode
 from control.text.tokenizer_check import decoding_only
 from control.text.vocabulary import read_token_bytes
 

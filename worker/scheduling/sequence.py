@@ -12,7 +12,7 @@ import msgspec
 
 from control.commands import BatchChange, StepImage, StepRow
 from control.messages import FinishReason, PromptImage, Sampling
-from control.text.text import Decode, TextStream
+from control.text.text_stream import Decode, TextStream
 from worker.scheduling.constraint import Constraint
 from worker.scheduling.lookup import ContextLookup
 from worker.scheduling.prediction import Prediction

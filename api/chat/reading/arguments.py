@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from api.chat.reading.form import CallShape
 from api.chat.reading.json_call import Brackets, as_json
-from control.text.text import begun
+from control.text.text_stream import begun
 
 _KEY_CHARACTERS = 256
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}

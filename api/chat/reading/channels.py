@@ -11,7 +11,7 @@ from typing import Literal
 from api.chat.piece import Piece
 from api.chat.reading.calls import Calls
 from api.chat.reading.form import Channels
-from control.text.text import begun
+from control.text.text_stream import begun
 
 _HEADER_CHARACTERS = 512
 

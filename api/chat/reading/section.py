@@ -11,7 +11,7 @@ from api.chat.reading.form import CallForm, CallShape
 from api.chat.reading.headed_call import HeadedCall, parts_of
 from api.chat.reading.json_call import JsonCall
 from api.schemas.view import Calling
-from control.text.text import begun
+from control.text.text_stream import begun
 
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from api.schemas.view import Thinking
-from control.text.text import begun
+from control.text.text_stream import begun
 
 _BEFORE_OPENING = 256
 """The most white space before an opening mark."""

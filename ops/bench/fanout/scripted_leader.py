@@ -14,7 +14,7 @@ from control.redis.connection import Call, run, run_every
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release, renew
 from control.requests import Claimed, Claims, Emission, EmitResult
-from control.text.text import Decode
+from control.text.text_stream import Decode
 from worker.leader.request import RunningRequest
 from worker.scheduling import sequence as choices
 from worker.scheduling.sequence import Finisher

@@ -16,7 +16,7 @@ from api.chat import tokens as tokens_module
 from api.chat.template import MeteredTemplate, render
 from api.chat.tokens import OwnEncoder, Tokenized, Vocabulary
 from control.errors import TemplateFailed
-from control.text.text import Detokenizer
+from control.text.text_stream import Detokenizer
 from tests.byte_model import byte_assets, byte_tokenizer
 
 BOS = byte_tokenizer().token_to_id("<s>") or 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from control.text.text import REPLACEMENT, Detokenizer
+from control.text.text_stream import REPLACEMENT, Detokenizer
 
 pieces = st.lists(
     st.one_of(

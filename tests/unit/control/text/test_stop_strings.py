@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from control.text.text import StopStrings, TextStream
+from control.text.text_stream import StopStrings, TextStream
 
 letters = st.text(alphabet="abc", max_size=30)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4)
