@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+from control.control_group import GROUPS, OWN_GROUP, folders, memory_limit, number_in
+
 _INACTIVE = re.compile(rb"^(?:total_)?inactive_file (\d{1,18})$", re.MULTILINE)
 RESERVED_BYTES = 256 * 2**20
 """Of a host's memory, for the supervisor, the agent, the standby, and an API process."""
@@ -27,31 +27,11 @@ def capacity(most: int | None = None, groups: Path = GROUPS, own_group: Path = O
 def available(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
     """Bytes that this process may still take, of the machine's and of its control group's."""
     free = psutil.virtual_memory().available
-    for folder, limit_name, used_name in _folders(groups, own_group):
-        limit, used = _number(folder / limit_name), _number(folder / used_name)
+    for folder, limit_name, used_name in folders(groups, own_group):
+        limit, used = number_in(folder / limit_name), number_in(folder / used_name)
         if limit and used is not None:
             free = min(free, limit - used + _inactive(folder / "memory.stat"))
     return max(0, free)
-
-
-def memory_limit(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
-    """Bytes that this process's control group may use, 0 without a limit: the least of its own and those above it."""
-    limits = [_number(folder / name) for folder, name, _ in _folders(groups, own_group)]
-    return min((limit for limit in limits if limit), default=0)
-
-
-def _folders(groups: Path, own_group: Path) -> Iterator[tuple[Path, str, str]]:
-    """The control group of this process and those above it, with the names of the files of limit and use; of version 1
-    and of version 2."""
-    with suppress(OSError, ValueError):
-        for line in own_group.read_text(errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            root, names = groups, ("memory.max", "memory.current")
-            if controllers:
-                root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            if not controllers or "memory" in controllers.split(","):
-                own = root / path.lstrip("/")
-                yield from ((folder, *names) for folder in (own, *own.parents))
 
 
 def _inactive(file: Path) -> int:
@@ -60,11 +40,3 @@ def _inactive(file: Path) -> int:
         if match := _INACTIVE.search(file.read_bytes()):
             return int(match[1])
     return 0
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file; None where there is none, as for `max`."""
-    try:
-        return int(file.read_bytes())
-    except (OSError, ValueError):
-        return None

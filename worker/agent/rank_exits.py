@@ -9,11 +9,11 @@ from collections import deque
 import psutil
 import structlog
 
+from control.control_group import memory_limit
 from control.errors import RedisUnavailable
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health, lease, memory_deaths
-from worker.agent.host_memory import memory_limit
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.memory_kills import OUT_OF_MEMORY, MemoryKills
 from worker.agent.replica import DeathNotice, Exit, Failure, ReplicaProcesses
