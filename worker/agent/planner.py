@@ -195,8 +195,8 @@ class Planner:
         for spec in specs:
             if spec.unload and spec.name not in assigned:
                 ended = abandon(self._client, spec.name, f"the model '{spec.name}' was unloaded")
-                catalog.forget(self._client, spec)
                 run(self._client, farm.forget_need(spec.name))
+                catalog.forget(self._client, spec)  # last: what is left undone before it is done in the next turn
                 log.info("model unloaded", model=spec.name, ended_requests=ended, action="model_unload")
         if time.monotonic() - self._expired >= EXPIRE_EVERY_S:
             self._expired = time.monotonic()
