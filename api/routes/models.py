@@ -84,7 +84,7 @@ def _card(request: Http, name: str) -> ModelCard:
         card.state = overview.state
         card.detail = overview.detail or None
         card.revision = overview.revision
-        card.replicas = overview.desired
+        card.replicas = overview.wanted
         card.rolled_out = overview.rolled_out
         card.backends = _backends(overview)
         card.system_fingerprint = card.backends[0].system_fingerprint if len(card.backends) == 1 else None

@@ -149,8 +149,8 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
                 worker_seen = now  # nothing is known of workers meanwhile
                 time.sleep(TICK_S)
                 continue
-            line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.desired} replicas"
-            leaving = len(overview.replicas) - overview.desired
+            line = f"{name}: revision {overview.revision}, {overview.rolled_out} of {overview.wanted} replicas"
+            leaving = len(overview.replicas) - overview.wanted
             line += f", {leaving} to go" if leaving > 0 else ""
             if line != last:
                 waiting.print(line)
@@ -271,5 +271,5 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     echo_table(rows)
     for overview in overviews:
         if len({replica.revision for replica in overview.replicas}) > 1:
-            done = f"{overview.rolled_out} of {overview.desired} replicas"
+            done = f"{overview.rolled_out} of {overview.wanted} replicas"
             echo_line(f"{overview.model}: revision {overview.revision} is rolled out on {done}.")

@@ -68,8 +68,7 @@ class Overview:
     detail: str
     queued: int
     revision: int
-    desired: int
-    """Replicas that the specification asks for."""
+    wanted: int
     rolled_out: int
     assets: AssetsMark | None
     replicas: list[ReplicaOverview]
@@ -81,7 +80,7 @@ class Overview:
     @property
     def is_rolled_out(self) -> bool:
         """True if the desired number of replicas serves the newest revision and no other replica is left."""
-        return self.rolled_out == self.desired == len(self.replicas)
+        return self.rolled_out == self.wanted == len(self.replicas)
 
 
 def overviews(client: SyncRedis) -> list[Overview]:
@@ -165,7 +164,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         detail=detail,
         queued=about.load.queued,
         revision=spec.revision,
-        desired=spec.replicas,
+        wanted=spec.replicas,
         rolled_out=done,
         assets=about.assets,
         replicas=replicas,

@@ -81,8 +81,8 @@ def check_replicas(
                     f"{memory_remedy(name)}; after the third such end in ten minutes the model loaded last is given up."
                 )
             checks.warning("replicas", f"{replica.replica} is {replica.state}: {replica.detail}", remedy)
-    if serving >= overview.desired:
-        checks.ok("replicas", f"{serving} of {overview.desired} serve, {overview.queued} requests wait")
+    if serving >= overview.wanted:
+        checks.ok("replicas", f"{serving} of {overview.wanted} serve, {overview.queued} requests wait")
 
 
 def memory_remedy(model: str) -> str:

@@ -82,7 +82,7 @@ class Rates:
                 paused=one.paused,
                 queued=one.queued,
                 expected_wait_ms=one.load.expected_wait_ms,
-                wanted=one.desired,
+                wanted=one.wanted,
                 serving=sum(replica.state == "loaded" for replica in one.replicas),
                 replicas=[
                     self._replica(one.model, replica, kv_tokens.get(one.model, 0), now) for replica in one.replicas

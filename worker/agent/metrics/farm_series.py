@@ -111,7 +111,7 @@ def _in_state(one: health.Overview, state: health.ReplicaState) -> int:
 
 def _wanted(one: health.Overview) -> int:
     """0 for a model that is being unloaded."""
-    return 0 if one.state in ("draining", "unloading") else one.desired
+    return 0 if one.state in ("draining", "unloading") else one.wanted
 
 
 def _failed(one: health.Overview) -> int:

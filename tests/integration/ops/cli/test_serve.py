@@ -55,7 +55,7 @@ def test_a_redis_that_does_not_answer_is_waited_for(
         detail="",
         queued=0,
         revision=1,
-        desired=1,
+        wanted=1,
         rolled_out=1,
         assets=None,
         replicas=[],

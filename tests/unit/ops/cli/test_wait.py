@@ -21,7 +21,7 @@ class Farm:
         if self.outages:
             self.outages -= 1
             raise RedisUnavailable("Redis does not answer")
-        return SimpleNamespace(revision=1, rolled_out=1, desired=1, replicas=[None], is_rolled_out=True)
+        return SimpleNamespace(revision=1, rolled_out=1, wanted=1, replicas=[None], is_rolled_out=True)
 
 
 @pytest.fixture
