@@ -23,13 +23,14 @@ import psutil
 from control.errors import ModelUnavailable
 from control.listening import free_port
 from ops.bench import program
-from ops.bench.common.ask import ask
 from ops.bench.common.client import Base, request
 from ops.bench.common.farm import say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
+from ops.bench.peers.base import Failed
+from ops.bench.peers.engines.completions import complete
 from ops.bench.peers.memory import MIB
 from ops.bench.peers.models import Models
 from ops.common.waiting import until
@@ -49,6 +50,8 @@ OTHERS_MIB = 220.0
 RANK_SHARE = 1.1
 """Of llama-server's memory, with the same context and type of keys and values."""
 CONTEXT = 4096
+PROMPT = [70, 71, 72]
+"""Letters."""
 HELP_S = 0.3
 HELP_ROUNDS = 10
 LIMIT_S = 300.0
@@ -175,7 +178,7 @@ def warm(source: Path) -> None:
 
 
 def one_start(options: list[str]) -> Start:
-    """Start a farm, ask it for a token, stop it. Raises ModelUnavailable where it ends or is silent before that."""
+    """Start a farm, ask it for a token, stop it. Raises ModelUnavailable or Failed where it ends before that."""
     with TemporaryDirectory(prefix="furrow-bench-") as data:
         command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--data", data]
         kept = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
@@ -196,16 +199,15 @@ def one_start(options: list[str]) -> Start:
 
 
 def first_token(base: Base, began: float) -> float:
-    """Seconds from `began` until the first text of an answer that is asked for now. Raises ModelUnavailable."""
-    sent = time.monotonic()
-    answer = asyncio.run(ask(base, "bench", "bench", "Hello", 2, stream=True))
-    if answer.error is not None or answer.first_ms is None:
-        raise ModelUnavailable("bench", "without a token", answer.error or "no text came")
-    return sent - began + (answer.first_ms - answer.sent_ms) / 1000
+    """Seconds from `began` until the first token of an answer that is asked for now. Raises Failed."""
+    stream = asyncio.run(complete(base, {"model": "bench"}, PROMPT, 2))
+    if not stream.stamps:
+        raise Failed("no token came")
+    return stream.stamps[0] - began
 
 
 def start_of_llama(server: str, file: Path) -> Start:
-    """The same of llama.cpp's server, with keys and values in float32 as well. Raises ModelUnavailable."""
+    """The same of llama.cpp's server, with keys and values in float32 as well. Raises Failed."""
     port = free_port("127.0.0.1", 0)
     base = Base("127.0.0.1", port)
     sizes = ["--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-type-k", "f32", "--cache-type-v", "f32"]
