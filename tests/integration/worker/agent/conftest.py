@@ -39,13 +39,21 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def scene(redis: ReplicaRedis, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentScene]:
+def memory() -> int | None:
+    """Bytes that the host may give to ranks; None: it plans no memory."""
+    return None
+
+
+@pytest.fixture
+def scene(
+    redis: ReplicaRedis, tmp_path: Path, model: Path, memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[AgentScene]:
     script = tmp_path / "python"
     script.write_text(SCRIPT.format(folder=tmp_path, python=sys.executable))
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
     with supervised() as supervisor:
-        scene = AgentScene(redis, tmp_path, model, supervisor)
+        scene = AgentScene(redis, tmp_path, model, supervisor, memory)
         yield scene
         scene.stop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,11 +14,9 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.replicas import health
 from ops.demo import MODEL_DIR
-from tests.integration.worker.agent.agent_scene import HOST, SCRIPT, AgentScene
+from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
-from tests.supervisor import supervised
 from tests.waiting import until
-from worker.agent import replica as replica_module
 from worker.agent.needs import need_of
 from worker.agent.planner import Planner
 from worker.repository import source, validation
@@ -34,17 +30,9 @@ def memory() -> int:
 
 
 @pytest.fixture
-def scene(redis: ReplicaRedis, tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentScene]:
-    """An agent with so much memory; its model is the demonstration model, with one rank."""
-    script = tmp_path / "python"
-    script.write_text(SCRIPT.format(folder=tmp_path, python=sys.executable))
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
-    with supervised() as supervisor:
-        scene = AgentScene(redis, tmp_path, MODEL_DIR, supervisor, memory)
-        yield scene
-        scene.stop()
+def model() -> Path:
+    """The demonstration model, whose headers tell what it needs."""
+    return MODEL_DIR
 
 
 def want(scene: AgentScene, **changes: object) -> ModelSpec:
