@@ -20,7 +20,7 @@ from ops.client.events import Event
 PROGRAM = """
 import sys
 from control import clock
-from control.text import text
+from control.text import text_stream
 import control.keys
 print("imported", flush=True)
 for line in sys.stdin:
