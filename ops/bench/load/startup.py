@@ -44,7 +44,7 @@ PHASES = {
 }
 """Phase → what the farm prints at its end, in this order. The last one is followed by the first token."""
 FIRST_TOKEN = "first token"
-LIMITS_S = {"demo": 1.2, "qwen3-0.6b q4_k_m": 1.8}
+LIMITS_S = {"demo": 1.2, "qwen3-0.6b f32": 10.0, "qwen3-0.6b q4_k_m": 1.8}
 LIMITS_OF_PROCESSOR_S = {"qwen3-0.6b q4_k_m": 2.0}
 OTHERS_MIB = 220.0
 RANK_SHARE = 1.1
