@@ -12,13 +12,12 @@ import pytest
 from control.messages import ModelAssets
 from control.records import catalog
 from tests.integration.worker.agent.agent_scene import AgentScene
-from tests.integration.worker.agent.conftest import model, scene  # noqa: F401 (fixtures)
 from tests.integration.worker.conftest import MODEL
 from tests.waiting import until
 from worker.repository import preparation
 
 
-def loaded_before(scene: AgentScene) -> None:  # noqa: F811
+def loaded_before(scene: AgentScene) -> None:
     """Publish the assets of the model, as a leader that loaded it."""
     nothing: dict[str, Any] = {}
     assets = ModelAssets(
@@ -35,7 +34,7 @@ def loaded_before(scene: AgentScene) -> None:  # noqa: F811
     scene.redis.run(catalog.put_assets(MODEL, assets))
 
 
-def test_a_folder_that_comes_back_is_found(scene: AgentScene) -> None:  # noqa: F811
+def test_a_folder_that_comes_back_is_found(scene: AgentScene) -> None:
     """While it is looked for the status tells the cause; nobody needs to load the model again."""
     loaded_before(scene)
     away = scene.model.rename(scene.folder / "unmounted")
@@ -48,7 +47,7 @@ def test_a_folder_that_comes_back_is_found(scene: AgentScene) -> None:  # noqa: 
     assert scene.status()["state"] == "running"
 
 
-def test_a_folder_that_stays_away_is_given_up(scene: AgentScene, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_folder_that_stays_away_is_given_up(scene: AgentScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last try the model is failed, with the cause and how often it was tried."""
     monkeypatch.setattr(preparation, "PAUSES_S", (0.0, 0.0))
     loaded_before(scene)
@@ -59,7 +58,7 @@ def test_a_folder_that_stays_away_is_given_up(scene: AgentScene, monkeypatch: py
     assert scene.pids(0) == []
 
 
-def test_a_model_that_was_never_loaded_fails_at_once(scene: AgentScene) -> None:  # noqa: F811
+def test_a_model_that_was_never_loaded_fails_at_once(scene: AgentScene) -> None:
     """Its source is named wrongly more often than it is away."""
     began = time.monotonic()
     scene.want(source=str(scene.folder / "tpyo"))
@@ -68,7 +67,7 @@ def test_a_model_that_was_never_loaded_fails_at_once(scene: AgentScene) -> None:
     assert time.monotonic() - began < sum(preparation.PAUSES_S)
 
 
-def test_what_can_not_be_served_fails_at_once(scene: AgentScene) -> None:  # noqa: F811
+def test_what_can_not_be_served_fails_at_once(scene: AgentScene) -> None:
     """Another try ends alike, whatever was loaded before."""
     loaded_before(scene)
     (scene.model / "config.json").write_text(json.dumps({"model_type": "perceptron"}))
@@ -77,7 +76,7 @@ def test_what_can_not_be_served_fails_at_once(scene: AgentScene) -> None:  # noq
     assert "perceptron" in scene.status()["detail"] and "Tried" not in scene.status()["detail"]
 
 
-def test_a_change_of_mind_is_followed_while_files_are_away(scene: AgentScene, tmp_path: Path) -> None:  # noqa: F811
+def test_a_change_of_mind_is_followed_while_files_are_away(scene: AgentScene, tmp_path: Path) -> None:
     """The model is wanted from another folder: that one is taken, at once."""
     loaded_before(scene)
     away = scene.model.rename(tmp_path / "elsewhere")
