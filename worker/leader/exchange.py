@@ -569,8 +569,10 @@ class DeadReplicas:
                 self._reported[name] = given_up
                 gone.append(name)
         self._names = sorted(replicas.keys() - {self._replica})
-        for name in self._absent_since.keys() - replicas.keys():
-            del self._absent_since[name]
+        # A name is given again once its replica is retired: the next one of that name is another replica.
+        for known in (self._absent_since, self._reported):
+            for name in known.keys() - replicas.keys():
+                del known[name]
         return gone
 
     def look_again(self, name: str) -> None:

@@ -115,6 +115,18 @@ def test_one_that_was_given_up_is_gone_at_once(two: Two) -> None:
     assert two.watch(3) == ["r0"]
 
 
+def test_the_next_replica_of_a_name_is_gone_as_well(two: Two) -> None:
+    """One that was given up is retired, and its name is given again. That one may be given up before it is seen to
+    lead: its requests would wait for ever."""
+    health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
+    assert two.watch(3) == ["r0"]
+    assert catalog.retire(two.redis.client, MODEL, "r0") == 0
+    assert two.watch(2) == []
+    two.redis.run(catalog.put_replica(MODEL, "r0", catalog.Assigned(revision=1, tp=1)))
+    health.write_status(two.redis.client, MODEL, "r0", "failed", "its folder is gone")
+    assert two.watch(3) == ["r0"]
+
+
 def test_a_time_in_which_nobody_looked_counts_for_nothing(two: Two) -> None:
     """When Redis was away every lock lapsed: each leader gets its time to come back."""
     assert two.watch(REPLICA_GONE_S) == []
