@@ -26,7 +26,6 @@ from ops.chaos.errors import ChaosError, Harm, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import proved, replaced
 from ops.chaos.system.target import Target
-from ops.chaos.system.view import REPLICA
 
 CHOICES = 128
 DELIVERED = 100
@@ -116,6 +115,7 @@ class Probe(threading.Thread):
 
     url: str
     model: str
+    replica: str
     round_trips: list[float] = field(default_factory=list)
     """Seconds."""
     holders: list[str | None] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Probe(threading.Thread):
 
     def run(self) -> None:
         with connect(self.url) as client:
-            look = holder(self.model, REPLICA)
+            look = holder(self.model, self.replica)
             run(client, look)  # connected
             while not self._stopping.wait(TICK_S):
                 began = time.monotonic()
@@ -147,7 +147,7 @@ class Probe(threading.Thread):
 def probing(target: Target) -> Generator[Probe]:
     """Clear the server's log of slow commands, which has those of more than 10 ms."""
     target.client.slowlog_reset()
-    probe = Probe(target.server.url, target.spec.name)
+    probe = Probe(target.server.url, target.spec.name, target.replica)
     probe.start()
     try:
         yield probe

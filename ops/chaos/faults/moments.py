@@ -20,7 +20,6 @@ from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import replaced
 from ops.chaos.system.target import Target
-from ops.chaos.system.view import REPLICA
 
 TRIES = 5
 LOAD, STEP = "load_dense_shard", "generate_step"
@@ -43,7 +42,7 @@ _decode = msgspec.json.Decoder(Word).decode
 
 def newest(target: Target, epoch: int) -> tuple[Word | None, Word | None]:
     """The newest command to rank 1 in `epoch`, and the newest reply."""
-    keys = ReplicaKeys(target.spec.name, REPLICA)
+    keys = ReplicaKeys(target.spec.name, target.replica)
 
     def parse(reply: list[tuple[str, dict[str, str]]]) -> Word | None:
         return _decode(reply[0][1]["m"]) if reply else None

@@ -21,6 +21,7 @@ import msgspec
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.operations import desired
+from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.connection import optional_text, read, run
 from control.replicas import health
@@ -50,15 +51,16 @@ LONG = 8000
 def two_replicas(target: Target) -> Generator[list[str]]:
     """Yield the names of two replicas that run streams; one of them ends afterwards."""
     model = target.spec.name
-    desired.scale(target.client, model, 2)
+    desired.scale(target.client, model, Scale(2, 2))
     try:
         rolled_out(target, "two replicas serve")
         names = [replica.replica for replica in target.overview().replicas]
         proved(target, lambda: all(running(target, model, name) for name in names), "both replicas have requests")
         yield names
     finally:
-        desired.scale(target.client, model, 1)
+        desired.scale(target.client, model, Scale(1, 1))
         rolled_out(target, "one replica is left")
+        target.replica = target.overview().replicas[0].replica
 
 
 def rolled_out(target: Target, what: str) -> None:

@@ -25,7 +25,6 @@ from ops.local.ready import is_ready
 TICK_S = 0.01
 WHOLE_WITHIN_S = 240.0
 EFFECT_WITHIN_S = 30.0
-REPLICA = "r0"
 
 T = TypeVar("T")
 
@@ -35,6 +34,8 @@ class View:
 
     def __init__(self, spec: ModelSpec, client: SyncRedis, addresses: list[tuple[str, int]]) -> None:
         self.spec, self.client, self.addresses = spec, client, addresses
+        self.replica = "r0"
+        """The one that is struck. Of two that a fault starts either one may stay."""
 
     @property
     def urls(self) -> list[str]:
@@ -95,14 +96,14 @@ class View:
         return health.overview(self.client, self.spec.name)
 
     def epoch(self) -> int:
-        return health.read_epoch(self.client, self.spec.name, REPLICA)
+        return health.read_epoch(self.client, self.spec.name, self.replica)
 
     def beat(self, rank: int) -> Beat | None:
-        return health.heartbeats(self.client, self.spec.name, REPLICA, self.spec.tp)[rank]
+        return health.heartbeats(self.client, self.spec.name, self.replica, self.spec.tp)[rank]
 
     def poisons(self) -> list[Poison]:
         """The poison of past epochs, newest first."""
-        return run(self.client, health.poison_history(self.spec.name, REPLICA))
+        return run(self.client, health.poison_history(self.spec.name, self.replica))
 
     def standby_state(self) -> str | None:
         """off, starting or ready; None where no host beats."""
@@ -112,7 +113,7 @@ class View:
 
     def rank_pids(self) -> dict[int, int]:
         """The ranks that beat and whose processes live on this machine."""
-        beats = health.heartbeats(self.client, self.spec.name, REPLICA, self.spec.tp)
+        beats = health.heartbeats(self.client, self.spec.name, self.replica, self.spec.tp)
         return {rank: beat.pid for rank, beat in enumerate(beats) if beat is not None and lives_as(rank, beat.pid)}
 
     def rank_pid(self, rank: int) -> int:
