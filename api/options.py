@@ -160,6 +160,12 @@ _OPTIONS = (
         help="Longest expected wait in seconds; a request that would wait longer gets 429. 0: no limit.",
     ),
     _option(
+        "--max-load-wait",
+        default=0.0,
+        type=click.FloatRange(0),
+        help="Longest wait in seconds for a model on demand to be loaded; then 503. 0: as long as it takes.",
+    ),
+    _option(
         "--response-ttl",
         default=86_400.0,
         type=click.FloatRange(0),

@@ -69,6 +69,7 @@ class Process:
             self.wait_log,
             settings,
             self.shutdown,
+            self.models.load_stage,
         )
         self.submitter = Submitter(
             self.batches, self.models, sessions, self.seals, self.grammars, self.limiter, self.archive, settings

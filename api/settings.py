@@ -54,6 +54,8 @@ class ApiSettings:
     """Beyond an expected wait of so long a request is refused, unless its priority is low; 0: never."""
     keep_alive: float = 10.0
     early_refusal: float = 2.0
+    max_load_wait: float = 0.0
+    """Seconds for which a client waits while its model is loaded; 0: as long as it takes."""
     """How long the headers of a stream wait for the claim."""
     wait_warning: float = 2.0
     silence: float = 0.5

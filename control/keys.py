@@ -132,6 +132,10 @@ class ModelKeys:
         return f"{self.base}backends"
 
     @property
+    def demand(self) -> str:  # string JSON Demand: placement -> all; until the model is unloaded
+        return f"{self.base}demand"
+
+    @property
     def assets(self) -> str:  # hash: leader -> api (tokenizer, template, generation config, context length)
         return f"{self.base}assets"
 
@@ -270,6 +274,7 @@ API_KEYS = f"{PREFIX}keys"  # set of ids of API keys: operator -> all
 API_KEYS_VERSION = f"{PREFIX}keys:version"  # string, counts changes of any API key: operator -> apis
 METERED = f"{PREFIX}metered"  # set of names of all models ever loaded: operator -> operator (usage)
 MODELS = f"{PREFIX}models"  # set of model names: operator -> all
+ON_DEMAND = f"{PREFIX}placement:on_demand"  # string: the agent that plans -> agents; 60 s after a model on demand
 PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents; 2 s
 REAPER_LOCK = f"{PREFIX}reaper:lock"  # string: the api that makes this second's round of reaping; 0.9 s
 OVERVIEWS_LOCK = f"{PREFIX}overviews:lock"  # string: the api that reads all overviews in this second; 0.9 s

@@ -183,6 +183,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which GGUF file of the source: `Q4_K_M`, or a file's name."""
     tp: int = 1
     replicas: int = 1
+    """The most that run, and the least as well where `min_replicas` is not given."""
+    min_replicas: int | None = None
+    """0: the model sleeps while it has no requests. Fewer than `replicas`: as many run as its requests need."""
+    target_wait_s: float = 2.0  # with `min_replicas`: one more replica runs where requests expect to wait longer
+    idle_s: int = 600  # with `min_replicas` 0: a model without requests for so long goes to sleep
     devices: list[str] = []
     """Empty: the host chooses. Else one per rank: `cpu`, `cuda:0`, …"""
     dtype: str = "auto"
@@ -202,6 +207,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
     """The tombstone: only this means unload, never the absence of a spec."""
+
+    @property
+    def least_replicas(self) -> int:
+        """As many run whether there are requests or not."""
+        return self.replicas if self.min_replicas is None else min(self.min_replicas, self.replicas)
+
+    @property
+    def on_demand(self) -> bool:
+        """True if the number of replicas follows the requests."""
+        return self.least_replicas < self.replicas
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people write and read them."""
+"""Numbers of bytes and of seconds, as people write and read them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def parse_size(text: str) -> int:
     if match is None:
         raise SettingsError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB")
     return round(float(match[1]) * 1024 ** _EXPONENTS[(match[2] or "").upper()])
+
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of `2s`, `500ms`, `10m`, `1.5h` or `30`. Raises SettingsError."""
+    match = _TIME.fullmatch(text.strip().lower())
+    if match is None:
+        raise SettingsError(f"{text!r} is not a time: write seconds, or a number with ms, s, m or h")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def in_words(size: int) -> str:

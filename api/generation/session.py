@@ -47,6 +47,7 @@ from api.schemas.decoding import Warnings
 from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings
 from control.clock import now_ms
+from control.errors import ModelUnavailable
 from control.messages import LogEntry, encode
 from control.requests.upkeep.orphans import GRACE_MS
 
@@ -133,6 +134,8 @@ class Session:
     caller: Caller
     settings: ApiSettings
     shutdown: Shutdown
+    load_stage: Callable[[], str | None]
+    """How far the load of the model is; None where it serves."""
     complete: Callable[[bytes, bytes], Awaitable[object]]
     """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None
@@ -191,7 +194,8 @@ class Session:
                 continue
             feeds.check()
             self.check_present()
-            await feeds.wake.wait()
+            self.check_loading()
+            await (feeds.wait(STAGE_EVERY_S) if self.settings.max_load_wait else feeds.wake.wait())
         return pieces
 
     async def store(self) -> None:
@@ -225,6 +229,15 @@ class Session:
         """Raises ClientDisconnected once the client has left."""
         if self.caller.client.left:
             raise ClientDisconnected
+
+    def check_loading(self) -> None:
+        """Raises ModelUnavailable where the client has waited for the load of the model for --max-load-wait."""
+        limit = self.settings.max_load_wait
+        request_log = self.caller.request_log
+        late = limit > 0 and request_log.before_first_token and request_log.waited > limit
+        if late and (stage := self.load_stage()) is not None:
+            why = f"{stage} after {limit:g} s, the limit of --max-load-wait; retry later"
+            raise ModelUnavailable(self.feeds.model, "loading", why)
 
     def check_interrupted(self) -> None:
         """Raises StreamInterrupted, telling where to go on, once this process is about to end."""
@@ -283,6 +296,7 @@ class Sessions:
         waits: WaitLog,
         settings: ApiSettings,
         shutdown: Shutdown,
+        load_stage: Callable[[str], str | None],
     ) -> None:
         self._follower = follower
         self._archive = archive
@@ -291,6 +305,7 @@ class Sessions:
         self._waits = waits
         self._settings = settings
         self._shutdown = shutdown
+        self._load_stage = load_stage
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
         """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
@@ -306,6 +321,7 @@ class Sessions:
             caller=caller,
             settings=self._settings,
             shutdown=self._shutdown,
+            load_stage=partial(self._load_stage, feeds.model),
             complete=partial(self._archive.complete, feeds.rid, identity.owner),
             settle_limits=partial(self._settler.nudge, feeds.model) if identity.limited else None,
         )
@@ -337,6 +353,8 @@ STREAM_HEADERS = {
 """Of every streamed answer; the last one keeps nginx from buffering."""
 PLACE_EVERY_S = 5.0
 """Least time between two comments about a client's place in the queue."""
+STAGE_EVERY_S = 1.0
+"""Time between two looks at the load of the model that a client waits for."""
 
 
 class EventStream(Response[None]):
@@ -404,6 +422,7 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
     request_log = session.caller.request_log
     settings = session.settings
     sent_at = request_log.waited
+    shown_stage: str | None = None
     if request_log.before_first_token:
         feeds.watch_place()
     if prelude := renderer.prelude():
@@ -433,9 +452,15 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
             if comment:
                 yield comment
                 sent_at = request_log.waited
+        stage = session.load_stage() if request_log.before_first_token else None
+        if stage is not None:
+            session.check_loading()
+            if stage != shown_stage and (comment := renderer.load_stage(stage)):
+                yield comment
+                shown_stage, sent_at = stage, request_log.waited
         pause = settings.keep_alive - (request_log.waited - sent_at)
         if pause <= 0.01:
             yield renderer.keep_alive()
             sent_at = request_log.waited
             pause = settings.keep_alive
-        await feeds.wait(pause)
+        await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S))

@@ -52,6 +52,7 @@ from control.redis.connection import read, run_every
 from control.redis.rounds import arun_rounds, run_rounds
 from control.replicas import health
 from control.replicas.health import AssetsMark
+from control.replicas.health.state import ASLEEP
 from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 
 log = structlog.stdlib.get_logger(__name__)
@@ -229,6 +230,9 @@ LOST_S = 10.0
 
 LEFT_S = ASSETS_LEFT_MS / 1000
 
+KEPT_ASLEEP = 4
+"""Models that sleep whose tokenizers are kept, those with the latest requests."""
+
 TRIALS_AT_ONCE = 4
 """Each may take a processor and 2 GiB."""
 TRIAL_WAIT_S = 1.0
@@ -237,7 +241,7 @@ TRIAL_WAIT_S = 1.0
 _LOST = "its specification is not in Redis just now; retry shortly"
 _ON_TRIAL = "its tokenizer has unusual parts and is being tried; retry shortly"
 
-_WAITING_STATES = ("loading", "loaded", "poisoned", "recovering")
+_WAITING_STATES = ("loading", "loaded", "sleeping", "poisoned", "recovering")
 """States in which requests are taken: during a recovery they wait."""
 
 
@@ -271,6 +275,8 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
         """Models of `_served` whose tokenizers are being tried."""
+        self._asked: dict[str, float] = {}
+        """Models for which a request came, and when the last one did, by the monotonic clock."""
         self._noted: dict[str, float] = {}
         """Models whose calls are not understood: when that was told, by the monotonic clock."""
         self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
@@ -310,9 +316,12 @@ class Models:
         if real is None or overview is None:
             if (lost := self._lost_name(name)) is not None:
                 raise ModelUnavailable(lost, "loading", _LOST)
-            raise ModelNotFound(name or "(none given)", self.names)
+            raise ModelNotFound(name or "(none given)", self._fitting(name) or self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
+        self._asked[real] = time.monotonic()
+        if overview.assets is not None and real not in self._served:
+            await self.look()  # it sleeps: its tokenizer is made now
         await self._wait_for_trial(real)
         served = self._usable(real)
         if served is None:
@@ -357,8 +366,20 @@ class Models:
     def most_text_bytes(self) -> int:
         """The most that a text route reads of a body: the model is not known before the body."""
         models = [served for _, served in self._served.values()]
+        if any(one.state == "sleeping" and name not in self._served for name, one in self._overviews.items()):
+            return self._longest_text + IMAGE_BYTES
         text = min(max((one.text_bytes for one in models), default=LEAST_TEXT_BYTES), self._longest_text)
         return text + (IMAGE_BYTES if any(one.images is not None for one in models) else 0)
+
+    def load_stage(self, name: str) -> str | None:
+        """How far a model is that is being loaded, for its requests; None where it serves, as last seen."""
+        overview = self._overviews.get(name)
+        if overview is None or overview.state not in ("sleeping", "loading"):
+            return None
+        if overview.state == "sleeping" and overview.detail != ASLEEP:
+            return overview.detail
+        done, total = (sum(getattr(one, part) for one in overview.replicas) for part in ("done_bytes", "total_bytes"))
+        return f"loading {100 * done // total} %" if total else "loading"
 
     def overview(self, name: str) -> health.Overview | None:
         """How the farm has a model, as last seen; None for a name that it does not know."""
@@ -505,8 +526,17 @@ class Models:
         """True if there are some that this process has not made a tokenizer of."""
         served = {name: mark for name, (mark, _) in self._served.items()}
         return any(
-            one.assets not in (None, served.get(name), self._broken_mark(name)) for name, one in overviews.items()
+            one.assets not in (None, served.get(name), self._broken_mark(name)) and self._needs_tokenizer(one)
+            for name, one in overviews.items()
         )
+
+    def _needs_tokenizer(self, overview: health.Overview) -> bool:
+        """False for a model that sleeps, unless requests came for it lately: there may be many, and each takes
+        megabytes."""
+        if overview.state != "sleeping" or overview.queued:
+            return True
+        latest = sorted(self._asked, key=self._asked.__getitem__, reverse=True)
+        return overview.model in latest[:KEPT_ASLEEP]
 
     def _broken_mark(self, name: str) -> AssetsMark | None:
         return self._broken[name][0] if name in self._broken else None
@@ -517,7 +547,7 @@ class Models:
         for name, overview in overviews.items():
             previous = self._served.get(name)
             mark = overview.assets
-            if mark is None or self._broken_mark(name) == mark:
+            if mark is None or self._broken_mark(name) == mark or not self._needs_tokenizer(overview):
                 continue
             if previous is not None and previous[0] == mark:
                 served[name] = previous
@@ -559,8 +589,15 @@ class Models:
         NAME."""
         real = self._named(name)
         if real is None and name and (short := name.removesuffix(LATEST)):
-            return self._named(short)
+            real = self._named(short)
+        if real is None and len(fitting := self._fitting(name)) == 1:
+            return fitting[0]
         return real
+
+    def _fitting(self, name: str | None) -> list[str]:
+        """The models that a short name such as `qwen3:0.6b` may mean: those whose names begin with the same words."""
+        words = _words(name) if name and ":" in name else []
+        return [model for model in self._overviews if words and words == _words(_last_part(model))[: len(words)]]
 
     def _named(self, name: str | None) -> str | None:
         """The catalog's name for a client's, or None. A model's own name precedes an alias, unless only that serves."""
@@ -575,7 +612,9 @@ class Models:
     def _serves(self, name: str | None) -> bool:
         """True if the model was loaded once and takes requests now, if only to keep them until it has recovered."""
         overview = self._overviews.get(name) if name is not None else None
-        return overview is not None and overview.state in _WAITING_STATES and name in self._served
+        if overview is None or overview.state not in _WAITING_STATES:
+            return False
+        return name in self._served or (overview.state == "sleeping" and overview.assets is not None)
 
     def _only(self) -> str | None:
         """The only model, where there is one.
@@ -591,6 +630,16 @@ class Models:
 
     def _takes_requests(self, name: str) -> bool:
         return self._overviews[name].state in _WAITING_STATES
+
+
+def _last_part(model: str) -> str:
+    """Without the organisation of a repository."""
+    return model.rpartition("/")[2]
+
+
+def _words(name: str) -> list[str]:
+    """`Qwen3-0.6B-Q4_K_M` and `qwen3:0.6b-q4_K_M` have the same."""
+    return re.findall(r"[a-z0-9.]+", name.lower())
 
 
 def _content(path: str | None, read: Callable[[str], Any]) -> Any:

@@ -391,6 +391,10 @@ class StreamRenderer:
             return b": queue position %d\n" % position
         return b": queue position %d, expected wait %d ms\n" % (position, wait_ms)
 
+    def load_stage(self, stage: str) -> bytes:
+        """The comment about the load of the model; empty where streams have no comments."""
+        return b": %s\n" % stage.encode()
+
     @property
     def finished(self) -> bool:
         return all(answer.finished for answer in self.answers)

@@ -84,6 +84,9 @@ class OllamaRenderer(StreamRenderer):
     def queue_place(self, position: int | None, wait_ms: int | None) -> bytes:
         return b""
 
+    def load_stage(self, stage: str) -> bytes:
+        return b""
+
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         self._durations.note_token()
         lines: list[bytes] = []

@@ -79,11 +79,13 @@ async def ready(request: Http) -> Response[bytes]:
 
 
 async def _obstacle(process: Process) -> str | None:
-    """The reason why no model can serve; None if one can, or is paused and takes requests into its queue."""
+    """The reason why no model can serve; None if one can, or sleeps, or is paused and takes requests into its queue."""
     overviews = process.models.overviews
     if not overviews:
         return "no model is loaded: furrow models load MODEL"
     loaded = [overview.model for overview in overviews if overview.state == "loaded"]
+    if not loaded and any(overview.state == "sleeping" for overview in overviews):
+        return None
     if not loaded:
         return "no model is ready: " + "; ".join(
             f"{one.model} {state_in_words(one.state)}{f': {one.detail}' if one.detail else ''}" for one in overviews

@@ -32,7 +32,10 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     images: bool = True
     lookup: int = LOOKUP_TOKENS
     deterministic: bool = False
-    replicas: int | None = None
+    replicas: int | str | None = None
+    """A number, or `0..4`: as many as the requests need."""
+    target_wait_s: float = 2.0
+    idle_s: int = 600
     spread: bool = False
     drain_s: int = 300
     surge: bool = True
@@ -44,7 +47,7 @@ class ModelNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ModelToScale(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
-    replicas: int
+    replicas: int | str
 
 
 class ReplicaNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

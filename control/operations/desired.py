@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from control.bounds import refusal
 from control.errors import ModelNotFound, SettingsError
 from control.messages import ModelSpec
+from control.operations.spec import Scale
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
@@ -24,8 +24,8 @@ class Desired:
     changed: bool = True
 
 
-def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
-    """Make `spec` the desired state; `replicas` None: as many as now, or 1. One that has failed is tried again.
+def load(client: SyncRedis, spec: ModelSpec, scale: Scale | None) -> Desired:
+    """Make `spec` the desired state; `scale` None: as it is now, or 1. One that has failed is tried again.
 
     `changed` is False where exactly that is desired already, and nothing is done then. Raises SettingsError for a model
     that is on its way out.
@@ -33,12 +33,11 @@ def load(client: SyncRedis, spec: ModelSpec, replicas: int | None) -> Desired:
     present = catalog.get_spec(client, spec.name)
     if present is not None:
         check_stays(present)
-    if replicas is not None and (text := refusal("replicas", replicas)) is not None:
-        raise SettingsError(text)
     if present is not None:
-        spec = msgspec.structs.replace(spec, replicas=present.replicas, paused=present.paused)
-    if replicas is not None:
-        spec = msgspec.structs.replace(spec, replicas=replicas)
+        kept = {"replicas": present.replicas, "min_replicas": present.min_replicas, "paused": present.paused}
+        spec = msgspec.structs.replace(spec, **kept)
+    if scale is not None:
+        spec = msgspec.structs.replace(spec, **scale.fields)
     failed = health.overview(client, spec.name).state == "failed"
     if present is not None and catalog.same(present, spec) and not failed:
         catalog.know(client, spec.name)  # the load that wrote it may have been cut off
@@ -52,11 +51,9 @@ def reload(client: SyncRedis, name: str) -> int:
     return catalog.put_spec(client, find_spec(client, name), again=True)
 
 
-def scale(client: SyncRedis, name: str, replicas: int) -> None:
-    """Run so many copies. Raises as `find_spec`, and SettingsError for a number out of range."""
-    if (text := refusal("replicas", replicas)) is not None:
-        raise SettingsError(text)
-    catalog.put_spec(client, msgspec.structs.replace(find_spec(client, name), replicas=replicas))
+def scale(client: SyncRedis, name: str, to: Scale) -> None:
+    """Run so many copies. Raises as `find_spec`."""
+    catalog.put_spec(client, msgspec.structs.replace(find_spec(client, name), **to.fields))
 
 
 def pause(client: SyncRedis, name: str, *, paused: bool) -> bool:

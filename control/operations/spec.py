@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from control.bounds import refusal
@@ -12,6 +13,7 @@ from control.messages import LOOKUP_TOKENS, ModelSpec
 from control.quantization import canonical_quant, check_quant
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+_SCALE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 _DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
@@ -31,7 +33,9 @@ def build_spec(
     images: bool = True,
     lookup: int = LOOKUP_TOKENS,
     deterministic: bool = False,
-    replicas: int = 1,
+    replicas: int | str = 1,
+    target_wait_s: float = 2.0,
+    idle_s: int = 600,
     spread: bool = False,
     drain_s: int = 300,
     surge: bool = True,
@@ -42,7 +46,8 @@ def build_spec(
     Raises RequestError, DevicesError or SettingsError.
     """
     numbers = {"tp": tp, "max_context": max_context, "kv_tokens": kv_tokens, "lookup": lookup}
-    for number, value in (numbers | {"replicas": replicas, "drain_s": drain_s}).items():
+    scale = Scale.of(replicas)
+    for number, value in (numbers | {"target_wait_s": target_wait_s, "idle_s": idle_s, "drain_s": drain_s}).items():
         if value is not None and (text := refusal(number, value)) is not None:
             raise SettingsError(text)
     source = model_source(model, demo)
@@ -57,7 +62,10 @@ def build_spec(
         name=check_model_name(name or model_name(model, source)),
         source=source,
         tp=tp,
-        replicas=replicas,
+        replicas=scale.most,
+        min_replicas=None if scale.least == scale.most else scale.least,
+        target_wait_s=target_wait_s,
+        idle_s=idle_s,
         spread=spread,
         drain_s=drain_s,
         surge=surge,
@@ -73,6 +81,39 @@ def build_spec(
         lookup=lookup,
         deterministic=deterministic,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas run: from `least` to `most`, as many as the requests need."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, replicas: int | str) -> Scale:
+        """Of `2`, which means 2..2, or `0..4`. Raises SettingsError for what is neither or out of range."""
+        match = _SCALE.fullmatch(str(replicas).strip())
+        if match is None:
+            raise SettingsError(f"replicas {replicas!r} is neither a number nor a range such as 0..4")
+        least, most = int(match[1]), int(match[2] or match[1])
+        if least > most:
+            raise SettingsError(
+                f"replicas {least}..{most}: the first number is the least that run, the second the most; use "
+                f"{most}..{least}"
+            )
+        for name, value in (("min_replicas", least), ("replicas", most)):
+            if (text := refusal(name, value)) is not None:
+                raise SettingsError(text)
+        return cls(least, most)
+
+    @property
+    def fields(self) -> dict[str, int | None]:
+        """Those of a ModelSpec."""
+        return {"replicas": self.most, "min_replicas": None if self.least == self.most else self.least}
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}..{self.most}"
 
 
 def check_deterministic(dtype: str, devices: list[str]) -> None:

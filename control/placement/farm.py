@@ -15,6 +15,7 @@ from control import constants, keys
 from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
+from control.placement.demand import Demand
 from control.placement.need import ModelNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -153,6 +154,37 @@ def needs() -> Call[dict[str, ModelNeed]]:
         return known
 
     return read("HGETALL", keys.NEEDS, parse=parse)
+
+
+def demand_of(model: str) -> Call[Demand | None]:
+    """None where it was not looked at yet, and where another version wrote it in a form that this one can't read."""
+
+    def parse(reply: str | None) -> Demand | None:
+        try:
+            return None if reply is None else msgspec.json.decode(reply, type=Demand)
+        except msgspec.DecodeError:
+            return None
+
+    return read("GET", keys.ModelKeys(model).demand, parse=parse)
+
+
+def put_demand(model: str, demand: Demand) -> Call[str]:
+    """Keep it for the next turn, and for those who show it."""
+    return write("SET", keys.ModelKeys(model).demand, encode(demand).decode(), parse=str)
+
+
+ON_DEMAND_S = 60
+"""How long hosts keep a process from which ranks are forked after the agent that plans saw a model on demand."""
+
+
+def note_on_demand() -> Call[str]:
+    """Tell all hosts that there are models on demand."""
+    return write("SET", keys.ON_DEMAND, "1", "EX", ON_DEMAND_S, parse=str)
+
+
+def has_on_demand() -> Call[bool]:
+    """True if there are models on demand."""
+    return read("EXISTS", keys.ON_DEMAND, parse=bool)
 
 
 class HostCard(msgspec.Struct, kw_only=True):

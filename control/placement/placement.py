@@ -66,6 +66,15 @@ Needs = Mapping[str, ModelNeed]
 """By model, of the revisions that are known."""
 
 
+Wanted = Mapping[str, int]
+"""How many replicas are to run now, by model on demand."""
+
+
+def wanted_of(spec: ModelSpec, wanted: Wanted) -> int:
+    """How many replicas of a model are to run now; one whose demand is not known yet has its least number."""
+    return wanted.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
+
+
 def bytes_of(assignment: Assignment, needs: Needs) -> int:
     """What the CPU ranks of an assignment take of their host's memory; 0 where that is not known."""
     by_rank = dict(zip(assignment.ranks, assignment.memory, strict=False))
@@ -115,12 +124,25 @@ class Room:
         """True if so many bytes of the host's memory are left."""
         return size <= 0 or size <= self.left.get(host_id, size)
 
-    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int]) -> None:
-        """Keep memory for what is still to be placed; `replicas` counts those that each model has."""
+    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], wanted: Wanted) -> None:
+        """Keep memory for what is still to be placed; `replicas` counts those that each model has. Models that sleep
+        get a half of what is left at most: they may never be awake together."""
+        asleep = Counter[str]()
         for spec in specs:
-            need, missing = self.need_of(spec), spec.replicas - replicas.get(spec.name, 0)
-            if need is not None and missing > 0 and not spec.unload:
-                self.pending[spec.name] = missing * sum(need.bytes_with(spec.kv_tokens or need.least_tokens))
+            need, missing = self.need_of(spec), wanted_of(spec, wanted) - replicas.get(spec.name, 0)
+            if need is None or spec.unload:
+                continue
+            size = sum(need.bytes_with(spec.kv_tokens or need.least_tokens))
+            if missing > 0:
+                self.pending[spec.name] = missing * size
+            elif spec.on_demand and not replicas.get(spec.name, 0):
+                asleep[spec.name] = size
+        left = (sum(self.left.values()) - self.pending.total()) // 2
+        for name, size in sorted(asleep.items(), key=lambda one: (one[1], one[0])):
+            left -= size
+            if left < 0:
+                return
+            self.pending[name] = size
 
     def need_of(self, spec: ModelSpec) -> ModelNeed | None:
         """None where it is not known at this revision."""

@@ -21,9 +21,11 @@ from control.placement.placement import (
     Parts,
     Room,
     Unplaceable,
+    Wanted,
     Withdraw,
     bytes_of,
     place,
+    wanted_of,
     with_memory,
 )
 
@@ -75,6 +77,7 @@ def is_settled(
     held: dict[str, list[Assignment]],
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
+    wanted: Wanted | None = None,
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
     _, replicas = _standing(hosts, held, unattended)
@@ -83,7 +86,7 @@ def is_settled(
         return False
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
-        if not spec.unload and ("old" in lives or lives.count("current") > spec.replicas):
+        if not spec.unload and ("old" in lives or lives.count("current") > wanted_of(spec, wanted or {})):
             return False
     return True
 
@@ -96,6 +99,7 @@ def plan(
     failed: Set[Place] = frozenset(),
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
+    wanted: Wanted | None = None,
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
 
@@ -104,13 +108,15 @@ def plan(
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
     to go. `needs` has what is known of the memory of models: no host is given more CPU ranks than its memory holds.
+    `wanted` has the replicas of models on demand.
     """
+    wanted = wanted or {}
     actions, replicas = _standing(hosts, held, unattended)
     room = _room(hosts, held, needs)
     actions += [
         Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
     ]
-    room.await_places(specs, {name: len(own) for name, own in replicas.items()})
+    room.await_places(specs, {name: len(own) for name, own in replicas.items()}, wanted)
     actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
@@ -118,7 +124,7 @@ def plan(
             actions += [action for replica in mine for action in _withdraw(replica)]
         else:
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
-            actions += Rollout(spec, mine, room, _drained(hosts), *states).actions()
+            actions += Rollout(spec, wanted_of(spec, wanted), mine, room, _drained(hosts), *states).actions()
     return actions
 
 
@@ -192,6 +198,7 @@ class Rollout:
     def __init__(
         self,
         spec: ModelSpec,
+        wanted: int,
         replicas: list[Replica],
         room: Room,
         drained: Set[str],
@@ -199,6 +206,7 @@ class Rollout:
         failed: Set[str],
     ) -> None:
         self._spec = spec
+        self._wanted = wanted
         self._replicas = replicas
         self._room = room
         self._drained = drained
@@ -236,11 +244,11 @@ class Rollout:
         last_first = current[::-1]
         surplus = sorted(last_first, key=lambda one: one.name in self._serving)
         actions: list[Action] = []
-        for replica in surplus[: max(0, len(current) - self._spec.replicas)]:
+        for replica in surplus[: max(0, len(current) - self._wanted)]:
             actions += self._go(replica, current)
         for replica in sorted(old, key=self._usefulness):
             others = [one for one in current + old if one is not replica and one.name in self._serving]
-            if replica.name in self._failed or len(others) >= self._spec.replicas:
+            if replica.name in self._failed or len(others) >= self._wanted:
                 actions += self._go(replica, old)
         return actions
 
@@ -261,9 +269,9 @@ class Rollout:
         spec = self._spec
         current = self._by_life["current"]
         old = self._by_life["old"]
-        missing = spec.replicas - len(current)
-        most = min(missing, spec.replicas + spec.surge - sum(map(len, self._by_life.values())))
-        if not current and not old and spec.surge:
+        missing = self._wanted - len(current)
+        most = min(missing, self._wanted + spec.surge - sum(map(len, self._by_life.values())))
+        if missing > 0 and not current and not old and spec.surge:
             most = max(most, 1)
         names = free_names([replica.name for replica in self._replicas])
         actions: list[Action] = []

@@ -100,7 +100,7 @@ def forget(client: SyncRedis, spec: ModelSpec) -> None:
     names = {*run(client, replicas(spec.name)), *(f"r{index}" for index in range(spec.replicas))}
     statuses = [model_keys.replica(replica).status for replica in sorted(names)]
     _leave_assets(client, model_keys)
-    fields = (model_keys.spec, model_keys.replicas, model_keys.weights, model_keys.backends)
+    fields = (model_keys.spec, model_keys.demand, model_keys.replicas, model_keys.weights, model_keys.backends)
     run(client, read("DEL", *fields, *statuses, parse=int))
     # The name goes last: by it the planner finds an unload that was cut off, and repeats it.
     run(client, read("SREM", keys.MODELS, spec.name, parse=int))

@@ -6,7 +6,8 @@
 -- Fields that placement, agents and leaders apply without a new process.
 --@keys hash
 --@arguments change|again|restore count word text text=text…
-local FOLLOWED = {replicas = true, drain_s = true, surge = true, paused = true}
+local FOLLOWED = {replicas = true, min_replicas = true, target_wait_s = true, idle_s = true, drain_s = true,
+  surge = true, paused = true}
 local was, rest = {}, {}
 local flat = redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do

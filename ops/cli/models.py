@@ -11,13 +11,14 @@ import click
 from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
 from control.operations.options import connect_to_farm, redis_option
-from control.operations.spec import build_spec
+from control.operations.spec import Scale, build_spec
 from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
-from ops.cli.options import model_options
+from control.sizes import parse_seconds
+from ops.cli.options import idle_option, model_options
 from ops.cli.plan import plan
 from ops.cli.progress import Stage, Waiting, stage_of
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
@@ -39,6 +40,21 @@ def wait_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--wait", is_flag=True, help=text)(function)
 
 
+def replicas_option(default: str, required: bool = False) -> Callable[..., Any]:
+    """`--replicas`, a number or a range."""
+    text = f"Copies that share the queue: 2, or 0..4 for as many as the requests need {default}".rstrip() + "."
+    return click.option("--replicas", metavar="N|N..M", callback=_scale, required=required, help=text)
+
+
+def _scale(context: click.Context, parameter: click.Parameter, named: str | None) -> Scale | None:
+    """Raises SettingsError for what is no number of replicas."""
+    return None if named is None else Scale.of(named)
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, named: str) -> float:
+    return parse_seconds(named)
+
+
 def _check_timeout(wait: bool, timeout: float | None) -> None:
     if timeout is not None and not wait:
         raise SettingsError("--timeout is for --wait: add it")
@@ -55,7 +71,17 @@ models.add_command(plan)
 @models.command()
 @click.argument("model")
 @model_options
-@click.option("--replicas", type=click.IntRange(1), help="Copies that share the queue [default: as many as now, or 1].")
+@replicas_option("[default: as many as now, or 1]")
+@click.option(
+    "--target-wait",
+    "target_wait_s",
+    metavar="TIME",
+    default="2s",
+    show_default=True,
+    callback=_seconds,
+    help="With a range of --replicas: run one more where requests expect to wait longer.",
+)
+@idle_option
 @click.option("--spread", is_flag=True, help="Spread the ranks of a replica over the hosts, not on one.")
 @click.option("--drain-s", type=click.IntRange(0), default=300, show_default=True, help=_DRAIN)
 @click.option("--surge/--in-place", default=True, help=_SURGE)
@@ -68,7 +94,7 @@ def load(
     if_needed: bool,
     wait: bool,
     timeout: float | None,
-    replicas: int | None,
+    replicas: Scale | None,
     **options: Any,
 ) -> None:
     """Load MODEL: `demo`, a folder, or a Hugging Face repository.
@@ -117,15 +143,15 @@ def reload(name: str, wait: bool, timeout: float | None, redis_url: str | None) 
 
 @models.command()
 @click.argument("name")
-@click.option("--replicas", type=click.IntRange(1), required=True, help="Copies that share the queue.")
+@replicas_option("", required=True)
 @wait_option
 @redis_option
-def scale(name: str, replicas: int, wait: bool, timeout: float | None, redis_url: str | None) -> None:
+def scale(name: str, replicas: Scale, wait: bool, timeout: float | None, redis_url: str | None) -> None:
     """Run more or fewer replicas of the model NAME. A replica that stops finishes its requests."""
     _check_timeout(wait, timeout)
     client = connect_to_farm(redis_url)
     desired_state.scale(client, name, replicas)
-    echo_line(f"{name}: {replicas} {'replica is' if replicas == 1 else 'replicas are'} desired.")
+    echo_line(f"{name}: {replicas} {'replica is' if str(replicas) == '1' else 'replicas are'} desired.")
     if wait:
         wait_until_rolled_out(client, name, timeout)
 
@@ -214,6 +240,12 @@ def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
     return "; ".join(part for part in ("paused" if overview.paused else "", replica.detail) if part)
 
 
+def _row_without_replica(overview: health.Overview, weights: str) -> tuple[str, ...]:
+    """Of a model that sleeps."""
+    about = (overview.model, "-", overview.state, overview.kind or "-", str(overview.revision), weights)
+    return (*about, "-", "-", "-", "-", str(overview.queued), overview.detail)
+
+
 @models.command(name="list")
 @json_option
 @redis_option
@@ -248,6 +280,8 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
         )
     ]
     for overview in overviews:
+        if not overview.replicas:
+            rows.append(_row_without_replica(overview, weights.get(overview.model, "-")))
         for replica in overview.replicas:
             rows.append(
                 (

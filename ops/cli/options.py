@@ -11,7 +11,7 @@ from control.messages import LOOKUP_TOKENS
 from control.operations.spec import DTYPES
 from control.quantization import QUANTS
 from control.settings import demo_model
-from control.sizes import parse_size
+from control.sizes import parse_seconds, parse_size
 from ops.demo import MODEL_DIR
 
 
@@ -66,6 +66,20 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
+
+
+def idle_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--idle`, of a model on demand."""
+    text = "A model on demand sleeps after so long without requests."
+    option = click.option(
+        "--idle", "idle_s", metavar="TIME", default="10m", show_default=True, callback=_whole_seconds, help=text
+    )
+    return option(function)
+
+
+def _whole_seconds(context: click.Context, parameter: click.Parameter, named: str) -> int:
+    """Raises SettingsError for what is no time."""
+    return max(1, round(parse_seconds(named)))
 
 
 def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -23,7 +23,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
-from ops.cli.options import demo_environment, memory_option, model_options
+from ops.cli.options import demo_environment, idle_option, memory_option, model_options
 from ops.cli.tables import echo_line
 from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
@@ -34,12 +34,21 @@ from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 SERVING_TICK_S = 0.25
 """While the model is served, when each look takes processor time from it."""
+SHOWN_NAMES = 8
 GRACE_S = 5.0
 """Seconds for open streams when the parent stops. A cut stream can be resumed after the next start."""
 
 
 @click.command(short_help="Serve models on this machine.", context_settings={"default_map": {"grace": GRACE_S}})
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option(
+    "--models",
+    "folders",
+    metavar="DIR|*",
+    multiple=True,
+    help="Offer every model of a folder, or of the cache ('*'): each is loaded by its first request.",
+)
+@idle_option
 @model_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
@@ -57,6 +66,8 @@ GRACE_S = 5.0
 def serve(
     context: click.Context,
     models: tuple[str, ...],
+    folders: tuple[str, ...],
+    idle_s: int,
     host: str,
     port: int,
     api_keys: tuple[str, ...],
@@ -70,6 +81,9 @@ def serve(
 ) -> None:
     """Serve each MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once all are ready.
 
+    With --models many models take turns in the memory of the machine. Each is loaded by its first request, and leaves
+    when another one needs its room, or after --idle.
+
     Options of a model apply to each MODEL. Without --redis the command starts a private Redis-compatible server, which
     listens on loopback only.
     """
@@ -77,7 +91,12 @@ def serve(
         die_with_parent()
     ollama_port: int | None = options["ollama_port"]
     arguments = take_api_arguments(context, options)
-    specs = build_specs(models, **options)
+    specs = build_specs(models, **options) + offered_specs(folders, idle_s, options)
+    check_names(specs)
+    if folders and memory is None:
+        from worker.agent.host_memory import capacity
+
+        memory = str(capacity())
     asks = asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     if ollama_port is not None:
@@ -116,7 +135,7 @@ def serve(
             say(reminder_of_keys(client, host, None if server is None else Path(redis)))
         wait_until_served(client, specs, (host, port), supervisor.tend, lambda: bool(stopping))
         if not stopping:
-            names = " and ".join(spec.name for spec in specs)
+            names = in_words([spec.name for spec in specs])
             verb, url = "is" if len(specs) == 1 else "are", f"http://{host}:{port}"
             second = f", Ollama's clients at http://{host}:{ollama_port}" if ollama_port is not None else ""
             click.echo(f"{names} {verb} served at {url}/v1, the console at {url}/console/{second} (Ctrl-C stops)")
@@ -130,11 +149,40 @@ def build_specs(models: Sequence[str], *, name: str | None, **options: Any) -> l
     """The desired state of each model. Raises SettingsError where two would have one name."""
     if name is not None and len(models) > 1:
         raise SettingsError("--name is for one model; several are served under their own names")
-    specs = [build_spec(model, name=name, demo=MODEL_DIR, **options) for model in models]
+    return [build_spec(model, name=name, demo=MODEL_DIR, **options) for model in models]
+
+
+def offered_specs(folders: Sequence[str], idle_s: int, options: Mapping[str, Any]) -> list[ModelSpec]:
+    """A model on demand for each model in `folders`. Raises SettingsError for a folder without any, and for options of
+    one model."""
+    if not folders:
+        return []
+    from worker.repository.local_models import local_models  # only here: a start with models that are named is faster
+
+    if wrong := [name for name in ("name", "gguf") if options.get(name)]:
+        raise SettingsError(f"--{wrong[0]} is for one model; --models offers each under its own name")
+    others = {name: value for name, value in options.items() if name not in ("name", "gguf")}
+    return [
+        build_spec(one.source, name=one.name, gguf=one.gguf, replicas="0..1", idle_s=idle_s, **others)
+        for folder in folders
+        for one in local_models(folder)
+    ]
+
+
+def check_names(specs: Sequence[ModelSpec]) -> None:
+    """Raises SettingsError where there is no model, or two would have one name."""
+    if not specs:
+        raise SettingsError("no model is named: give a MODEL, or --models DIR to offer every model of a folder")
     names = [spec.name for spec in specs]
     if twice := sorted({one for one in names if names.count(one) > 1}):
         raise SettingsError(f"two models would have the name '{twice[0]}'; serve one of them alone with --name")
-    return specs
+
+
+def in_words(names: Sequence[str]) -> str:
+    """The names of all models, or the first of many and their number."""
+    if len(names) > SHOWN_NAMES:
+        return f"{', '.join(names[:SHOWN_NAMES])} and {len(names) - SHOWN_NAMES} more"
+    return " and ".join(names)
 
 
 def named_or_private(

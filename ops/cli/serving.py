@@ -74,7 +74,7 @@ def wait_until_served(
             for one in overviews:
                 if one.state == "failed":
                     raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in overviews if one.state != "loaded"]
+            missing = [one for one in overviews if one.state not in ("loaded", "sleeping")]
             if not missing and is_ready(address):
                 return
             waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))

@@ -70,6 +70,8 @@ class Agent:
         self.turned_at = time.monotonic()
         """The last turn of the loop, by the monotonic clock."""
         self._planned_at = -PLANS_S
+        self._on_demand = False
+        """True while there are models on demand: a rank may have to be started soon."""
 
     def run(self) -> None:
         """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
@@ -118,7 +120,7 @@ class Agent:
     def tick_s(self) -> float:
         """Seconds until the next tick."""
         replicas = self.replicas.by_place.values()
-        if self.stopping or self._reconciler.preparing or not replicas:
+        if self.stopping or self._reconciler.preparing or not replicas or self._on_demand:
             return TICK_S
         serve = all(one.served and not (one.attempts or one.draining or one.stopping) for one in replicas)
         return STEADY_TICK_S if serve else TICK_S
@@ -127,8 +129,8 @@ class Agent:
         """Beat, take a turn at planning if it is this agent's, and read what this host is to run."""
         standby = self._standby.state if self._standby is not None else "off"
         beat = farm.host_beat(self._host, os.getpid(), available(), standby)
-        first = [*beat, farm.hold_placement(self._host.id)]
-        (*_, plans), view = read_host(self._client, self._host.id, self._reconciler.worlds, first)
+        first = [*beat, farm.has_on_demand(), farm.hold_placement(self._host.id)]
+        (*_, self._on_demand, plans), view = read_host(self._client, self._host.id, self._reconciler.worlds, first)
         if plans:
             self._planned_at = time.monotonic()
             # After an absence of Redis the other hosts' heartbeats have lapsed without their fault.
@@ -159,7 +161,7 @@ class Agent:
         if (standby := self._standby) is None:
             return
         models, now = {replica.preparation for replica in self.replicas.alive}, time.monotonic()
-        if models or self._reconciler.preparing:
+        if models or self._reconciler.preparing or self._on_demand:
             self._used = now
         if self.stopping or now > self._used + IDLE_S:
             standby.stop()

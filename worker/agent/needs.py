@@ -1,17 +1,21 @@
-"""The needs of models, found beside the agent's loop: a file system may hang for good."""
+"""What is read of the files of models beside the agent's loop, because a file system may hang for good: the memory that
+they need, and the assets of those that no leader has loaded yet."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
+import msgspec
 import structlog
 
 from control.errors import FurrowError
-from control.messages import ModelSpec
+from control.messages import ModelAssets, ModelSpec
 from control.placement.need import ModelNeed
-from worker.repository import source, validation
+from worker.repository import assets, source, validation
 from worker.repository.files import ModelFiles
 
 log = structlog.get_logger()
@@ -42,38 +46,61 @@ def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     return ModelNeed(revision=spec.revision, context=min(context, spec.max_context or context), ranks=ranks)
 
 
-class _Search:
-    def __init__(self, spec: ModelSpec, place: Path | None) -> None:
-        self.spec, self.place = spec, place
-        self.need: ModelNeed | None = None
+def assets_of(spec: ModelSpec, files: ModelFiles) -> ModelAssets:
+    """What an API process needs of a model before it is loaded. Raises as a load."""
+    validation.check(files.config, spec.tp, spec.max_context, spec.quant)
+    assets.check_tokenizer(files)
+    read = assets.read_assets(files, spec.max_context)
+    kv_tokens = spec.kv_tokens or read.context_length
+    return msgspec.structs.replace(read, kv_tokens=kv_tokens, images=read.images if spec.images else None)
+
+
+T = TypeVar("T")
+
+
+AT_ONCE = 2
+"""Searches that run together: each takes a processor."""
+
+
+class _Search(Generic[T]):
+    def __init__(self, spec: ModelSpec, place: Path | None, read: Callable[[ModelSpec, ModelFiles], T]) -> None:
+        self.spec, self.place, self._read = spec, place, read
+        self.result: T | None = None
         self.done = False
         self.late_at = time.monotonic() + PATIENCE_S
-        threading.Thread(target=self._run, name="need", daemon=True).start()
+        threading.Thread(target=self._run, name="read files", daemon=True).start()
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.late_at
 
     def _run(self) -> None:
         try:
             place = self.place or source.on_this_host(self.spec.source, self.spec.gguf)
             if place is not None:
-                self.need = need_of(self.spec, validation.inspect(place, self.spec.images))
+                self.result = self._read(self.spec, validation.inspect(place, self.spec.images))
         except (FurrowError, OSError, ValueError) as error:  # a load says it again
-            log.info("need not known", model=self.spec.name, error=str(error), action="find_need")
+            log.info("files can't be read", model=self.spec.name, error=str(error), action="read_files")
         except Exception:
-            log.exception("need not known", model=self.spec.name, action="find_need")
+            log.exception("files can't be read", model=self.spec.name, action="read_files")
         finally:
             self.done = True
 
 
-class NeedFinder:
-    """Each model's need at its latest revision, searched for once."""
+class Finder(Generic[T]):
+    """What `read` gives of each model at its latest revision, searched for once."""
 
-    def __init__(self) -> None:
-        self._searches: dict[tuple[str, bool], _Search] = {}
+    def __init__(self, read: Callable[[ModelSpec, ModelFiles], T]) -> None:
+        self._read = read
+        self._searches: dict[tuple[str, bool], _Search[T]] = {}
 
-    def find(self, spec: ModelSpec, place: Path | None = None) -> tuple[bool, ModelNeed | None]:
-        """Whether the search is over, and the need; None where it can't be known from files on this host. `place`: the
-        files, where that is known by now. Call again until it is over."""
+    def find(self, spec: ModelSpec, place: Path | None = None) -> tuple[bool, T | None]:
+        """Whether the search is over, and the result; None where it can't be known from files on this host. `place`:
+        the files, where that is known by now. Call again until it is over."""
         key = spec.name, place is not None
         search = self._searches.get(key)
         if search is None or search.spec.revision != spec.revision:
-            search = self._searches[key] = _Search(spec, place)
-        return search.done or time.monotonic() > search.late_at, search.need
+            if sum(not (one.done or one.is_late) for one in self._searches.values()) >= AT_ONCE:
+                return False, None
+            search = self._searches[key] = _Search(spec, place, self._read)
+        return search.done or search.is_late, search.result

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from control.messages import Assignment, ModelSpec
+from control.messages import Assignment, ModelAssets, ModelSpec
 from control.placement import farm
 from control.placement.farm_view import FarmView, read_farm_view
 from control.placement.need import ModelNeed
@@ -20,7 +20,8 @@ from control.replicas import health, lease
 from control.requests.ending import expire_waiting
 from control.requests.upkeep.abandon import abandon
 from control.requests.upkeep.stranded import StrandedRequests
-from worker.agent.needs import NeedFinder
+from worker.agent.needs import Finder, assets_of, need_of
+from worker.agent.on_demand import OnDemand
 
 log = structlog.get_logger()
 
@@ -39,10 +40,13 @@ class Planner:
 
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
-        self._finder = NeedFinder()
+        self._need_finder, self._assets_finder = Finder(need_of), Finder(assets_of)
+        self.on_demand = OnDemand(client)
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
         self._unplaced: set[Place] = set()
+        self._stuck: set[str] = set()
+        """Models of which a replica could not be placed though nothing was leaving."""
         self._rests_until = 0.0
 
     def tend(self) -> bool:
@@ -51,7 +55,7 @@ class Planner:
         True if it may have written assignments.
         """
         now = time.monotonic()
-        if now < self._rests_until:
+        if now < self._rests_until and not self.on_demand.called():
             return False
         unfinished = self.turn()
         self._rests_until = 0.0 if unfinished else now + REST_S
@@ -65,19 +69,26 @@ class Planner:
         unattended = self._unattended(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
         needs, awaited = self._needs(view)
-        settled = is_settled(specs, hosts, held, unattended, needs)
+        wanted = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
+        settled = is_settled(specs, hosts, held, unattended, needs, wanted)
         if not settled:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
+        awaited -= {name for name, count in wanted.items() if count == 0}  # nothing waits for models that sleep
         if awaited:  # shares are those of all models that are to be placed
             there = {one.spec.name for assignments in held.values() for one in assignments}
             awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
         known = [spec for spec in specs if spec.name not in awaited]
-        actions = plan(known, hosts, held, states["loaded"], states["failed"], unattended, needs)
+        actions = plan(known, hosts, held, states["loaded"], states["failed"], unattended, needs, wanted)
+        unplaced = [one for one in actions if isinstance(one, Unplaceable)]
+        making_room = any(one.withdrawn for assignments in held.values() for one in assignments)
+        making_room = making_room or any(isinstance(one, Withdraw) for one in actions)
         for action in actions:
-            self._write(action, held, living, unattended)
-        self._take_back({(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)})
+            if not (isinstance(action, Unplaceable) and action.model in wanted and making_room):
+                self._write(action, held, living, unattended)
+        self._take_back({(one.model, one.replica) for one in unplaced})
+        self._stuck = set() if making_room else {one.model for one in unplaced}
         placed = [one.assignment for one in actions if isinstance(one, Assign)]
         present = [
             one
@@ -100,13 +111,23 @@ class Planner:
             known = needs.get(spec.name)
             if spec.unload or (known is not None and known.revision == spec.revision):
                 continue
-            over, need = self._finder.find(spec)
+            over, need = self._need_finder.find(spec)
             if need is not None:
                 run(self._client, farm.put_need(spec.name, need))
                 needs[spec.name] = need
             elif not over:
                 awaited.add(spec.name)
         return needs, awaited
+
+    def _assets(self, view: FarmView) -> dict[str, ModelAssets | None]:
+        """Of models on demand that may sleep from the start, as far as their files have been read."""
+        found: dict[str, ModelAssets | None] = {}
+        for spec in view.specs:
+            if spec.on_demand and not spec.unload and spec.least_replicas == 0:
+                over, assets = self._assets_finder.find(spec)
+                if over:
+                    found[spec.name] = assets
+        return found
 
     def _unattended(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.

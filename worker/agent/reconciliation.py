@@ -16,7 +16,7 @@ from control.replicas import health, lease
 from control.sizes import in_words
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place
-from worker.agent.needs import NeedFinder
+from worker.agent.needs import Finder, need_of
 from worker.agent.replica import ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.repository.preparation import Preparations
@@ -37,7 +37,7 @@ class Reconciler:
     ) -> None:
         """`memory`: bytes that the ranks of this host may have together; None: it is not planned."""
         self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
-        self._memory, self._finder = memory, NeedFinder()
+        self._memory, self._needs = memory, Finder(need_of)
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
         self._told: dict[Place, str] = {}
@@ -110,7 +110,7 @@ class Reconciler:
             return True
         spec, size = assignment.spec, sum(assignment.memory)
         if not assignment.memory:
-            over, need = self._finder.find(spec, folder)
+            over, need = self._needs.find(spec, folder)
             if need is None:
                 return over
             run(self._client, farm.put_need(spec.name, need))

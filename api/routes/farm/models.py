@@ -10,11 +10,11 @@ from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.schemas.farm import Done, History, ModelNamed, Models, ModelToLoad, ModelToScale
 from api.schemas.generation import check_number
-from control.errors import RequestError
+from control.errors import RequestError, SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
 from control.operations.history import history
-from control.operations.spec import DTYPES, build_spec
+from control.operations.spec import DTYPES, Scale, build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.settings import demo_model
@@ -45,7 +45,7 @@ async def load_model(request: Http) -> Done:
 
 
 def _load(client: SyncRedis, body: ModelToLoad) -> Done:
-    for name in ("tp", "replicas", "max_context", "kv_tokens", "drain_s"):
+    for name in ("tp", "max_context", "kv_tokens", "drain_s", "target_wait_s", "idle_s"):
         if (value := getattr(body, name)) is not None:
             check_number(name, value)
     if body.dtype not in DTYPES:
@@ -54,7 +54,7 @@ def _load(client: SyncRedis, body: ModelToLoad) -> Done:
     source = options.pop("source")
     replicas = options.pop("replicas")
     spec = build_spec(source, demo=demo_model(), **options)
-    outcome = desired.load(client, spec, replicas)
+    outcome = desired.load(client, spec, None if replicas is None else _scale_of(replicas))
     words = "is desired" if outcome.changed else "was desired already with these settings"
     return Done(done=f"{spec.name}: revision {outcome.revision} {words}.", revision=outcome.revision)
 
@@ -71,9 +71,19 @@ async def reload_model(request: Http) -> Done:
 async def scale_model(request: Http) -> Done:
     """Run more or fewer replicas of a model."""
     body = await body_of(request, ModelToScale)
-    check_number("replicas", body.replicas)
-    await on_farm(request, desired.scale, body.model, body.replicas)
-    return Done(done=f"{body.model}: {body.replicas} replicas are desired.")
+    scale = _scale_of(body.replicas)
+    await on_farm(request, desired.scale, body.model, scale)
+    return Done(done=f"{body.model}: {scale} replicas are desired.")
+
+
+def _scale_of(replicas: int | str) -> Scale:
+    """Raises RequestError for what is no number of replicas."""
+    if isinstance(replicas, int):
+        check_number("replicas", replicas)
+    try:
+        return Scale.of(replicas)
+    except SettingsError as error:
+        raise RequestError(str(error), param="replicas") from error
 
 
 @post("/models/pause", status_code=200, operation_class=taking(ModelNamed))

@@ -13,6 +13,9 @@ import msgspec
 
 from control.keys import ModelKeys
 from control.messages import ModelKind, ModelSpec, PoolingAssets
+from control.placement import farm
+from control.placement.demand import Demand
+from control.placement.placement import wanted_of
 from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
@@ -59,7 +62,7 @@ class ReplicaOverview:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`queued` requests wait for the model; leaders claim none while it is `paused`. `revision` is its specification's,
-    `wanted` how many replicas that asks for, and `rolled_out` how many of this revision serve. `assets` changes with
+    `wanted` how many replicas are to run now, and `rolled_out` how many of this revision serve. `assets` changes with
     the assets of the model, and `kind` is what it gives; None while it was never loaded. `settings` changes with any
     field of its specification."""
 
@@ -108,7 +111,7 @@ def overview(client: SyncRedis, model: str) -> Overview:
 def _reading(names: Sequence[str]) -> Rounds[list[Overview]]:
     """Those of these few models that have a specification, in two round trips."""
     about = iter((yield [call for name in names for call in _about(name)]))
-    rows = [(next(about), [*islice(about, 5)]) for _ in names]
+    rows = [(next(about), [*islice(about, 6)]) for _ in names]
     models = [_Model(spec, *fields) for spec, fields in rows if spec is not None]
     replies = iter((yield [call for model in models for call in _of_replicas(model)]))
     return [_overview(model, replies) for model in models]
@@ -124,6 +127,12 @@ class _Model:
     kind: ModelKind | None
     assigned: dict[str, catalog.Assigned]
     backends: dict[str, Backend]
+    demand: Demand | None
+
+    @property
+    def wanted(self) -> int:
+        """The replicas that are to run now."""
+        return wanted_of(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
 
 
 def _about(name: str) -> list[Call[Any]]:
@@ -136,6 +145,7 @@ def _about(name: str) -> list[Call[Any]]:
         read("HMGET", model.assets, "created", "pooling", parse=_kind),
         catalog.replicas(name),
         backends(name),
+        farm.demand_of(name),
     ]
 
 
@@ -143,7 +153,7 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
     """For each replica what `_replica` is made of."""
     calls: list[Call[Any]] = []
     place = model.spec.name
-    for name, (_, tp) in _ranks_by_replica(model.spec, model.assigned).items():
+    for name, (_, tp) in _ranks_by_replica(model).items():
         calls += [holder(place, name), *look_at(place, name, tp)]
     return calls
 
@@ -151,12 +161,16 @@ def _of_replicas(model: _Model) -> list[Call[Any]]:
 def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
     spec = about.spec
     published = about.assets is not None
-    ranks = _ranks_by_replica(about.spec, about.assigned)
+    ranks = _ranks_by_replica(about)
     replicas = [
         _replica(spec, published, name, revision, list(islice(replies, 4 + tp)), about.backends.get(name))
         for name, (revision, tp) in ranks.items()
     ]
-    state, detail = model_state([(replica.state, replica.detail) for replica in replicas], spec.unload)
+    state, detail = model_state(
+        [(replica.state, replica.detail) for replica in replicas], spec.unload, asleep=about.wanted == 0
+    )
+    if state == "sleeping" and about.demand is not None and about.demand.detail:
+        detail = about.demand.detail
     done = sum(one.state == "loaded" and one.revision == spec.revision for one in replicas)
     return Overview(
         model=spec.name,
@@ -164,7 +178,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         detail=detail,
         queued=about.load.queued,
         revision=spec.revision,
-        wanted=spec.replicas,
+        wanted=about.wanted,
         rolled_out=done,
         assets=about.assets,
         replicas=replicas,
@@ -175,11 +189,12 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
     )
 
 
-def _ranks_by_replica(spec: ModelSpec, assigned: dict[str, catalog.Assigned]) -> dict[str, tuple[int, int]]:
+def _ranks_by_replica(about: _Model) -> dict[str, tuple[int, int]]:
     """Revision and number of ranks of every replica: those that were assigned, and those that are still to be."""
-    ranks = {name: (assigned[name].revision, assigned[name].tp) for name in in_order(assigned)}
+    spec = about.spec
+    ranks = {name: (about.assigned[name].revision, about.assigned[name].tp) for name in in_order(about.assigned)}
     current = sum(revision == spec.revision for revision, _ in ranks.values())
-    missing = 0 if spec.unload else max(0, spec.replicas - current)
+    missing = 0 if spec.unload else max(0, about.wanted - current)
     return ranks | dict.fromkeys(islice(free_names(ranks), missing), (spec.revision, spec.tp))
 
 

@@ -10,7 +10,11 @@ from control.replicas.health.beats import Beat
 from control.replicas.health.poisoning import Poison
 from control.replicas.health.status import Status
 
-ReplicaState = Literal["loading", "loaded", "poisoned", "recovering", "failed", "draining", "unloading"]
+ReplicaState = Literal["loading", "loaded", "sleeping", "poisoned", "recovering", "failed", "draining", "unloading"]
+"""A model on demand without a replica is `sleeping`; no replica is."""
+
+ASLEEP = "its next request loads it"
+"""The detail of a model that sleeps."""
 
 STUCK_MS = 30_000
 """Ranks of which none has got on in its command for this long are not healthy, however steadily they beat."""
@@ -20,6 +24,7 @@ _BEST_FIRST: tuple[ReplicaState, ...] = (
     "recovering",
     "poisoned",
     "loading",
+    "sleeping",
     "draining",
     "unloading",
     "failed",
@@ -97,13 +102,15 @@ def _stuck(beats: Sequence[Beat | None]) -> str | None:
     return f"rank {rank} has been at one command for {pending / 1000:.0f} s, and got on last {stalled / 1000:.0f} s ago"
 
 
-def model_state(replicas: Sequence[tuple[ReplicaState, str]], unload: bool = False) -> tuple[ReplicaState, str]:
-    """A model is as well as its best replica; `failed` needs all of them to be.
+def model_state(
+    replicas: Sequence[tuple[ReplicaState, str]], unload: bool = False, asleep: bool = False
+) -> tuple[ReplicaState, str]:
+    """A model is as well as its best replica; `failed` needs all of them to be. `asleep`: no replica is wanted now.
 
     While its last replica goes to make room for the next one, requests wait: only an unload takes a model away.
     """
-    if not replicas:
-        return ("unloading", "") if unload else ("loading", "no replica is wanted")
+    if not replicas or (asleep and not unload and {state for state, _ in replicas} <= {"draining", "failed"}):
+        return ("unloading", "") if unload else ("sleeping", ASLEEP)
     state, detail = min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))
     if state == "draining" and not unload:
         return "recovering", "it is being replaced"

@@ -65,7 +65,7 @@ class StrandedRequests:
         self._since = {name: self._since.get(name, now) for name, cause in causes.items() if cause is not None}
         for spec in serving:
             cause = causes[spec.name]
-            missing = spec.replicas > len(replicas.get(spec.name, ()))
+            missing = spec.least_replicas > len(replicas.get(spec.name, ()))
             if cause is None or (missing and now - self._since[spec.name] < UNPLACED_S):
                 continue
             why = str(ModelUnavailable(spec.name, "failed", cause))

@@ -17,7 +17,7 @@ _SHOWN = 24
 def choose(names: Iterable[str], chosen: str | None, where: str) -> list[str]:
     """The parts of the one model that `chosen` names, in order: `Q4_K_M`, or a file's name, in any case. None: the only
     model. Raises ModelFilesError with the list where none or several fit."""
-    models = sorted({_first_part(name) for name in names if is_model(name)})
+    models = first_parts(names)
     fitting = [name for name in models if chosen is None or _fits(name, chosen.lower())]
     if len(fitting) == 1:
         return [str(PurePosixPath(part)) for part in split_files(Path(fitting[0]))]
@@ -29,6 +29,11 @@ def choose(names: Iterable[str], chosen: str | None, where: str) -> list[str]:
     if fitting:
         raise ModelFilesError(f"--gguf {chosen} fits several files of {where}: {shown}. Give the whole name of one.")
     raise ModelFilesError(f"--gguf {chosen} fits no file of {where}. There are: {shown}.")
+
+
+def first_parts(names: Iterable[str]) -> list[str]:
+    """The models among files, in order; one that was split goes by the name of its first part."""
+    return sorted({_first_part(name) for name in names if is_model(name)})
 
 
 def is_model(name: str) -> bool:

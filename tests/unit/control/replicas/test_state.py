@@ -80,4 +80,6 @@ def test_a_model_is_as_well_as_its_best_replica() -> None:
     assert model_state([("failed", "a"), ("recovering", "b"), ("loaded", "")]) == ("loaded", "")
     assert model_state([("failed", "a"), ("loading", "b")]) == ("loading", "b")
     assert model_state([("failed", "a"), ("failed", "b")]) == ("failed", "a")
-    assert model_state([]) == ("loading", "no replica is wanted")
+    assert model_state([]) == ("sleeping", "its next request loads it")
+    assert model_state([("draining", "")], asleep=True)[0] == "sleeping"
+    assert model_state([("draining", "")])[0] == "recovering"

@@ -1,0 +1,205 @@
+"""Models that take turns in the memory of one host, which has room for one of them: waits and switches, beside the
+fewest switches that a schedule which knows the future needs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from control.listening import free_port
+from control.placement.demand import STAY_MS
+from ops.bench import program
+from ops.bench.common.client import Base, request
+from ops.bench.common.farm import say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.summary import median
+from ops.bench.peers.base import Failed
+from ops.common.waiting import until
+from ops.demo import MODEL_DIR
+
+MOST_WAIT_S = 120.0
+MORE_SWITCHES = 1.1
+"""Than the fewest."""
+FIRST_S = 2.5
+"""Limit of the first answer of a model that sleeps, where there is room."""
+START_S = 120.0
+SERVED = "are served at "
+WOKEN = re.compile(r'"action": "model_wake"')
+LOADED = re.compile(r'"load_s": ([0-9.]+), "action": "model_load"')
+
+
+@click.command()
+@click.option("--models", "count", type=click.IntRange(2, 4), default=3, show_default=True, help="Models.")
+@click.option("--requests", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
+@click.option("--memory", default="420MiB", show_default=True, help="Of the host: room for one model.")
+@click.option("--source", type=click.Path(exists=True, path_type=Path), default=MODEL_DIR, help="The model's files.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def turns(count: int, requests: int, minutes: float, memory: str, source: Path, seed: int) -> None:
+    """Send requests to models in random turns; exit status 1 over a limit."""
+    click.echo(f"{describe()}\n{count} models, {requests} requests in {minutes:g} minutes, {memory}")
+    draw = random.Random(seed)
+    names = [f"model-{index}" for index in range(count)]
+    arrivals = sorted((draw.uniform(0, minutes * 60), draw.randrange(count)) for _ in range(requests))
+    with TemporaryDirectory(prefix="furrow-turns-") as folder:
+        offered = Path(folder) / "models"
+        for name in names:
+            copy(source, offered, name)
+        port = free_port("127.0.0.1", 0)
+        options = ["--models", str(offered), "--memory", memory, "--port", str(port), "--data", f"{folder}/data"]
+        served = subprocess.Popen(
+            [sys.executable, "-m", "ops.cli", "serve", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "FURROW_LOG_FORMAT": "json", "FURROW_LOG_LEVEL": "info"},
+        )
+        log = Log(served)
+        try:
+            until(lambda: SERVED in log.text, "the models are offered", START_S)
+            base = Base("127.0.0.1", port)
+            first_s = asyncio.run(answer_s(base, names[0]))
+            waits = asyncio.run(send(base, names, arrivals))
+        finally:
+            served.send_signal(signal.SIGTERM)
+            served.wait(START_S)
+        switches, load_s = len(WOKEN.findall(log.text)), median([float(one) for one in LOADED.findall(log.text)])
+    failed = sum(wait is None for wait in waits)
+    times = [wait for wait in waits if wait is not None]
+    by_model = [[at for at, model in arrivals if model == index] for index in range(count)]
+    fewest = fewest_switches(by_model, load_s, STAY_MS / 1000, MOST_WAIT_S)
+    click.echo(f"  {switches} switches, the fewest are {fewest}; a switch takes {load_s:.2f} s")
+    click.echo(f"  waits: median {median(times):.1f} s, longest {max(times):.1f} s")
+    conclude(
+        [
+            Figure("failed requests", failed, 0, ""),
+            Figure("longest wait", max(times), MOST_WAIT_S, "s"),
+            Figure("switches by the fewest", switches / fewest, MORE_SWITCHES, ""),
+            Figure("first answer of a model that sleeps", first_s, FIRST_S, "s"),
+        ]
+    )
+
+
+def copy(source: Path, offered: Path, name: str) -> None:
+    """The same model once more, as links."""
+    if source.is_file():
+        offered.mkdir(exist_ok=True)
+        (offered / f"{name}{source.suffix}").symlink_to(source.resolve())
+        return
+    (offered / name).mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copy(file, offered / name / file.name)
+
+
+class Log(threading.Thread):
+    """What the farm prints."""
+
+    def __init__(self, served: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self._served, self.text = served, ""
+        self.start()
+
+    def run(self) -> None:
+        assert self._served.stdout is not None
+        for line in self._served.stdout:
+            self.text += line
+
+
+async def answer_s(base: Base, model: str) -> float:
+    """Seconds until the whole answer of a few tokens. Raises Failed for another status than 200."""
+    began = time.monotonic()
+    body = json.dumps({"model": model, "prompt": "abc", "max_tokens": 4}).encode()
+    headers = {"content-type": "application/json"}
+    async with request(base, "POST", "/v1/completions", body=body, headers=headers) as response:
+        text = await response.read()
+    if response.status != 200:
+        raise Failed(f"{model}: {response.status} {text!r}")
+    return time.monotonic() - began
+
+
+async def send(base: Base, names: Sequence[str], arrivals: Sequence[tuple[float, int]]) -> list[float | None]:
+    """The seconds of each request; None for one that failed."""
+    began = time.monotonic()
+
+    async def one(at: float, model: int) -> float | None:
+        await asyncio.sleep(began + at - time.monotonic())
+        try:
+            return await answer_s(base, names[model])
+        except (OSError, Failed) as error:
+            say(f"failed after {at:.1f} s: {error}")
+            return None
+
+    return await asyncio.gather(*(one(at, model) for at, model in arrivals))
+
+
+def fewest_switches(
+    arrivals: Sequence[Sequence[float]], load_s: float, stay_s: float, wait_s: float, grid_s: float = 5.0
+) -> int:
+    """The fewest loads of a schedule that knows all arrivals: one model has the room, stays for `stay_s` at least once
+    it is loaded, and no request waits longer than `wait_s`. Times are on a grid, and loads that it rounds take less."""
+    longest = int((max(at for own in arrivals for at in own) + wait_s) // grid_s) + 1
+    stays = range(max(1, int(stay_s // grid_s)), longest)
+    load = int(load_s // grid_s)
+    everyone = range(len(arrivals))
+    steps = [[at / grid_s for at in own] for own in arrivals]
+    patience = wait_s / grid_s
+    # A state: the time, and for each model how many of its requests were served. The model that leaves is the last one.
+    states = {(0, -1, tuple(0 for _ in everyone))}
+    for switches in itertools.count():
+        following: set[tuple[int, int, tuple[int, ...]]] = set()
+        for now, last, served in states:
+            if all(count == len(own) for count, own in zip(served, steps, strict=True)):
+                return switches
+            for model in everyone:
+                if model == last or served[model] == len(steps[model]):
+                    continue
+                loaded = max(now, int(steps[model][served[model]]) if last < 0 else now) + load
+                if loaded - steps[model][served[model]] > patience:
+                    continue
+                for stay in stays:
+                    until_step = loaded + stay
+                    count = sum(at <= until_step for at in steps[model])
+                    after = tuple(max(count, one) if index == model else one for index, one in enumerate(served))
+                    waiting = [steps[one][after[one]] for one in everyone if after[one] < len(steps[one])]
+                    if all(until_step - at <= patience for at in waiting):
+                        following.add((until_step, model, after))
+                    elif waiting and min(waiting) + patience < until_step:
+                        break
+        states = _best(following)
+        if not states:
+            raise ValueError("no schedule keeps all waits below the limit")
+    raise AssertionError
+
+
+def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, tuple[int, ...]]]:
+    """Without those that another one of the same time and model has served no fewer requests of any model than."""
+    best: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for now, model, served in states:
+        others = best.setdefault((now, model), [])
+        if any(all(mine <= theirs for mine, theirs in zip(served, one, strict=True)) for one in others):
+            continue
+        best[now, model] = [
+            one for one in others if not all(mine <= theirs for mine, theirs in zip(one, served, strict=True))
+        ] + [served]
+    return {(now, model, served) for (now, model), kept in best.items() for served in kept}
+
+
+if __name__ == "__main__":
+    program.run(turns)

@@ -1,0 +1,214 @@
+"""Models on demand, for the agent that plans: their requests are looked at, and they are woken and put to sleep."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+
+import msgspec
+import structlog
+
+from control.keys import CLASSES, METERED, ModelKeys
+from control.messages import ModelAssets, ModelSpec
+from control.placement import farm
+from control.placement.demand import (
+    Demand,
+    ModelOnDemand,
+    Traffic,
+    Turns,
+    Woken,
+    follow,
+    rooms_for_turns,
+    with_replicas,
+)
+from control.placement.farm_view import FarmView
+from control.placement.placement import Needs, Parts, Wanted
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import read, run, run_every
+from control.redis.rounds import run_rounds
+from control.replicas import health
+from control.replicas.health import Overview
+from control.replicas.health.load import load_of
+from control.replicas.memory_deaths import server_ms
+from control.requests.upkeep.abandon import abandon
+
+log = structlog.get_logger()
+
+NOTE_EVERY_S = 20.0
+EVICTIONS_S = 60.0
+"""A tenant may have its share of the models give way for it in so long."""
+MOST_TENANTS = 64
+"""So many of the tenants that wait for a model are looked at."""
+
+
+class OnDemand:
+    """Stateless but for what can be looked up again: any agent may take over in the next turn."""
+
+    def __init__(self, client: SyncRedis) -> None:
+        self._client = client
+        self._specs: dict[str, ModelSpec] = {}
+        """Those of the last turn: one that Redis loses while its model sleeps is on no host."""
+        self._asleep: list[str] = []
+        self._noted = -NOTE_EVERY_S
+        self._evictions: dict[str, deque[float]] = {}
+        """When models gave way for each tenant, by the monotonic clock."""
+        self._seen: dict[str, float] = {}
+        """When each tenant waited for a model on demand last."""
+
+    @property
+    def present(self) -> bool:
+        """True if there was a model on demand at the last turn."""
+        return bool(self._specs)
+
+    def called(self) -> bool:
+        """True if a model that sleeps has requests. Raises RedisUnavailable."""
+        loads = run_every(self._client, [load_of(name) for name in self._asleep])
+        return any(load.queued for load in loads)
+
+    def restore(self, specs: Collection[ModelSpec]) -> None:
+        """Bring back what Redis has lost of models that sleep: no host has them. One that was unloaded is still among
+        those that were ever loaded."""
+        lost = self._specs.keys() - {spec.name for spec in specs}
+        for name in lost:
+            if not run(self._client, read("SISMEMBER", METERED, name, parse=bool)):
+                log.warning("a model that Redis lost is desired again", model=name, action="restore_model")
+                catalog.restore_spec(self._client, self._specs[name])
+
+    def turn(
+        self,
+        view: FarmView,
+        needs: Needs,
+        awaited: Collection[str],
+        stuck: Collection[str],
+        assets: Mapping[str, ModelAssets | None],
+    ) -> Wanted:
+        """How many replicas of each model on demand are to run now. Writes what changes. `awaited`: models whose memory
+        is not known yet; `stuck`: those that could not be placed in the last turn, though nothing left. `assets`: of
+        the models that no leader has loaded yet, as they were read from their files, None where they can't be. Raises
+        RedisUnavailable."""
+        self.restore(view.specs)
+        specs = [spec for spec in view.specs if spec.on_demand and not spec.unload]
+        self._specs = {spec.name: spec for spec in specs}
+        if not specs:
+            self._asleep = []
+            return {}
+        self._note()
+        names = [spec.name for spec in specs]
+        now, *before = run_every(self._client, [server_ms(), *map(farm.demand_of, names)])
+        overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(names))}
+        models = list[ModelOnDemand]()
+        changed = dict[str, Demand]()
+        for spec, known in zip(specs, before, strict=True):
+            name, demand = spec.name, known
+            replicas = _replicas(view, name)
+            traffic = _traffic(overviews[name])
+            if demand is None:
+                first = len(replicas) or spec.least_replicas
+                if not first and overviews[name].assets is None:
+                    if name not in assets:
+                        continue  # its files are being read
+                    if (found := assets[name]) is not None:
+                        run(self._client, catalog.put_assets(name, found))
+                    else:
+                        first = 1  # so that it is downloaded, or its fault is told
+                demand = with_replicas(Demand(replicas=0), first, now)
+            elif name in stuck and not replicas:
+                demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
+            after = follow(spec, demand, traffic, now)
+            if after != known:
+                changed[name] = after
+            if after.loaded and not demand.loaded:
+                log.info("model loaded", model=name, load_s=after.load_ms / 1000, action="model_load")
+            models.append(ModelOnDemand(spec, after, traffic, replicas))
+        woken = self._wake(models, view, needs, awaited, now)
+        changed |= woken.demands
+        for model in models:
+            name, demand = model.spec.name, changed.get(model.spec.name, model.demand)
+            if demand.detail != (detail := woken.waits.get(name, "")):
+                changed[name] = msgspec.structs.replace(demand, detail=detail)
+        self._write(changed, {model.spec.name: model for model in models}, woken)
+        wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
+        self._asleep = [name for name, count in wanted.items() if count == 0]
+        return wanted
+
+    def _wake(
+        self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
+    ) -> Woken:
+        called = [one for one in models if one.demand.replicas == 0 and one.traffic.queued]
+        ready = [one for one in models if one.spec.name not in awaited]
+        if not called or not ready:
+            return Woken()
+        tenants = self._tenants([model.spec.name for model in called])
+        may_evict = {model: self._may_evict(waiting, len(models)) for model, waiting in tenants.items()}
+        rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models)
+        woken = Turns(ready, *rooms, now).wake(may_evict)
+        for name, gave_way in woken.gave_way.items():
+            for tenant in tenants.get(name, ()) if gave_way else ():
+                self._evictions.setdefault(tenant, deque()).append(time.monotonic())
+        return woken
+
+    def _tenants(self, models: list[str]) -> dict[str, list[str]]:
+        """Tenants whose requests wait, by model."""
+        calls = [
+            read("ZRANGE", ModelKeys(model).waiting(priority), 0, MOST_TENANTS - 1, parse=list[str])
+            for model in models
+            for priority in CLASSES
+        ]
+        answers = iter(run_every(self._client, calls))
+        tenants = {model: [tenant for _ in CLASSES for tenant in next(answers)] for model in models}
+        now = time.monotonic()
+        self._seen |= {tenant: now for waiting in tenants.values() for tenant in waiting}
+        self._seen = {tenant: at for tenant, at in self._seen.items() if now - at < EVICTIONS_S}
+        return tenants
+
+    def _may_evict(self, tenants: list[str], models: int) -> bool:
+        """True if any of the tenants has not used up its share: of the models on demand, by the tenants of a minute."""
+        now, share = time.monotonic(), max(1, models // max(1, len(self._seen)))
+        for times in self._evictions.values():
+            while times and now - times[0] > EVICTIONS_S:
+                times.popleft()
+        self._evictions = {tenant: times for tenant, times in self._evictions.items() if times}
+        return any(len(self._evictions.get(tenant, ())) < share for tenant in tenants)
+
+    def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
+        if changed:
+            run_every(self._client, [farm.put_demand(name, demand) for name, demand in changed.items()])
+        for name, demand in changed.items():
+            before = models[name].demand.replicas
+            if name in woken.demands and demand.replicas > before:
+                gave_way = woken.gave_way[name]
+                log.info("model woken", model=name, gave_way=gave_way, action="model_wake")
+            elif demand.replicas == 0 and before:
+                log.info("model sleeps", model=name, action="model_sleep")
+        for name, why in woken.hopeless.items():
+            ended = abandon(self._client, name, f"model '{name}' can't be placed: {why}", "finished")
+            log.error("a model on demand can't be placed", model=name, ended_requests=ended, error=why, action="wake")
+
+    def _note(self) -> None:
+        if time.monotonic() - self._noted > NOTE_EVERY_S:
+            run(self._client, farm.note_on_demand())
+            self._noted = time.monotonic()
+
+
+def _replicas(view: FarmView, model: str) -> dict[str, Parts]:
+    """The parts of a model's replicas, without those that leave."""
+    replicas: dict[str, Parts] = {}
+    for host, assignments in view.held.items():
+        for one in assignments:
+            if one.spec.name == model and not one.withdrawn:
+                replicas.setdefault(one.replica, {})[host] = one
+    return replicas
+
+
+def _traffic(overview: Overview) -> Traffic:
+    leaders = [replica.beats[0] for replica in overview.replicas if replica.beats]
+    return Traffic(
+        queued=overview.load.queued,
+        running=sum(beat.running for beat in leaders if beat is not None),
+        enqueued=overview.load.enqueued,
+        expected_wait_ms=overview.load.expected_wait_ms,
+        serving=sum(replica.state == "loaded" for replica in overview.replicas),
+        failed=bool(overview.replicas) and all(one.state == "failed" and one.placed for one in overview.replicas),
+    )

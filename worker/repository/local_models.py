@@ -1,0 +1,99 @@
+"""The models that are complete on this host, in a folder or in the cache of Hugging Face files, for those who offer all
+of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from control.errors import ModelFilesError, SettingsError
+from worker.repository.gguf.selection import first_parts
+from worker.repository.source import cache_folder, on_this_host
+
+DEPTH = 3
+"""Folders between the named one and a model: LM Studio keeps PUBLISHER/REPOSITORY/FILE."""
+MOST_MODELS = 1_000
+CACHE = "*"
+"""Names the cache in place of a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """`source` and `gguf` as in a specification; `place` tells models of one name apart."""
+
+    name: str
+    source: str
+    gguf: str | None = None
+    place: str = ""
+
+
+def local_models(where: str) -> list[LocalModel]:
+    """Those of a folder, or of the cache for `*`, in order of name. Raises SettingsError where there is none."""
+    if where == CACHE:
+        folder, reason = cache_folder(None, os.environ)
+        models = list(_in_cache(folder))
+        named = f"the cache {folder} ({reason})"
+    else:
+        folder = Path(where).expanduser().resolve()
+        if not folder.is_dir():
+            raise SettingsError(f"--models {where}: {folder} is no folder; give one with models, or '*' for the cache")
+        models = list(_in_folder(folder, folder, DEPTH))
+        named = f"the folder {folder}"
+    if not models:
+        raise SettingsError(f"--models {where}: {named} has no model: no .gguf file, and no folder with config.json")
+    if len(models) > MOST_MODELS:
+        raise SettingsError(f"--models {where}: {named} has more than {MOST_MODELS} models; name a smaller folder")
+    names = Counter(model.name for model in models)
+    models = [replace(one, name=one.place) if names[one.name] > 1 and one.place else one for one in models]
+    return sorted(models, key=lambda model: model.name)
+
+
+def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[LocalModel]:
+    """A folder with a configuration is a model; else its GGUF files are, and its folders may have others."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    if any(entry.name == "config.json" for entry in entries) and any(
+        entry.name.endswith(".safetensors") for entry in entries
+    ):
+        yield LocalModel(_name(folder.name), str(folder), place=_place(folder, top))
+        return
+    for name in first_parts(entry.name for entry in entries):
+        file = folder / name
+        if file.is_file():
+            yield LocalModel(_name(file.stem), str(file), place=_place(file.with_suffix(""), top))
+    if depth:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                yield from _in_folder(entry, top, depth - 1)
+
+
+def _in_cache(cache: Path) -> Iterator[LocalModel]:
+    """Repositories that are complete, each GGUF file of one as a model of its own."""
+    for folder in sorted(cache.glob("models--*")):
+        repository = folder.name.removeprefix("models--").replace("--", "/")
+        names = first_parts({path.name for path in folder.glob("snapshots/*/*.gguf")})
+        for gguf in names or [None]:
+            if _is_complete(repository, gguf):
+                name = repository if gguf is None or len(names) == 1 else _name(Path(gguf).stem)
+                yield LocalModel(_name(name), repository, gguf, f"{repository}/{gguf or ''}".rstrip("/"))
+
+
+def _is_complete(repository: str, gguf: str | None) -> bool:
+    try:
+        return on_this_host(repository, gguf) is not None
+    except (ModelFilesError, OSError, ValueError):
+        return False
+
+
+def _place(path: Path, top: Path) -> str:
+    return _name(path.relative_to(top).as_posix())
+
+
+def _name(text: str) -> str:
+    """A name that clients can write: no white space and no braces."""
+    return "".join("_" if one.isspace() or one in "{}" else one for one in text)
