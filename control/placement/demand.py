@@ -30,7 +30,7 @@ LONGEST_WAIT_MS = 118_500
 """A model that is in use gives way in time for the requests of another to wait no longer than this."""
 PAUSES = 6
 """A model is in use until its last request is so many of its usual pauses between two requests ago."""
-LEAST_PAUSE_MS = 500
+LEAST_PAUSE_MS = 250
 LONG_PAUSE_MS = 15_000
 """A model whose usual pause is longer is not in use between two requests: another one has time in a pause."""
 USED_EVERY_MS = 1_000
@@ -41,6 +41,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the requests of one model, and the number of its replicas that follows. 0 as a time: never."""
 
     replicas: int
+    revision: int = 0
+    """Of the specification whose assets are published, or whose replicas publish them."""
     changed: int = 0
     """When `replicas` was changed last."""
     loaded: int = 0

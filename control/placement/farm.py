@@ -173,6 +173,11 @@ def put_demand(model: str, demand: Demand) -> Call[str]:
     return write("SET", keys.ModelKeys(model).demand, encode(demand).decode(), parse=str)
 
 
+def forget_demand(model: str) -> Call[int]:
+    """Begin anew."""
+    return read("DEL", keys.ModelKeys(model).demand, parse=int)
+
+
 ON_DEMAND_S = 60
 """How long hosts keep a process from which ranks are forked after the agent that plans saw a model on demand."""
 

@@ -101,26 +101,21 @@ class OnDemand:
         models = list[ModelOnDemand]()
         changed = dict[str, Demand]()
         for spec, known in zip(specs, before, strict=True):
-            name, demand = spec.name, known
-            replicas = _replicas(view, name)
-            traffic = _traffic(overviews[name])
-            if demand is None:
-                first = len(replicas) or spec.least_replicas
-                if not first and overviews[name].assets is None:
-                    if name not in assets:
-                        continue  # its files are being read
-                    if (found := assets[name]) is not None:
-                        run(self._client, catalog.put_assets(name, found))
-                    else:
-                        first = 1  # so that it is downloaded, or its fault is told
-                demand = with_replicas(Demand(replicas=0), first, now)
-            elif name in stuck and not replicas:
+            name, replicas = spec.name, _replicas(view, spec.name)
+            demand = known or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
+            if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
+            if name not in overviews or not self._publish(spec, demand, assets):
+                continue  # it is gone by now, or its files are being read
+            if demand.revision != spec.revision:
+                first = demand.replicas or int(assets.get(name) is None)
+                demand = msgspec.structs.replace(with_replicas(demand, first, now), revision=spec.revision)
+            traffic = _traffic(overviews[name])
             after = follow(spec, demand, traffic, now)
-            if after != known:
-                changed[name] = after
             if after.loaded and not demand.loaded:
                 log.info("model loaded", model=name, load_s=after.load_ms / 1000, action="model_load")
+            if after != known:
+                changed[name] = after
             models.append(ModelOnDemand(spec, after, traffic, replicas))
         woken = self._wake(models, view, needs, awaited, now)
         changed |= woken.demands
@@ -132,6 +127,17 @@ class OnDemand:
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
         return wanted
+
+    def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:
+        """Give API processes the assets of a model that sleeps at a revision that no leader has loaded; False while its
+        files are being read. One whose files can't be read is loaded once, so that they come or the fault is told."""
+        if demand.revision == spec.revision or demand.replicas:
+            return True
+        if spec.name not in assets:
+            return False
+        if (known := assets[spec.name]) is not None:
+            run(self._client, catalog.put_assets(spec.name, known))
+        return True
 
     def _wake(
         self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
