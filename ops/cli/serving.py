@@ -55,6 +55,11 @@ def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
         catalog.put_spec(client, spec)
 
 
+def is_offered(overview: health.Overview) -> bool:
+    """True if the model sleeps and its files have been read."""
+    return overview.state == "sleeping" and overview.assets is not None
+
+
 def wait_until_served(
     client: SyncRedis,
     specs: Sequence[ModelSpec],
@@ -76,7 +81,7 @@ def wait_until_served(
             for one in overviews:
                 if one.state == "failed":
                     raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in overviews if one.state not in ("loaded", "sleeping")]
+            missing = [one for one in overviews if one.state != "loaded" and not is_offered(one)]
             if not missing and is_ready(address):
                 return
             waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))
