@@ -28,10 +28,10 @@ UNKNOWN_LOAD_MS = 5_000
 """The time of a load before there was one."""
 LONGEST_WAIT_MS = 118_500
 """A model that is in use gives way in time for the requests of another to wait no longer than this."""
-PAUSES = 6
-"""A model is in use until its last request is so many of its usual pauses between two requests ago."""
+PAUSES = 5
+"""A model is in use until its last request is so many of its usual pauses ago, or its least stay."""
 LEAST_PAUSE_MS = 250
-LONG_PAUSE_MS = 15_000
+LONG_PAUSE_MS = 12_000
 """A model whose usual pause is longer is not in use between two requests: another one has time in a pause."""
 USED_EVERY_MS = 1_000
 """A use is noted so often: each note is a write to Redis."""
@@ -167,7 +167,8 @@ def with_replicas(demand: Demand, replicas: int, now: int) -> Demand:
 def in_use(model: ModelOnDemand, now: int) -> bool:
     """True if another request of the model is to be expected soon, or is there."""
     pause_ms = model.demand.pause_ms if model.demand.pause_ms < LONG_PAUSE_MS else 0
-    return model.traffic.open or now - model.demand.used < PAUSES * max(pause_ms, LEAST_PAUSE_MS)
+    quiet_ms = min(STAY_MS, PAUSES * max(pause_ms, LEAST_PAUSE_MS))
+    return model.traffic.open or now - model.demand.used < quiet_ms
 
 
 @dataclass(frozen=True, slots=True)

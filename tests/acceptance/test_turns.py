@@ -20,7 +20,10 @@ pytestmark = pytest.mark.timeout(240)
 
 ROOM = "200MiB"
 """For one of the models."""
-NAMES = ("one", "two", "three")
+VICTIMS = ("leader", "agent", "api")
+SETS = ("turns", *VICTIMS)
+"""Each test has models of its own: those that were used before count as in use for a while."""
+NAMES = [f"{one}-{number}" for one in SETS for number in ("one", "two", "three")]
 
 
 @pytest.fixture(scope="module")
@@ -52,36 +55,36 @@ def test_every_model_is_listed_and_none_is_loaded(farm: Farm, client: openai.Ope
     assert states(client) == dict.fromkeys(NAMES, "sleeping")
     assert farm.ready()
     listed = farm.furrow("models", "list").stdout
-    assert all(f"{name} " in listed for name in NAMES) and listed.count("sleeping") == 3
+    assert all(f"{name} " in listed for name in NAMES) and listed.count("sleeping") == len(NAMES)
 
 
 def test_models_take_turns(client: openai.OpenAI) -> None:
     """Each answers as ever, and at most one is loaded at a time."""
-    answers = {name: answer(client, name) for name in NAMES}
-    assert len(set(answers.values())) == 1 and "1, 2, 3" in answers["one"]
+    answers = [answer(client, f"turns-{number}") for number in ("one", "two", "three")]
+    assert len(set(answers)) == 1 and "1, 2, 3" in answers[0]
     loaded = until(lambda: [name for name, state in states(client).items() if state == "loaded"])
-    assert loaded == ["three"]
+    assert loaded == ["turns-three"]
 
 
-@pytest.mark.parametrize("victim", ["leader", "agent", "api"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_request_survives_a_death_in_the_middle_of_a_wake(farm: Farm, client: openai.OpenAI, victim: str) -> None:
     """Two models want the room of the third; the process dies while the first of them is being woken."""
-    expected = answer(client, "three")
+    expected = answer(client, f"{victim}-three")
+    names = [f"{victim}-one", f"{victim}-two"]
     with ThreadPoolExecutor() as pool:
-        asked: list[Future[str]] = [pool.submit(answer, client, name) for name in ("one", "two")]
-        until(lambda: any(farm.redis.hget(f"furrow:{{{name}}}:load", "queued") == "1" for name in ("one", "two")))
+        asked: list[Future[str]] = [pool.submit(answer, client, name) for name in names]
+        until(lambda: any(farm.redis.hget(f"furrow:{{{name}}}:load", "queued") == "1" for name in names))
         if victim == "leader":
-            until(lambda: woken(farm) is not None, 60)
-            farm.kill(woken(farm) or "", 0)
+            farm.kill(until(lambda: led(farm, names), 60), 0)
         else:
             module = {"agent": "worker agent", "api": "-m api"}[victim]
             os.kill(until(lambda: process_of(farm, module)), signal.SIGKILL)
         assert [one.result(120) for one in asked] == [expected] * 2
 
 
-def woken(farm: Farm) -> str | None:
-    """One of the two that a leader holds the lock of."""
-    return next((name for name in ("one", "two") if farm.redis.exists(f"furrow:{{{name}}}:r0:lock")), None)
+def led(farm: Farm, names: list[str]) -> str | None:
+    """One of the models that has a leader."""
+    return next((name for name in names if farm.redis.exists(f"furrow:{{{name}}}:r0:lock")), None)
 
 
 def process_of(farm: Farm, words: str) -> int | None:
@@ -99,4 +102,4 @@ def process_of(farm: Farm, words: str) -> int | None:
 def test_a_loss_of_all_data_brings_every_model_back(farm: Farm, client: openai.OpenAI) -> None:
     farm.redis.flushall()
     until(lambda: set(states(client)) == set(NAMES), 30)
-    assert "1, 2, 3" in answer(client, "two")
+    assert "1, 2, 3" in answer(client, "turns-one")
