@@ -72,7 +72,6 @@ REQUEST_NUMBERS: dict[str, Range] = {
 FARM_NUMBERS: dict[str, Range] = {
     "tp": Range(1, 1024),
     "replicas": Range(1, 1024),
-    "min_replicas": Range(0, 1024),
     "target_wait_s": Range(0, LONGEST_S, above=True),
     "idle_s": Range(1, 2**31 - 1),
     "max_context": Range(16, _INT32),

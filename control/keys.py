@@ -132,6 +132,10 @@ class ModelKeys:
         return f"{self.base}backends"
 
     @property
+    def call(self) -> str:  # string: api -> placement, which wakes the model; 30 s
+        return f"{self.base}call"
+
+    @property
     def demand(self) -> str:  # string JSON Demand: placement -> all; until the model is unloaded
         return f"{self.base}demand"
 

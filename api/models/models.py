@@ -230,6 +230,9 @@ LOST_S = 10.0
 
 LEFT_S = ASSETS_LEFT_MS / 1000
 
+FILES_WAIT_S = 5.0
+FILES_LOOK_S = 0.1
+"""How long, and how often, a request looks for the tokenizer of a model whose files are being read."""
 KEPT_ASLEEP = 4
 """Models that sleep whose tokenizers are kept, those with the latest requests."""
 
@@ -320,8 +323,8 @@ class Models:
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
         self._asked[real] = time.monotonic()
-        if overview.assets is not None and real not in self._served:
-            await self.look()  # it sleeps: its tokenizer is made now
+        if overview.state == "sleeping" and real not in self._served:
+            await self._wait_for_tokenizer(real)
         await self._wait_for_trial(real)
         served = self._usable(real)
         if served is None:
@@ -329,6 +332,17 @@ class Models:
                 raise ModelFileRefused(refusal.model, refusal.file, refusal.reason)
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return served
+
+    async def _wait_for_tokenizer(self, name: str) -> None:
+        """Of a model that sleeps: it is made for its first request, once the agent has read the model's files."""
+        until = time.monotonic() + FILES_WAIT_S
+        while name not in self._served and time.monotonic() < until:
+            await self.look()
+            overview = self._overviews.get(name)
+            if overview is None or name in self._broken:
+                return
+            if overview.assets is None:
+                await asyncio.sleep(FILES_LOOK_S)
 
     async def _wait_for_trial(self, name: str) -> None:
         """Raises ModelUnavailable where the trial of the model's tokenizer takes longer."""

@@ -12,7 +12,7 @@ from api.asgi.turns import off_loop
 from api.errors.errors import in_ollama_shape
 from api.generation.session import Caller
 from api.openapi.openapi import taking
-from api.routes.generation import Http, ParsedBody, model_for, serve
+from api.routes.generation import Http, ParsedBody, model_for, process_of, serve
 from api.schemas.ollama_answer import (
     AnsweredMessage,
     ChatAnswer,
@@ -33,6 +33,7 @@ from api.schemas.ollama_request import (
     embeddings_of,
     generation_of,
 )
+from control.placement import farm
 
 
 @post(
@@ -118,8 +119,10 @@ async def embed_text(request: Http) -> Response[Any]:
 
 
 async def _loaded(request: Http, parsed: ModelFields) -> str:
-    """The name of a model that a client wants to be ready, as it wrote it. Raises as `model_for`."""
+    """The name of a model that a client wants to be ready, as it wrote it; one that sleeps is woken. Raises as
+    `model_for`."""
     served = await model_for(request, parsed.model)
+    await process_of(request).batches.run(served.name, farm.call_model(served.name))
     return parsed.model or served.name
 
 

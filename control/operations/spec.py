@@ -13,7 +13,7 @@ from control.messages import LOOKUP_TOKENS, ModelSpec
 from control.quantization import canonical_quant, check_quant
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-_SCALE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
+_SCALE = re.compile(r"(\d{1,40})(?:\.\.(\d{1,40}))?")
 _DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
@@ -102,9 +102,8 @@ class Scale:
                 f"replicas {least}..{most}: the first number is the least that run, the second the most; use "
                 f"{most}..{least}"
             )
-        for name, value in (("min_replicas", least), ("replicas", most)):
-            if (text := refusal(name, value)) is not None:
-                raise SettingsError(text)
+        if (text := refusal("replicas", most)) is not None:
+            raise SettingsError(text)
         return cls(least, most)
 
     @property

@@ -28,10 +28,10 @@ UNKNOWN_LOAD_MS = 5_000
 """The time of a load before there was one."""
 LONGEST_WAIT_MS = 118_500
 """A model that is in use gives way in time for the requests of another to wait no longer than this."""
-PAUSES = 6
-"""A model is in use until its last request is so many of its usual pauses between two requests ago."""
-LEAST_PAUSE_MS = 500
-LONG_PAUSE_MS = 15_000
+PAUSES = 5
+"""A model is in use until its last request is so many of its usual pauses ago, or its least stay."""
+LEAST_PAUSE_MS = 250
+LONG_PAUSE_MS = 12_000
 """A model whose usual pause is longer is not in use between two requests: another one has time in a pause."""
 USED_EVERY_MS = 1_000
 """A use is noted so often: each note is a write to Redis."""
@@ -41,6 +41,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the requests of one model, and the number of its replicas that follows. 0 as a time: never."""
 
     replicas: int
+    revision: int = 0
+    """Of the specification whose assets are published, or whose replicas publish them."""
     changed: int = 0
     """When `replicas` was changed last."""
     loaded: int = 0
@@ -165,7 +167,8 @@ def with_replicas(demand: Demand, replicas: int, now: int) -> Demand:
 def in_use(model: ModelOnDemand, now: int) -> bool:
     """True if another request of the model is to be expected soon, or is there."""
     pause_ms = model.demand.pause_ms if model.demand.pause_ms < LONG_PAUSE_MS else 0
-    return model.traffic.open or now - model.demand.used < PAUSES * max(pause_ms, LEAST_PAUSE_MS)
+    quiet_ms = min(STAY_MS, PAUSES * max(pause_ms, LEAST_PAUSE_MS))
+    return model.traffic.open or now - model.demand.used < quiet_ms
 
 
 @dataclass(frozen=True, slots=True)

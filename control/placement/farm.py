@@ -173,6 +173,24 @@ def put_demand(model: str, demand: Demand) -> Call[str]:
     return write("SET", keys.ModelKeys(model).demand, encode(demand).decode(), parse=str)
 
 
+CALL_S = 30
+
+
+def call_model(model: str) -> Call[str]:
+    """Wake a model on demand without a request, as its requests are to follow."""
+    return write("SET", keys.ModelKeys(model).call, "1", "EX", CALL_S, parse=str)
+
+
+def is_called(model: str) -> Call[bool]:
+    """True if the model was called lately."""
+    return read("EXISTS", keys.ModelKeys(model).call, parse=bool)
+
+
+def forget_demand(model: str) -> Call[int]:
+    """Begin anew."""
+    return read("DEL", keys.ModelKeys(model).demand, parse=int)
+
+
 ON_DEMAND_S = 60
 """How long hosts keep a process from which ranks are forked after the agent that plans saw a model on demand."""
 

@@ -263,7 +263,7 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     for server in server_memory(client):
         click.echo(str(server), err=True)
     weights = {spec.name: spec.quant or spec.dtype for spec in catalog.list_specs(client)}
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "MODEL",
             "REPLICA",

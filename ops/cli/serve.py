@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -91,8 +91,9 @@ def serve(
         die_with_parent()
     ollama_port: int | None = options["ollama_port"]
     arguments = take_api_arguments(context, options)
-    specs = build_specs(models, **options) + offered_specs(folders, idle_s, options)
-    check_names(specs)
+    if not models and not folders:
+        raise click.UsageError("Missing MODEL: name one, or offer every model of a folder with --models DIR.")
+    specs = build_specs(models, folders=folders, idle_s=idle_s, **options)
     if folders and memory is None:
         from worker.agent.host_memory import capacity
 
@@ -145,37 +146,29 @@ def serve(
         say("stopping (Ctrl-C again kills)")
 
 
-def build_specs(models: Sequence[str], *, name: str | None, **options: Any) -> list[ModelSpec]:
-    """The desired state of each model. Raises SettingsError where two would have one name."""
+def build_specs(
+    models: Sequence[str], *, name: str | None, folders: Sequence[str] = (), idle_s: int = 600, **options: Any
+) -> list[ModelSpec]:
+    """The desired state of each model, and of each one in `folders`, on demand. Raises SettingsError for a folder
+    without any, for an option of one model where there are several, and where two would have one name."""
     if name is not None and len(models) > 1:
         raise SettingsError("--name is for one model; several are served under their own names")
-    return [build_spec(model, name=name, demo=MODEL_DIR, **options) for model in models]
+    specs = [build_spec(model, name=name, demo=MODEL_DIR, **options) for model in models]
+    if folders:
+        from worker.repository.local_models import local_models  # only here: it makes the start of other models slower
 
-
-def offered_specs(folders: Sequence[str], idle_s: int, options: Mapping[str, Any]) -> list[ModelSpec]:
-    """A model on demand for each model in `folders`. Raises SettingsError for a folder without any, and for options of
-    one model."""
-    if not folders:
-        return []
-    from worker.repository.local_models import local_models  # only here: a start with models that are named is faster
-
-    if wrong := [name for name in ("name", "gguf") if options.get(name)]:
-        raise SettingsError(f"--{wrong[0]} is for one model; --models offers each under its own name")
-    others = {name: value for name, value in options.items() if name not in ("name", "gguf")}
-    return [
-        build_spec(one.source, name=one.name, gguf=one.gguf, replicas="0..1", idle_s=idle_s, **others)
-        for folder in folders
-        for one in local_models(folder)
-    ]
-
-
-def check_names(specs: Sequence[ModelSpec]) -> None:
-    """Raises SettingsError where there is no model, or two would have one name."""
-    if not specs:
-        raise SettingsError("no model is named: give a MODEL, or --models DIR to offer every model of a folder")
+        if name is not None or options.get("gguf") is not None:
+            raise SettingsError("--name and --gguf are for one model; --models offers each under its own name")
+        options.pop("gguf", None)
+        specs += [
+            build_spec(one.source, name=one.name, gguf=one.gguf, replicas="0..1", idle_s=idle_s, **options)
+            for folder in folders
+            for one in local_models(folder)
+        ]
     names = [spec.name for spec in specs]
     if twice := sorted({one for one in names if names.count(one) > 1}):
         raise SettingsError(f"two models would have the name '{twice[0]}'; serve one of them alone with --name")
+    return specs
 
 
 def in_words(names: Sequence[str]) -> str:

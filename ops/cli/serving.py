@@ -17,7 +17,7 @@ from control.operations.key_rule import why_asked
 from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import run
+from control.redis.connection import run, run_every
 from control.replicas import health
 from control.requests.upkeep.abandon import abandon
 from ops.cli.progress import Stage, Waiting, stage_of
@@ -45,12 +45,19 @@ def desire(client: SyncRedis, specs: Sequence[ModelSpec], alone: bool) -> None:
             for assignment in given:
                 if assignment.spec.name not in names:
                     farm.remove_assignment(client, host, assignment.spec.name, assignment.replica)
+        # A model on demand that ran when the run before ended is not to be loaded before its first request.
+        run_every(client, [farm.forget_demand(spec.name) for spec in specs])
         for spec in specs:
             expected = {f"r{index}" for index in range(spec.replicas)}
             for replica in expected | run(client, catalog.replicas(spec.name)).keys():
                 health.clear_status(client, spec.name, replica)
     for spec in specs:
         catalog.put_spec(client, spec)
+
+
+def is_offered(overview: health.Overview) -> bool:
+    """True if the model sleeps and its files have been read."""
+    return overview.state == "sleeping" and overview.assets is not None
 
 
 def wait_until_served(
@@ -74,7 +81,7 @@ def wait_until_served(
             for one in overviews:
                 if one.state == "failed":
                     raise ModelUnavailable(one.model, "failed", one.detail)
-            missing = [one for one in overviews if one.state not in ("loaded", "sleeping")]
+            missing = [one for one in overviews if one.state != "loaded" and not is_offered(one)]
             if not missing and is_ready(address):
                 return
             waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 import structlog
@@ -26,11 +27,11 @@ from control.placement.farm_view import FarmView
 from control.placement.placement import Needs, Parts, Wanted
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import read, run, run_every
+from control.redis.connection import Call, read, run, run_every
 from control.redis.rounds import run_rounds
 from control.replicas import health
 from control.replicas.health import Overview
-from control.replicas.health.load import load_of
+from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.memory_deaths import server_ms
 from control.requests.upkeep.abandon import abandon
 
@@ -63,9 +64,9 @@ class OnDemand:
         return bool(self._specs)
 
     def called(self) -> bool:
-        """True if a model that sleeps has requests. Raises RedisUnavailable."""
-        loads = run_every(self._client, [load_of(name) for name in self._asleep])
-        return any(load.queued for load in loads)
+        """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
+        calls: list[Call[Any]] = [*map(load_of, self._asleep), *map(farm.is_called, self._asleep)]
+        return any(one is True or (isinstance(one, ModelLoad) and one.queued) for one in run_every(self._client, calls))
 
     def restore(self, specs: Collection[ModelSpec]) -> None:
         """Bring back what Redis has lost of models that sleep: no host has them. One that was unloaded is still among
@@ -96,31 +97,28 @@ class OnDemand:
             return {}
         self._note()
         names = [spec.name for spec in specs]
-        now, *before = run_every(self._client, [server_ms(), *map(farm.demand_of, names)])
+        reads: list[Call[Any]] = [server_ms(), *map(farm.demand_of, names), *map(farm.is_called, names)]
+        now, *replies = run_every(self._client, reads)
+        before, were_called = replies[: len(names)], replies[len(names) :]
         overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(names))}
         models = list[ModelOnDemand]()
         changed = dict[str, Demand]()
-        for spec, known in zip(specs, before, strict=True):
-            name, demand = spec.name, known
-            replicas = _replicas(view, name)
-            traffic = _traffic(overviews[name])
-            if demand is None:
-                first = len(replicas) or spec.least_replicas
-                if not first and overviews[name].assets is None:
-                    if name not in assets:
-                        continue  # its files are being read
-                    if (found := assets[name]) is not None:
-                        run(self._client, catalog.put_assets(name, found))
-                    else:
-                        first = 1  # so that it is downloaded, or its fault is told
-                demand = with_replicas(Demand(replicas=0), first, now)
-            elif name in stuck and not replicas:
+        for spec, known, was_called in zip(specs, before, were_called, strict=True):
+            name, replicas = spec.name, _replicas(view, spec.name)
+            demand = known or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
+            if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
+            if name not in overviews or not self._publish(spec, demand, assets):
+                continue  # it is gone by now, or its files are being read
+            if demand.revision != spec.revision:
+                first = demand.replicas or int(assets.get(name) is None)
+                demand = msgspec.structs.replace(with_replicas(demand, first, now), revision=spec.revision)
+            traffic = _traffic(overviews[name], was_called and not demand.replicas)
             after = follow(spec, demand, traffic, now)
-            if after != known:
-                changed[name] = after
             if after.loaded and not demand.loaded:
                 log.info("model loaded", model=name, load_s=after.load_ms / 1000, action="model_load")
+            if after != known:
+                changed[name] = after
             models.append(ModelOnDemand(spec, after, traffic, replicas))
         woken = self._wake(models, view, needs, awaited, now)
         changed |= woken.demands
@@ -132,6 +130,17 @@ class OnDemand:
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
         return wanted
+
+    def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:
+        """Give API processes the assets of a model that sleeps at a revision that no leader has loaded; False while its
+        files are being read. One whose files can't be read is loaded once, so that they come or the fault is told."""
+        if demand.revision == spec.revision or demand.replicas:
+            return True
+        if spec.name not in assets:
+            return False
+        if (known := assets[spec.name]) is not None:
+            run(self._client, catalog.put_assets(spec.name, known))
+        return True
 
     def _wake(
         self, models: list[ModelOnDemand], view: FarmView, needs: Needs, awaited: Collection[str], now: int
@@ -184,7 +193,8 @@ class OnDemand:
                 log.info("model sleeps", model=name, action="model_sleep")
         for name, why in woken.hopeless.items():
             ended = abandon(self._client, name, f"model '{name}' can't be placed: {why}", "finished")
-            log.error("a model on demand can't be placed", model=name, ended_requests=ended, error=why, action="wake")
+            if ended:
+                log.error("a model can't be placed", model=name, ended_requests=ended, error=why, action="model_wake")
 
     def _note(self) -> None:
         if time.monotonic() - self._noted > NOTE_EVERY_S:
@@ -202,10 +212,11 @@ def _replicas(view: FarmView, model: str) -> dict[str, Parts]:
     return replicas
 
 
-def _traffic(overview: Overview) -> Traffic:
+def _traffic(overview: Overview, is_called: bool) -> Traffic:
+    """A call of a model that sleeps counts as a request that waits."""
     leaders = [replica.beats[0] for replica in overview.replicas if replica.beats]
     return Traffic(
-        queued=overview.load.queued,
+        queued=overview.load.queued + is_called,
         running=sum(beat.running for beat in leaders if beat is not None),
         enqueued=overview.load.enqueued,
         expected_wait_ms=overview.load.expected_wait_ms,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from control.errors import ModelFilesError, SettingsError
-from worker.repository.gguf.selection import first_parts
+from worker.repository.gguf.selection import first_parts, model_stem
 from worker.repository.source import cache_folder, on_this_host
 
 DEPTH = 3
@@ -65,7 +65,7 @@ def _in_folder(folder: Path, top: Path, depth: int) -> Iterator[LocalModel]:
     for name in first_parts(entry.name for entry in entries):
         file = folder / name
         if file.is_file():
-            yield LocalModel(_name(file.stem), str(file), place=_place(file.with_suffix(""), top))
+            yield LocalModel(_name(model_stem(name)), str(file), place=_place(file.with_suffix(""), top))
     if depth:
         for entry in entries:
             if entry.is_dir() and not entry.name.startswith("."):
@@ -79,7 +79,7 @@ def _in_cache(cache: Path) -> Iterator[LocalModel]:
         names = first_parts({path.name for path in folder.glob("snapshots/*/*.gguf")})
         for gguf in names or [None]:
             if _is_complete(repository, gguf):
-                name = repository if gguf is None or len(names) == 1 else _name(Path(gguf).stem)
+                name = repository if gguf is None or len(names) == 1 else _name(model_stem(gguf))
                 yield LocalModel(_name(name), repository, gguf, f"{repository}/{gguf or ''}".rstrip("/"))
 
 

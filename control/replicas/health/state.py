@@ -109,7 +109,7 @@ def model_state(
 
     While its last replica goes to make room for the next one, requests wait: only an unload takes a model away.
     """
-    if not replicas or (asleep and not unload and {state for state, _ in replicas} <= {"draining", "failed"}):
+    if not replicas or (asleep and not unload and all(state != "loaded" for state, _ in replicas)):
         return ("unloading", "") if unload else ("sleeping", ASLEEP)
     state, detail = min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))
     if state == "draining" and not unload:

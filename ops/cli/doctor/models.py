@@ -81,7 +81,9 @@ def check_replicas(
                     f"{memory_remedy(name)}; after the third such end in ten minutes the model loaded last is given up."
                 )
             checks.warning("replicas", f"{replica.replica} is {replica.state}: {replica.detail}", remedy)
-    if serving >= overview.wanted:
+    if overview.state == "sleeping":
+        checks.ok("replicas", f"it sleeps, {overview.queued} requests wait: {overview.detail}")
+    elif serving >= overview.wanted:
         checks.ok("replicas", f"{serving} of {overview.wanted} serve, {overview.queued} requests wait")
 
 

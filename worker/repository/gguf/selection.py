@@ -55,10 +55,16 @@ def _first_part(name: str) -> str:
     return PurePosixPath(split_files(Path(name))[0]).as_posix()
 
 
+def model_stem(name: str) -> str:
+    """The file's name without its ending, and without the number of its part."""
+    path = PurePosixPath(name)
+    parts = SPLIT.fullmatch(path.name)
+    return parts["stem"] if parts is not None else path.stem
+
+
 def _fits(name: str, chosen: str) -> bool:
     path = PurePosixPath(name.lower())
-    parts = SPLIT.fullmatch(path.name)
-    stem = parts["stem"] if parts is not None else path.stem
+    stem = model_stem(name.lower())
     if chosen in (str(path), path.name, path.stem, stem):
         return True
     return re.search(rf"[-._]{re.escape(chosen)}$", stem) is not None

@@ -12,11 +12,14 @@ export function resume(view, name) {
   return view.act("/farm/models/resume", model(name));
 }
 
+const REPLICAS = { name: "replicas", label: "Replicas", pattern: "[0-9]+([.][.][0-9]+)?" };
+const RANGE = "2, or 0..4: as many as the requests need; with 0 the model sleeps without requests.";
+
 export function scale(view, { model: name, wanted }) {
   return view.ask("/farm/models/scale", {
     title: `Scale ${name}`,
     text: "With fewer replicas, those that go finish their requests first.",
-    fields: [{ name: "replicas", label: "Replicas", type: "number", value: wanted, min: 1, max: 1024, required: true }],
+    fields: [{ ...REPLICAS, value: String(wanted || "0..1"), required: true, help: RANGE }],
     act: "Scale",
     body: ({ replicas }) => ({ model: name, replicas }),
   });
@@ -77,12 +80,12 @@ const DTYPES = ["auto", "float32", "bfloat16", "float16", "float64"];
 // Load a model, or with `spec` (GET /farm/models/spec) change the settings of one; `attach(update)`: `update(spec)` shows
 // settings that were changed elsewhere.
 export function load(view, spec = null, attach = () => {}) {
-  const known = spec ?? { tp: 1, dtype: "auto", prefix_cache: true, images: true, lookup: 8, drain_s: 300, surge: true };
+  const known = spec ?? { tp: 1, dtype: "auto", prefix_cache: true, images: true, lookup: 8, target_wait_s: 2, idle_s: 600, drain_s: 300, surge: true };
   const identity = spec
     ? []
     : [
         { name: "name", label: "Name", help: "The name that clients use. Empty: that of the source.", placeholder: "Qwen/Qwen3-8B" },
-        { name: "replicas", label: "Replicas", type: "number", min: 1, max: 1024, help: "Empty: as many as now, or 1." },
+        { ...REPLICAS, help: `${RANGE} Empty: as many as now, or 1.` },
       ];
   return view.ask("/farm/models/load", {
     title: spec ? `Settings of ${spec.name}` : "Load a model",
@@ -132,6 +135,8 @@ function settings(known) {
     more({ name: "max_context", label: "Longest context, in tokens", type: "number", min: 16 }),
     more({ name: "kv_tokens", label: "KV memory of a replica, in tokens", type: "number", min: 16 }),
     more({ name: "lookup", label: "Prompt lookup: tokens guessed in a step", type: "number", min: 0, max: 64 }),
+    more({ name: "target_wait_s", label: "With a range of replicas: expected wait, in seconds, beyond which one more runs", type: "number", min: 0, max: 86400 }),
+    more({ name: "idle_s", label: "With 0..N replicas: seconds without requests until the model sleeps", type: "number", min: 1 }),
     more({ name: "drain_s", label: "Drain time: seconds that a replica may take to finish", type: "number", min: 0, max: 86400 }),
     more({ name: "prefix_cache", label: "Prefix cache: share the KV memory of equal beginnings", type: "check" }),
     more({ name: "images", label: "Take images, where the model does", type: "check" }),

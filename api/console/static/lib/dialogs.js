@@ -15,7 +15,7 @@ export function confirm({ title, text, act, kind = "danger" }) {
   });
 }
 
-// A form. `fields`: `{name, label, type, value, help, options, min, max, required, more}`; `type` is "text", "number",
+// A form. `fields`: `{name, label, type, value, help, options, min, max, pattern, required, more}`; `type` is "text", "number",
 // "select", "check" or "password", and fields with `more` are folded. `submit(values)` does the act; what it throws is
 // shown in the form, which stays, as it does for the result false. Nothing closes the form while the act runs, so that
 // no result is lost. `attach(update)` is called once: `update(values)` takes values that were changed elsewhere over into
@@ -144,7 +144,7 @@ function row(field) {
     input = h("input", { ...shared, type: "checkbox", checked: Boolean(value) });
   } else {
     const typed = { type, value: value ?? "", required, min, max, autocomplete: "off", spellcheck: "false" };
-    input = h("input", { ...shared, ...typed, placeholder: field.placeholder });
+    input = h("input", { ...shared, ...typed, placeholder: field.placeholder, pattern: field.pattern });
   }
   return h(
     "div",

@@ -111,8 +111,8 @@ def test_the_usual_pause_between_requests_is_learned() -> None:
         demand = follow(spec(), demand, Traffic(serving=1, enqueued=count), now)
         now += 6_000
     assert 5_500 <= demand.pause_ms <= 6_500
-    assert in_use(ModelOnDemand(spec(), demand, Traffic()), demand.used + 30_000)
-    assert not in_use(ModelOnDemand(spec(), demand, Traffic()), demand.used + 40_000)
+    assert in_use(ModelOnDemand(spec(), demand, Traffic()), demand.used + 25_000)
+    assert not in_use(ModelOnDemand(spec(), demand, Traffic()), demand.used + 30_000)
     assert not in_use(ModelOnDemand(spec(), Demand(replicas=1, used=NOW, pause_ms=20_000), Traffic()), NOW + 3_000)
     assert not in_use(ModelOnDemand(spec(), Demand(replicas=1, used=NOW), Traffic()), NOW + 3_000), "one request"
 

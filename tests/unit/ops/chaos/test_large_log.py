@@ -80,7 +80,7 @@ def test_only_the_killed_leader_s_lock_may_go(holders: list[str | None], lapse: 
 )
 def test_a_frozen_redis_is_harm(command_s: float, trip_s: float, frozen: bool) -> None:
     """One long command, or one long wait beside many short ones."""
-    probe = Probe("redis://none", "demo", round_trips=[0.001] * 50 + [trip_s], holders=["a:1", None, "b:2"])
+    probe = Probe("redis://none", "demo", "r0", round_trips=[0.001] * 50 + [trip_s], holders=["a:1", None, "b:2"])
     if frozen:
         with pytest.raises(Harm, match="EVALSHA x"):
             judged("pid 1 -> 2", (command_s, "EVALSHA x"), probe)
@@ -90,6 +90,6 @@ def test_a_frozen_redis_is_harm(command_s: float, trip_s: float, frozen: bool) -
 
 def test_a_lapsed_lock_is_harm() -> None:
     """However quick Redis was."""
-    probe = Probe("redis://none", "demo", round_trips=[0.001], holders=["a:1", None, "b:2", None])
+    probe = Probe("redis://none", "demo", "r0", round_trips=[0.001], holders=["a:1", None, "b:2", None])
     with pytest.raises(Harm, match="lapsed"):
         judged("pid 1 -> 2", (0.0, "none"), probe)
