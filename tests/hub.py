@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ class Hub:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def _answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
+        if request.path.startswith("/api/models/"):
+            self._list(request)
+            return
         repository, _, rest = request.path.lstrip("/").partition("/resolve/")
         file = rest.partition("/")[2]
         asked = request.headers.get("Range", "")
@@ -53,14 +57,16 @@ class Hub:
             request.send_header("Content-Length", "0")
             request.end_headers()
             return
-        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        first, _, last = asked.removeprefix("bytes=").partition("-")
+        start, whole = int(first or 0), content
+        content = content[: int(last) + 1] if last else content
         request.send_response(206 if asked else 200)
         request.send_header("X-Repo-Commit", "c" * 40)
-        request.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        request.send_header("ETag", f'"{hashlib.sha256(whole).hexdigest()}"')
         request.send_header("Accept-Ranges", "bytes")
         request.send_header("Content-Length", str(len(content) - start))
         if asked:
-            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(whole)}")
         request.end_headers()
         if not body:
             return
@@ -72,6 +78,19 @@ class Hub:
             return
         if stops < len(content):
             self.over.wait()
+
+    def _list(self, request: BaseHTTPRequestHandler) -> None:
+        """The files of a repository, as `list_repo_files` asks for them."""
+        repository = request.path.removeprefix("/api/models/").partition("/tree/")[0]
+        self.asked.append((request.command, repository, "", ""))
+        names = self.files.get(repository, {})
+        tree = [{"type": "file", "path": name, "size": len(names[name]), "oid": "0" * 40} for name in names]
+        body = json.dumps(tree).encode()
+        request.send_response(200)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
 
     @contextmanager
     def running(self) -> Iterator[Hub]:

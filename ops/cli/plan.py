@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,7 +49,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(model: str, redis_url: str | None, as_json: bool, **options: Any) -> None:
     """Print what memory MODEL needs, and which hosts have it.
 
-    The need follows from the headers of the model's files on this host; nothing is loaded. Without --redis the memory
+    The need follows from the headers of the model's files, on this host or on the hub; nothing is downloaded whole or
+    loaded. Without --redis the memory
     is that which this host has free, else that of each host of the farm. Ranks on CPUs are counted. Status 1 where no
     host has enough.
     """
@@ -76,15 +79,20 @@ def free_memory(redis_url: str | None) -> list[tuple[str, int]]:
 
 
 def make_plan(spec: ModelSpec, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
-    """Raises SettingsError where this host has not the files of the model, and what a load raises for its files."""
-    from worker.repository import source, validation
+    """Of a repository that is not on this host the headers are read from the hub. Raises what a load raises for a
+    model's files, and HubUnreachable."""
+    from worker.repository import remote_headers, source
 
     place = source.on_this_host(spec.source, spec.gguf)
-    if place is None:
-        raise SettingsError(
-            f"the files of {spec.source} are not on this host, and a plan reads their headers. Run the plan on a host "
-            "that has them"
-        )
+    if place is not None:
+        return _plan_of(spec, place, hosts)
+    with TemporaryDirectory(prefix="furrow-headers-") as folder:
+        return _plan_of(spec, remote_headers.headers_of(spec.source, Path(folder), spec.gguf), hosts)
+
+
+def _plan_of(spec: ModelSpec, place: Path, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
+    from worker.repository import validation
+
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     ranks = needs_of(spec, files)

@@ -125,11 +125,11 @@ def download(repository: str, revision: str, cache: Path, tell: Tell, gguf: str 
     folder = _folder(repository, cache)
     _sweep(folder / "blobs")
     if not folder.exists():  # else some files are here, and the hub's own client may wait for it long
-        _reach(repository, cache)
-    return _download(_Hub(repository, revision, cache, tell), gguf)
+        reach(repository, cache)
+    return _download(Hub(repository, revision, cache, tell), gguf)
 
 
-def _reach(repository: str, cache: Path) -> None:
+def reach(repository: str, cache: Path) -> None:
     """Ask the hub once, as its client asks six times in 28 s. Raises HubNeverReached, ModelFilesAway where the hub is
     switched off."""
     from huggingface_hub import constants, get_session
@@ -187,7 +187,7 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
 
 
 @dataclass(frozen=True, slots=True)
-class _Hub:
+class Hub:
     """Where the files of one repository come from, and where they go."""
 
     repository: str
@@ -217,7 +217,7 @@ class _Hub:
         except EntryNotFoundError:
             return None
         except Exception as error:
-            kind = ModelFilesError if _is_final(error) else HubUnreachable
+            kind = ModelFilesError if is_final(error) else HubUnreachable
             raise kind(
                 f"{name} of {self.repository} at {self.revision} could not be fetched ({type(error).__name__}): {error}"
             ) from error
@@ -229,20 +229,20 @@ class _Hub:
         try:
             files = list_repo_files(self.repository, revision=self.revision)
         except Exception as error:
-            kind = ModelFilesError if _is_final(error) else HubUnreachable
+            kind = ModelFilesError if is_final(error) else HubUnreachable
             raise kind(
                 f"The files of {self.repository} at {self.revision} can't be listed ({type(error).__name__}): {error}"
             ) from error
         return [name for name in files if name.lower().endswith(".gguf")]
 
 
-def _is_final(error: Exception) -> bool:
+def is_final(error: Exception) -> bool:
     """True if another try would end alike: no such repository or revision, no access, no valid name."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     return isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429))
 
 
-def _download(hub: _Hub, gguf: str | None) -> Path:
+def _download(hub: Hub, gguf: str | None) -> Path:
     at = f"in repository {hub.repository} at {hub.revision}"
     if gguf is not None:
         return _download_gguf(hub, choose(hub.names(), gguf, f"Repository {hub.repository}"))
@@ -252,7 +252,7 @@ def _download(hub: _Hub, gguf: str | None) -> Path:
         return _download_gguf(hub, choose(names, None, f"Repository {hub.repository}"))
     if config is None:
         raise ModelFilesError(f"config.json is missing {at}.")
-    shards = [SINGLE] if index is None else _shards(index, hub.repository)
+    shards = [SINGLE] if index is None else shards_of(index, hub.repository)
     for name in ("tokenizer.json", *shards):
         if hub.fetch(name) is None:
             raise ModelFilesError(f"{name} is missing {at}.")
@@ -264,7 +264,7 @@ def _download(hub: _Hub, gguf: str | None) -> Path:
     return config.parent
 
 
-def _download_gguf(hub: _Hub, names: list[str]) -> Path:
+def _download_gguf(hub: Hub, names: list[str]) -> Path:
     """All parts of one model; a tokenizer from elsewhere only where they have none that can be read."""
     parts: list[Path] = []
     for name in names:
@@ -284,7 +284,7 @@ def _download_gguf(hub: _Hub, names: list[str]) -> Path:
     return parts[0]
 
 
-def _shards(index: Path, repository: str) -> list[str]:
+def shards_of(index: Path, repository: str) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:

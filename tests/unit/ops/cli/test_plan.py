@@ -7,7 +7,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from control.errors import SettingsError
 from control.operations.spec import build_spec
 from ops.cli import plan as plan_command
 from ops.cli.models import models
@@ -59,11 +58,6 @@ def test_ranks_on_several_hosts_are_named_where_one_has_too_little() -> None:
 
 def test_nothing_helps_where_not_even_the_weights_fit() -> None:
     assert planned(1).remedies == []
-
-
-def test_files_that_are_not_here_are_named() -> None:
-    with pytest.raises(SettingsError, match="files of org/unknown are not on this host"):
-        make_plan(build_spec("org/unknown"), [])
 
 
 def test_the_command_prints_the_figures_and_ends_with_1_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
