@@ -42,7 +42,7 @@ class Reconciler:
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
         self._told: dict[Place, str] = {}
         """What was reported of those last."""
-        self._preparing = Preparations(client, reporter.report)
+        self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions for which no process was started, with the reasons."""
 
