@@ -153,7 +153,7 @@ def serve(
     files = Files(assets.chat_template or "", "" if encodes else assets.tokenizer_json)
     confined = ConfinedFiles(name, files, report)
     vocabulary = Vocabulary(assets, None if encodes else confined)
-    if (longest := vocabulary.longest_bytes()) > MOST_TOKEN_BYTES:
+    if (longest := vocabulary.longest_bytes) > MOST_TOKEN_BYTES:
         raise ModelFileRefused(name, "tokenizer", f"it has a token of {longest} bytes")
     if not encodes:
         log.info("a tokenizer gets a process", action="confine", model=name, reason=judgement.encoding)

@@ -31,7 +31,7 @@ from control.redis.connection import Call, read, run, run_every
 from control.redis.rounds import run_rounds
 from control.replicas import health
 from control.replicas.health import Overview
-from control.replicas.health.load import ModelLoad, load_of
+from control.replicas.health.load import queued_of
 from control.replicas.memory_deaths import server_ms
 from control.requests.upkeep.abandon import abandon
 
@@ -65,8 +65,7 @@ class OnDemand:
 
     def called(self) -> bool:
         """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
-        calls: list[Call[Any]] = [*map(load_of, self._asleep), *map(farm.is_called, self._asleep)]
-        return any(one is True or (isinstance(one, ModelLoad) and one.queued) for one in run_every(self._client, calls))
+        return any(run_every(self._client, [*map(queued_of, self._asleep), *map(farm.is_called, self._asleep)]))
 
     def restore(self, specs: Collection[ModelSpec]) -> None:
         """Bring back what Redis has lost of models that sleep: no host has them. One that was unloaded is still among
