@@ -58,11 +58,6 @@ class OnDemand:
         self._seen: dict[str, float] = {}
         """When each tenant waited for a model on demand last."""
 
-    @property
-    def present(self) -> bool:
-        """True if there was a model on demand at the last turn."""
-        return bool(self._specs)
-
     def called(self) -> bool:
         """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
         return any(run_every(self._client, [*map(queued_of, self._asleep), *map(farm.is_called, self._asleep)]))
