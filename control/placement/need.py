@@ -20,6 +20,8 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     """False where the weights are estimated."""
     kv_tokens: int = 0
     bytes_per_token: int = 0
+    state_tokens: int = 0
+    """Those of the KV tokens whose memory one sequence takes for its recurrent state."""
 
     @property
     def total(self) -> int:

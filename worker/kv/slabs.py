@@ -53,11 +53,15 @@ class Pool:
         return 2 * sum(memory.nbytes for memory in self.memories) <= DOUBLED_BYTES
 
     def double(self) -> None:
-        """Twice the slots; those there are stay what and where they are."""
+        """Twice the slots; those there are stay what and where they are. Their memory is given back layer by layer:
+        both copies never exist as a whole."""
         slots = self.slots
         larger = self._allocate(2 * slots)
         for new, old in zip(larger, self.memories, strict=True):
-            new[:, :, :slots] = old
+            for layer in range(len(old)):
+                for part in range(2):
+                    new[layer, part, :slots] = old[layer, part]
+                    clear(old[layer, part])
         self.memories = larger
         self._free = [*reversed(range(slots, 2 * slots)), *self._free]
 
@@ -66,10 +70,15 @@ class Pool:
         return self._free.pop()
 
     def release(self, slot: int, used: int) -> None:
-        """Free `slot`, of which the first `used` positions were written. Throw a pool away that is empty after this."""
+        """Free `slot`, of which the first `used` positions were written, and give its memory back: another pool may
+        need it. Throw a pool away that is empty after this."""
         self._free = sorted([*self._free, slot], reverse=True)
-        if not self.empty:
-            self.clear(slot, 0, used)
+        if self.empty or not used:
+            return
+        for memory in self.memories:
+            for layer in range(len(memory)):
+                for part in range(2):
+                    clear(memory[layer, part, slot])
 
     def clear(self, slot: int, start: int, stop: int) -> None:
         """Zero positions [start, stop) of a slot."""

@@ -46,9 +46,9 @@ from worker.weights.stored_matrix import StoredMatrix, packed_bytes
 
 STEP_TOKENS, STEP_ROWS = 512, 256
 """The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`)."""
-PROCESS_BYTES = 40 * 2**20
-"""A rank without torch: what it has of its own, and its part of what it shares with the standby that it was forked
-from."""
+PROCESS_BYTES = 48 * 2**20
+"""A rank without torch after some hundred requests: what it has of its own, and its part of what it shares with the
+standby that it was forked from. `python -m ops.bench.engine.memory` compares it with what ranks take."""
 TORCH_BYTES = 320 * 2**20
 """What torch and transformers add to it."""
 
@@ -97,8 +97,7 @@ def rank_need(
     if model is None:
         return _of_torch(shard, positions, tower)
     layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
-    longest = min(positions, context)
-    step = step_bytes(model, layout, longest, threads or thread_count(), tp > 1)
+    step = step_bytes(model, layout, positions, context, threads or thread_count(), tp > 1)
     torch = reason_for(config, dtype, [device]) is not None
     return RankNeed(
         weights=model.bytes + tower,
@@ -108,6 +107,7 @@ def rank_need(
         exact=True,
         kv_tokens=positions,
         bytes_per_token=layout.bytes_per_token,
+        state_tokens=layout.state_tokens,
     )
 
 
@@ -246,15 +246,21 @@ def _routers(model: CausalModel) -> int:
 # --- the memory of a step ---------------------------------------------------------------------------------------------
 
 
-def step_bytes(model: CausalModel, layout: CacheLayout, longest: int, threads: int, reduced: bool) -> int:
-    """The largest step of the forward in C++: what it works in, its hidden rows, its logits, and the second copy of a
-    pool of KV memory that doubles. A sequence has `longest` positions at most; `reduced`: several ranks compute it."""
+def step_bytes(
+    model: CausalModel, layout: CacheLayout, positions: int, context: int, threads: int, reduced: bool
+) -> int:
+    """The largest step of the forward in C++: what it works in, its hidden rows, its logits, and what exists twice of a
+    pool of KV memory that doubles, a part of a layer. All sequences have `positions` together, each at most `context`;
+    `reduced`: several ranks compute it."""
+    longest = min(positions, context)
     tokens = min(STEP_TOKENS, longest)
-    rows = min(STEP_ROWS, tokens)
+    rows = min(STEP_ROWS, tokens, max(1, positions // (layout.state_tokens + 1)))
     embedded = 4 * tokens * model.config.hidden_size
     logits = 4 * rows * model.config.vocab_size
+    logits += logits // 2  # malloc keeps a part of those of smaller steps
     scratch = scratch_bytes(model, layout, tokens, rows, longest, threads, reduced, panel_outputs() // 2)
-    return scratch + 2 * embedded + logits + DOUBLED_BYTES // 2
+    twice = DOUBLED_BYTES // 2 // (2 * max(1, len(layout.places)))
+    return scratch + 2 * embedded + logits + twice
 
 
 # --- models that torch computes ---------------------------------------------------------------------------------------

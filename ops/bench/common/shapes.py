@@ -87,6 +87,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 16,
     },
+    # Layers of both kinds of qwen3.5, narrow and few.
+    "qwen3.5-small": _RECURRENT
+    | {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 512,
+        "num_hidden_layers": 12,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 8,
+    },
     # A model of attention with as many weights in its products as qwen3.5-0.8b.
     "qwen3.5-0.8b-dense": _RECURRENT
     | {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import random
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
-from worker.kv.slabs import FIRST_CAPACITY, SlabStore, tokens_that_fit
+from worker.kv.slabs import FIRST_CAPACITY, Pool, SlabStore, tokens_that_fit
 from worker.kv.torch.slab_attention import PoolTensors, SlabAttention
 from worker.native.memory import clear
 
@@ -287,3 +289,52 @@ def test_a_sequence_that_moves_never_exists_twice(monkeypatch: pytest.MonkeyPatc
     assert moved.pool.capacity == 2048 and len(resident) == 2 * 16
     assert max(resident) - before < 2**23
     assert all(bool((one[:, :, moved.slot, :, :1024] == 1).all()) for one in moved.pool.memories)
+
+
+def resident_of(pools: list[Any]) -> int:
+    """Bytes of the whole pages of pools that are in memory, as the kernel says."""
+    libc, total = ctypes.CDLL(None, use_errno=True), 0
+    for memory in (memory for pool in pools for memory in pool.memories):
+        begin = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = (memory.ctypes.data + memory.nbytes - begin) // mmap.PAGESIZE
+        there = (ctypes.c_ubyte * pages)()
+        assert libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(pages * mmap.PAGESIZE), there) == 0
+        total += mmap.PAGESIZE * sum(one & 1 for one in there)
+    return total
+
+
+def test_the_memory_of_an_ended_sequence_is_free_for_others() -> None:
+    """Also while another keeps their pool: KV memory of several lengths one after the other is never there twice."""
+    layout = CacheLayout((LayerCache(2, 64),) * 8, np.dtype(np.float32), "cpu")
+    store = SlabStore(layout, 8192)
+    for sid in range(32):
+        store.begin([Extent(sid, 0, 256)])
+        for memory in store._slabs[sid].pool.memories:
+            memory[:, :, store._slabs[sid].slot] = 1
+    pools = store._pools[256]
+    full = resident_of(pools)
+    assert full >= 32 * 256 * layout.bytes_per_token * 0.95
+    for sid in range(32):
+        if sid % 8:
+            store.drop(sid)
+    assert pools == store._pools[256]
+    assert resident_of(pools) <= full / 8 + 2**20
+
+
+def test_a_pool_that_doubles_never_exists_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = CacheLayout((LayerCache(2, 64),) * 8, np.dtype(np.float32), "cpu")
+    pool = Pool(layout, 256, 8)
+    for memory in pool.memories:
+        memory[:] = 1
+    old, process, resident = pool.memories, psutil.Process(), list[int]()
+    before = process.memory_info().rss
+
+    def cleared(array: NDArray[Any]) -> None:
+        clear(array)
+        resident.append(process.memory_info().rss)
+
+    monkeypatch.setattr("worker.kv.slabs.clear", cleared)
+    pool.double()
+    assert pool.slots == 16 and all((memory[:, :, :8] == 1).all() for memory in pool.memories)
+    assert not any(memory.any() for memory in old)
+    assert max(resident) - before < sum(memory.nbytes for memory in old) / 2

