@@ -52,6 +52,8 @@ class OnDemand:
         self._specs: dict[str, ModelSpec] = {}
         """Those of the last turn: one that Redis loses while its model sleeps is on no host."""
         self._asleep: list[str] = []
+        self.waking = False
+        """True while a model was woken that does not serve yet: the time of its load is to be known."""
         self._noted = -NOTE_EVERY_S
         self._evictions: dict[str, deque[float]] = {}
         """When models gave way for each tenant, by the monotonic clock."""
@@ -88,6 +90,7 @@ class OnDemand:
         self._specs = {spec.name: spec for spec in specs}
         if not specs:
             self._asleep = []
+            self.waking = False
             return {}
         self._note()
         names = [spec.name for spec in specs]
@@ -123,6 +126,8 @@ class OnDemand:
         self._write(changed, {model.spec.name: model for model in models}, woken)
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
+        self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
+        self.waking = self.waking or bool(woken.demands)
         return wanted
 
     def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:

@@ -148,7 +148,10 @@ class Reconciler:
 
     def _drain(self, replica: ReplicaProcesses) -> None:
         model, name = replica.place
-        if not replica.draining:
+        begins = not replica.draining
+        if begins:
             log.info("replica drains", model=model, replica=name, action="replica_drain")
             self._reporter.report(model, name, "draining", "finishes what it runs", replica.assignment)
         replica.drain(led=run(self._client, lease.holder(model, name)) is not None)
+        if begins:
+            run(self._client, catalog.ring(model, "drain"))  # an idle leader looks at its signals when the bell rings
