@@ -8,7 +8,7 @@ from pathlib import Path
 _CHECKOUT = re.compile(r'^VERSION = "(.+)"$', re.MULTILINE)
 
 
-def _version(root: Path) -> str:
+def version_of(root: Path) -> str:
     """`root`: the folder that holds `control/`. The names of files tell it: `importlib.metadata` takes 30 ms to import,
     in each process of a start."""
     setup = root / "setup.py"
@@ -22,5 +22,5 @@ def _version(root: Path) -> str:
     return version("furrow")
 
 
-VERSION = _version(Path(__file__).parent.parent)
+VERSION = version_of(Path(__file__).parent.parent)
 """The build of Furrow that this process runs. Two builds have different versions (setup.py); all checkouts have one."""
