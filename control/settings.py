@@ -50,7 +50,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     weight_cache_bytes: int = 50 * 2**30
     """Limit of the packed weights that this host keeps in its cache folder; 0 keeps none."""
     memory_bytes: int | None = None
-    """The most that the ranks of this host may have together; None: their memory is not planned."""
+    """The most that the ranks of this host may have together; None: what its control group or the machine has, but a
+    reserve; 0: their memory is not planned."""
     metrics: str | None = None
     """HOST:PORT of the agent's /metrics, or `off`; None: the default."""
     has_parent: bool = False
@@ -96,8 +97,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_bytes() -> int | None:
-    """FURROW_MEMORY, a size such as 12GiB, in bytes; None if unset. Raises SettingsError."""
+    """FURROW_MEMORY, a size such as 12GiB, in bytes; 0 for `off`, None if unset. Raises SettingsError."""
     named = os.environ.get("FURROW_MEMORY")
+    if named == "off":
+        return 0
     try:
         return parse_size(named) if named else None
     except SettingsError as error:

@@ -70,7 +70,7 @@ def run_agent() -> None:
         wait_until_ready(client, settings.redis_wait_s, say)
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
-    memory = None if settings.memory_bytes is None else capacity(settings.memory_bytes)
+    memory = None if settings.memory_bytes == 0 else capacity(settings.memory_bytes)
     host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory)
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
@@ -142,6 +142,10 @@ def main() -> int:
         run_standby("background" in sys.argv[2:])
     elif part == "compile":
         run_compile()
+    elif part == "need":
+        from worker.agent.needs import print_need
+
+        print_need()
     elif part == "download":
         from worker.repository.download import download_here
 

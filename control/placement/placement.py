@@ -194,8 +194,9 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     return actions
 
 
-def with_memory(assignment: Assignment, room: Room) -> Assignment | None:
-    """An assignment that was made before its need was known, with the memory of its ranks; None while it is not."""
+def with_memory(host_id: str, assignment: Assignment, room: Room) -> Assignment | None:
+    """An assignment that was made before its need was known, with the memory of its ranks, which is taken from `room`;
+    None while it is not known."""
     spec = assignment.spec
     need = room.need_of(spec)
     if need is None:
@@ -203,10 +204,16 @@ def with_memory(assignment: Assignment, room: Room) -> Assignment | None:
     kv_tokens = assignment.kv_tokens
     if spec.kv_tokens is None and kv_tokens is None and "cpu" in assignment.devices:
         kv_tokens = need.least_tokens  # equal on all hosts of the replica, whatever they have left
+        each = sum(rank.bytes_per_token for rank in need.ranks)
+        if len(assignment.ranks) == spec.tp and each:  # this host has all of it
+            more = room.left[host_id] - room.pending.total() + bytes_of(assignment, room.needs)
+            kv_tokens = max(kv_tokens, (more - sum(rank.least for rank in need.ranks)) // (2 * each))
     sizes = need.bytes_with(spec.kv_tokens or kv_tokens or need.least_tokens)
     parts = zip(assignment.ranks, assignment.devices, strict=True)
     memory = [sizes[rank] if device == "cpu" else 0 for rank, device in parts]
-    return msgspec.structs.replace(assignment, memory=memory, kv_tokens=kv_tokens)
+    sized = msgspec.structs.replace(assignment, memory=memory, kv_tokens=kv_tokens)
+    room.left[host_id] += bytes_of(assignment, room.needs) - bytes_of(sized, room.needs)
+    return sized
 
 
 def _least(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:

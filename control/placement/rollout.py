@@ -180,7 +180,7 @@ def _sized(held: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> 
         for host_id, assignments in held.items()
         for one in assignments
         if host_id in room.left and host_id not in crowded and not one.memory and not one.withdrawn
-        if (sized := with_memory(one, room)) is not None
+        if (sized := with_memory(host_id, one, room)) is not None
     ]
 
 

@@ -21,6 +21,7 @@ from control.sizes import parse_seconds
 from ops.cli.options import idle_option, model_options
 from ops.cli.plan import plan
 from ops.cli.progress import Stage, Waiting, stage_of
+from ops.cli.rebalance import rebalance
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
 
@@ -66,6 +67,7 @@ def models() -> None:
 
 
 models.add_command(plan)
+models.add_command(rebalance)
 
 
 @models.command()

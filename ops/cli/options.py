@@ -86,14 +86,14 @@ def memory_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--memory`, of a host's agent."""
     text = (
         "Memory that CPU ranks of this host may have together, such as 12GiB; models are placed within it [default: "
-        "models are placed without regard to memory]."
+        "what its control group or the machine has, but 256 MiB]. `off`: models are placed without regard to memory."
     )
     return click.option("--memory", metavar="SIZE", callback=_checked_size, help=text)(function)
 
 
 def _checked_size(context: click.Context, parameter: click.Parameter, named: str | None) -> str | None:
-    """Raises SettingsError for what is no size."""
-    if named is not None:
+    """Raises SettingsError for what is neither a size nor `off`."""
+    if named not in (None, "off"):
         parse_size(named)
     return named
 

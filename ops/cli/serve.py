@@ -94,10 +94,6 @@ def serve(
     if not models and not folders:
         raise click.UsageError("Missing MODEL: name one, or offer every model of a folder with --models DIR.")
     specs = build_specs(models, folders=folders, idle_s=idle_s, **options)
-    if folders and memory is None:
-        from worker.agent.host_memory import capacity
-
-        memory = str(capacity())
     asks = asks_for_key(host, api_keys, keys, no_auth)
     port = free_port(host, port)
     if ollama_port is not None:

@@ -3,6 +3,8 @@ they need, and the assets of those that no leader has loaded yet."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import structlog
 from control.errors import FurrowError
 from control.messages import ModelAssets, ModelSpec
 from control.placement.need import ModelNeed
+from control.process import child_environment, die_with_parent, python_command
 from worker.repository import assets, source, validation
 from worker.repository.files import ModelFiles
 
@@ -26,7 +29,7 @@ PATIENCE_S = 5.0
 
 def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     """Of each rank of a replica as the specification wants it, on CPUs where it names no devices. Raises as a load."""
-    from worker.models.need import rank_need  # only here: an agent that plans no memory does without its imports
+    from worker.models.need import rank_need  # only here: an agent does without its imports
 
     ranks = [
         rank_need(
@@ -46,8 +49,9 @@ def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     return ModelNeed(revision=spec.revision, context=min(context, spec.max_context or context), ranks=ranks)
 
 
-def assets_of(spec: ModelSpec, files: ModelFiles) -> ModelAssets:
+def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:
     """What an API process needs of a model before it is loaded. Raises as a load."""
+    files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     assets.check_tokenizer(files)
     read = assets.read_assets(files, spec.max_context)
@@ -55,15 +59,49 @@ def assets_of(spec: ModelSpec, files: ModelFiles) -> ModelAssets:
     return msgspec.structs.replace(read, kv_tokens=kv_tokens, images=read.images if spec.images else None)
 
 
+def print_need() -> None:
+    """The process that `need_apart` starts: a specification and the folder or file of its model from standard input,
+    its need to standard output."""
+    die_with_parent()
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=NeedAsked)
+    place = Path(asked.place)
+    try:
+        need = need_of(asked.spec, validation.inspect(place, asked.spec.images))
+    except (FurrowError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
+    sys.stdout.buffer.write(msgspec.json.encode(need))
+
+
+class NeedAsked(msgspec.Struct, frozen=True, kw_only=True):
+    spec: ModelSpec
+    place: str
+
+
+def need_apart(spec: ModelSpec, place: Path) -> ModelNeed:
+    """As `need_of`, in a process of its own: what it imports would stay with the agent. Raises ValueError with the
+    reason."""
+    asked = msgspec.json.encode(NeedAsked(spec=spec, place=str(place)))
+    command = python_command("worker", "need")
+    ended = subprocess.run(
+        command, input=asked, capture_output=True, timeout=LIMIT_S, env=child_environment(), check=False
+    )
+    if ended.returncode:
+        raise ValueError(ended.stderr.decode(errors="replace").strip()[-500:])
+    return msgspec.json.decode(ended.stdout, type=ModelNeed)
+
+
 T = TypeVar("T")
 
 
+LIMIT_S = 60.0
+"""Of a process that finds a need; a file system may hang for good."""
 AT_ONCE = 2
 """Searches that run together: each takes a processor."""
 
 
 class _Search(Generic[T]):
-    def __init__(self, spec: ModelSpec, place: Path | None, read: Callable[[ModelSpec, ModelFiles], T]) -> None:
+    def __init__(self, spec: ModelSpec, place: Path | None, read: Callable[[ModelSpec, Path], T]) -> None:
         self.spec, self.place, self._read = spec, place, read
         self.result: T | None = None
         self.done = False
@@ -78,8 +116,8 @@ class _Search(Generic[T]):
         try:
             place = self.place or source.on_this_host(self.spec.source, self.spec.gguf)
             if place is not None:
-                self.result = self._read(self.spec, validation.inspect(place, self.spec.images))
-        except (FurrowError, OSError, ValueError) as error:  # a load says it again
+                self.result = self._read(self.spec, place)
+        except (FurrowError, OSError, ValueError, subprocess.TimeoutExpired) as error:  # a load says it again
             log.info("files can't be read", model=self.spec.name, error=str(error), action="read_files")
         except Exception:
             log.exception("files can't be read", model=self.spec.name, action="read_files")
@@ -90,7 +128,7 @@ class _Search(Generic[T]):
 class Finder(Generic[T]):
     """What `read` gives of each model at its latest revision, searched for once."""
 
-    def __init__(self, read: Callable[[ModelSpec, ModelFiles], T]) -> None:
+    def __init__(self, read: Callable[[ModelSpec, Path], T]) -> None:
         self._read = read
         self._searches: dict[tuple[str, bool], _Search[T]] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from control.messages import Assignment, ModelAssets, ModelSpec
@@ -20,7 +21,7 @@ from control.replicas import health, lease
 from control.requests.ending import expire_waiting
 from control.requests.upkeep.abandon import abandon
 from control.requests.upkeep.stranded import StrandedRequests
-from worker.agent.needs import Finder, assets_of, need_of
+from worker.agent.needs import Finder, assets_of, need_apart
 from worker.agent.on_demand import OnDemand
 
 log = structlog.get_logger()
@@ -35,12 +36,23 @@ Report = Callable[[str, str, str], None]
 """Reports that a replica can't be placed: (model, replica, why)."""
 
 
+def _first_model(view: FarmView) -> str | None:
+    """The model that is placed before its need is known, so that no start waits for it: the only one that is desired,
+    of which the farm has nothing but what was placed so."""
+    if len(view.specs) != 1 or view.specs[0].on_demand or view.specs[0].replicas != 1:
+        return None
+    [spec] = view.specs
+    held = [one for assignments in view.held.values() for one in assignments]
+    is_first = all(one.spec.name == spec.name and not one.memory for one in held)
+    return spec.name if is_first and not spec.unload else None
+
+
 class Planner:
     """Stateless but for its clock: any agent may take over in the next turn."""
 
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
-        self._need_finder, self._assets_finder = Finder(need_of), Finder(assets_of)
+        self._need_finder, self._assets_finder = Finder(need_apart), Finder(assets_of)
         self.on_demand = OnDemand(client)
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
@@ -108,9 +120,12 @@ class Planner:
         needs, awaited = dict(view.needs), set[str]()
         if all(host.memory is None for host in view.hosts):
             return {}, awaited
+        first = _first_model(view)
         for spec in view.specs:
             known = needs.get(spec.name)
             if spec.unload or (known is not None and known.revision == spec.revision):
+                continue
+            if spec.name == first:  # its host tells it once it serves
                 continue
             over, need = self._need_finder.find(spec)
             if need is not None:
@@ -118,7 +133,29 @@ class Planner:
                 needs[spec.name] = need
             elif not over:
                 awaited.add(spec.name)
+        self._count_started(view, needs, awaited)
         return needs, awaited
+
+    def _count_started(self, view: FarmView, needs: dict[str, ModelNeed], awaited: set[str]) -> None:
+        """Give assignments whose ranks were started before their memory was assigned the KV tokens that the ranks took.
+        While these are not known, nothing is placed beside them."""
+        planned = {host.id for host in view.hosts if host.memory is not None}
+        for host_id, assignments in view.held.items():
+            for index, one in enumerate(assignments):
+                name = one.spec.name
+                sized = one.memory or one.kv_tokens is not None or one.spec.kv_tokens is not None
+                if host_id not in planned or sized or one.withdrawn or name not in needs:
+                    continue
+                overview = health.overview(self._client, name)
+                replica = next((it for it in overview.replicas if it.replica == one.replica), None)
+                if replica is None or replica.state == "failed" or not any(replica.beats):
+                    continue
+                assets = catalog.get_assets(self._client, name)
+                if replica.state == "loaded" and assets is not None:
+                    assignments[index] = msgspec.structs.replace(one, kv_tokens=assets.kv_tokens)
+                else:
+                    del needs[name]
+                    awaited.add(name)
 
     def _assets(self, view: FarmView) -> dict[str, ModelAssets | None]:
         """Of models on demand that may sleep from the start, as far as their files have been read."""

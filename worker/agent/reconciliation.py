@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,14 +15,20 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
 from control.sizes import in_words
+from worker.agent.host_memory import is_whole_machine
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place
-from worker.agent.needs import Finder, need_of
+from worker.agent.needs import Finder, need_apart
 from worker.agent.replica import ReplicaProcesses
 from worker.agent.reporter import Reporter
 from worker.repository.preparation import Preparations
 
 log = structlog.get_logger()
+
+ASSIGN_PATIENCE_S = 10.0
+"""A replica whose memory nobody assigns is started all the same: the agent that plans is of an older version."""
+TELL_EVERY_S = 1.0
+"""Between two looks at replicas whose need placement does not know yet."""
 
 
 class Reconciler:
@@ -37,12 +44,17 @@ class Reconciler:
     ) -> None:
         """`memory`: bytes that the ranks of this host may have together; None: it is not planned."""
         self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
-        self._memory, self._needs = memory, Finder(need_of)
+        self._memory, self._needs = memory, Finder(need_apart)
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
         self._told: dict[Place, str] = {}
         """What was reported of those last."""
         self._preparing = Preparations(client, reporter.report, replicas.hurry)
+        self._needs_told_at = 0.0
+        self._unassigned_since: dict[Place, float] = {}
+        """When placement was told the needs of replicas that wait for their memory."""
+        self._assigned: set[Place] = set()
+        """What this host has, withdrawn replicas and those whose ranks still end included."""
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions for which no process was started, with the reasons."""
 
@@ -71,6 +83,7 @@ class Reconciler:
                 again = msgspec.structs.replace(replica.assignment, withdrawn=replica.draining)
                 farm.assign(self._client, self._host_id, again)
                 catalog.restore_spec(self._client, replica.assignment.spec)
+        self._assigned = view.assignments.keys() | self._replicas.by_place.keys()
         for place, assignment in view.assignments.items():
             replica = self._replicas.by_place.get(place)
             if assignment.withdrawn:
@@ -83,6 +96,7 @@ class Reconciler:
                     catalog.restore_spec(self._client, assignment.spec)  # nothing else runs what nobody wants
             elif not replica.stopping:
                 farm.assign(self._client, self._host_id, replica.assignment)  # an older one runs: it is to be replaced
+        self._tell_needs()
 
     def _start(self, place: Place, assignment: Assignment, view: HostView) -> None:
         """Resolve the files and pass the gates off the main thread (a download may take long), then take it in."""
@@ -109,13 +123,16 @@ class Reconciler:
         if self._memory is None:
             return True
         spec, size = assignment.spec, sum(assignment.memory)
+        if not assignment.memory and self._starts_alone(assignment):
+            return True
         if not assignment.memory:
             over, need = self._needs.find(spec, folder)
             if need is None:
                 return over
             run(self._client, farm.put_need(spec.name, need))
             self._tell(assignment, "its memory is being assigned")
-            return False
+            since = self._unassigned_since.setdefault((spec.name, assignment.replica), time.monotonic())
+            return time.monotonic() - since > ASSIGN_PATIENCE_S
         used = sum(sum(one.assignment.memory) for one in self._replicas.by_place.values())
         if used + size <= self._memory:
             return True
@@ -123,9 +140,32 @@ class Reconciler:
         self._tell(assignment, f"waits for {in_words(size)} of memory; {left} of this host's are left")
         return False
 
+    def _starts_alone(self, assignment: Assignment) -> bool:
+        """True if a replica need not wait for its memory: nothing else is on this host, whose memory is all of the
+        machine's. Its ranks take a part of what is free, which is counted once they serve."""
+        assert self._memory is not None
+        others = [one for one in self._assigned if one != (assignment.spec.name, assignment.replica)]
+        return not others and len(assignment.ranks) == assignment.spec.tp and is_whole_machine(self._memory)
+
+    def _tell_needs(self) -> None:
+        """Tell placement what replicas need that were started before their memory was assigned, once they serve: no
+        start is slower for it."""
+        if self._memory is None or time.monotonic() < self._needs_told_at + TELL_EVERY_S:
+            return
+        self._needs_told_at = time.monotonic()
+        for replica in self._replicas.by_place.values():
+            spec = replica.assignment.spec
+            if replica.assignment.memory or replica.stopping or (spec.devices and "cpu" not in spec.devices):
+                continue
+            if health.overview(self._client, spec.name).rolled_out:
+                _, need = self._needs.find(spec)
+                if need is not None:
+                    run(self._client, farm.put_need(spec.name, need))
+
     def _stop_waiting(self, place: Place) -> None:
         self._waiting.pop(place, None)
         self._told.pop(place, None)
+        self._unassigned_since.pop(place, None)
 
     def _tell(self, assignment: Assignment, why: str) -> None:
         """Report why the ranks of a replica do not start yet, once."""

@@ -72,3 +72,17 @@ def test_a_url_that_is_awaited_may_come_later(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(settings.time, "sleep", publish)
     wait_for_url(str(tmp_path), 60.0)
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize(("value", "planned"), [("", None), ("off", 0), ("12GiB", 12 * 2**30)])
+def test_memory_is_planned_unless_switched_off(
+    monkeypatch: pytest.MonkeyPatch, value: str, planned: int | None
+) -> None:
+    monkeypatch.setenv("FURROW_MEMORY", value)
+    assert Settings.from_environment().memory_bytes == planned
+
+
+def test_memory_that_is_no_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FURROW_MEMORY", "much")
+    with pytest.raises(SettingsError, match="FURROW_MEMORY"):
+        Settings.from_environment()

@@ -24,6 +24,7 @@ SCRIPT = """#!/bin/sh
 # A standby dies at once unless there is a file of its name; then it imports for ever.
 trap 'exit 0' TERM USR1
 [ "$4" = compile ] && exit 0
+[ "$4" = need ] && exec {python} "$@"
 echo $$ >> {folder}/pids-${{FURROW_RANK:-standby}}
 [ "$4" = standby ] && [ -e {folder}/standby ] && exec sleep 60
 [ "$4" = standby ] && exit 1

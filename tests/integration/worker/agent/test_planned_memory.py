@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,13 +15,14 @@ from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.replicas import health
+from control.replicas.health import Beat, ReplicaOverview, ReplicaState
 from ops.demo import MODEL_DIR
 from tests.integration.worker.agent.agent_scene import HOST, AgentScene
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.waiting import until
-from worker.agent.needs import need_of
+from worker.agent.needs import assets_of, need_apart
 from worker.agent.planner import Planner
-from worker.repository import source, validation
+from worker.repository import source
 
 GIB = 2**30
 
@@ -40,7 +43,7 @@ def want(scene: AgentScene, **changes: object) -> ModelSpec:
 
 
 def the_need(spec: ModelSpec) -> ModelNeed:
-    return need_of(spec, validation.inspect(MODEL_DIR))
+    return need_apart(spec, MODEL_DIR)
 
 
 def no_files(name: str, gguf: str | None = None) -> None:
@@ -92,7 +95,9 @@ def test_a_need_that_is_known_after_the_download_is_told_before_a_start(
     until(lambda: scene.pids(0), 40.0)
     [assignment] = held(scene)
     need = the_need(spec)
-    assert assignment.memory == need.bytes_with(need.least_tokens) and assignment.kv_tokens == need.least_tokens
+    [rank] = need.ranks
+    assert assignment.kv_tokens == (GIB - rank.least) // (2 * rank.bytes_per_token)
+    assert assignment.memory == need.bytes_with(assignment.kv_tokens)
 
 
 @pytest.mark.parametrize("memory", [64 * 2**20])
@@ -139,7 +144,7 @@ def test_a_farm_that_plans_no_memory_looks_for_no_needs(redis: ReplicaRedis) -> 
 
 def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> None:
     """The first takes no KV memory that the second needs at least, whichever need is known first."""
-    host = Host("one", memory=200 * 2**20)
+    host = Host("one", memory=260 * 2**20)
     for name in ("a", "b"):
         catalog.put_spec(redis.client, ModelSpec(name=name, source=str(MODEL_DIR)))
     reports = list[str]()
@@ -152,4 +157,69 @@ def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> N
 
     until(placed, 40.0)
     assigned = [sum(one.memory) for one in farm.assignments(redis.client, "one")]
-    assert reports == [] and all(assigned) and sum(assigned) <= 200 * 2**20
+    assert reports == [] and all(assigned) and sum(assigned) <= 260 * 2**20
+
+
+@pytest.fixture
+def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.agent.reconciliation.is_whole_machine", lambda memory: True)
+
+
+def test_the_first_model_of_a_machine_does_not_wait_for_its_need(
+    scene: AgentScene, whole_machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(spec: ModelSpec, place: Path) -> ModelNeed:
+        raise AssertionError("its need is looked for before it serves")
+
+    monkeypatch.setattr("worker.agent.needs.need_apart", slow)
+    want(scene)
+    until(lambda: scene.pids(0), 40.0)
+    [assignment] = held(scene)
+    assert assignment.memory == [] and assignment.kv_tokens is None and scene.redis.run(farm.needs()) == {}
+
+
+@pytest.mark.parametrize(("state", "counted"), [("loaded", 7000), ("loading", None), ("failed", 0)])
+def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
+    redis: ReplicaRedis, monkeypatch: pytest.MonkeyPatch, state: ReplicaState, counted: int | None
+) -> None:
+    """With the KV tokens that its ranks took. Nothing is placed beside it before that."""
+    host = Host("one", memory=GIB)
+    farm.beat_host(redis.client, host, 1, 1)
+    first = ModelSpec(name=MODEL, source=str(MODEL_DIR), revision=1)
+    catalog.put_spec(redis.client, first)
+    planner = Planner(redis.client, lambda model, replica, why: None)
+    planner.turn()
+    [assignment] = farm.assignments(redis.client, "one")
+    assert assignment.memory == [] and redis.run(farm.needs()) == {}
+    need = msgspec.structs.replace(need_apart(assignment.spec, MODEL_DIR), context=4096)
+    redis.run(farm.put_need(MODEL, need))
+    redis.run(catalog.put_assets(MODEL, msgspec.structs.replace(assets_of(first, MODEL_DIR), kv_tokens=7000)))
+    beat = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=1, phase="ready", pid=1, host="one")
+    looked_at = health.overview(redis.client, MODEL)
+    replica = ReplicaOverview("r0", 1, state, "", "one", ["cpu"], 1, 0, [beat])
+    looked_at = replace(looked_at, replicas=[replica])
+    monkeypatch.setattr(health, "overview", lambda client, model: looked_at)
+    catalog.put_spec(redis.client, ModelSpec(name="second", source=str(MODEL_DIR), kv_tokens=1024))
+    for _ in range(20):
+        farm.beat_host(redis.client, host, 1, 1)
+        planner.turn()
+        time.sleep(0.1)
+    held = {one.spec.name: one for one in farm.assignments(redis.client, "one")}
+    if counted is None:
+        assert list(held) == [MODEL] and held[MODEL].memory == []
+    else:
+        assert sorted(held) == sorted([MODEL, "second"])
+        assert held[MODEL].memory == need.bytes_with(held[MODEL].kv_tokens or 0)
+        assert state == "failed" or held[MODEL].kv_tokens == counted
+
+
+def test_a_replica_to_which_nobody_assigns_memory_starts_all_the_same(
+    scene: AgentScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an agent of an older version plans."""
+    monkeypatch.setattr("control.placement.rollout._sized", lambda *arguments: [])
+    monkeypatch.setattr("worker.agent.reconciliation.ASSIGN_PATIENCE_S", 0.5)
+    want(scene)
+    until(lambda: scene.pids(0), 40.0)
+    [assignment] = held(scene)
+    assert assignment.memory == [] and MODEL in scene.redis.run(farm.needs())

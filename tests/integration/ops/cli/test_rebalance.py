@@ -1,0 +1,104 @@
+"""`furrow models rebalance` on a real server; what hosts and ranks would say of a move is written by the tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from control.errors import ModelUnavailable
+from control.messages import Assignment, ModelSpec
+from control.operations import rebalance as operation
+from control.placement import farm
+from control.placement.need import ModelNeed, RankNeed
+from control.placement.placement import Host
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect, run
+from control.replicas import health
+from control.replicas.health import ReplicaOverview, ReplicaState
+from ops.cli.rebalance import rebalance
+from tests.servers import Server
+
+GIB = 2**30
+
+
+@pytest.fixture
+def client(new_server: Server) -> Iterator[SyncRedis]:
+    """Two hosts; `small` is on the larger one, where alone `large` has room."""
+    with connect(new_server.url) as client:
+        client.flushall()
+        for name, size in (("small", 1), ("large", 4)):
+            spec = ModelSpec(name=name, source="/m", revision=1)
+            catalog.put_spec(client, spec)
+            rank = RankNeed(weights=size * GIB, kv=0, step=0, process=0)
+            run(client, farm.put_need(name, ModelNeed(revision=1, context=8, ranks=[rank])))
+        for host, size in (("a", 4), ("b", 2)):
+            farm.beat_host(client, Host(host, memory=size * GIB), 1, 1)
+        spec = catalog.get_spec(client, "small")
+        assert spec is not None
+        farm.assign(client, "a", Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"], memory=[GIB]))
+        yield client
+
+
+def ask(url: str, *words: str) -> str:
+    ended = CliRunner().invoke(rebalance, [*words, "--redis", url], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+def held(client: SyncRedis, host: str) -> list[tuple[str, str, bool]]:
+    return [(one.spec.name, one.replica, one.withdrawn) for one in farm.assignments(client, host)]
+
+
+def says(monkeypatch: pytest.MonkeyPatch, client: SyncRedis, state: ReplicaState) -> None:
+    """The hosts and the agent that plans carry a move out at once, and the successor is in this state."""
+    overview = health.overview(client, "small")
+    replica = ReplicaOverview("r1", 1, state, "why", "b", ["cpu"], 1, 0, [])
+
+    def looked_at(client: SyncRedis, model: str) -> health.Overview:
+        farm.remove_assignment(client, "a", "small", "r0")
+        large = catalog.get_spec(client, "large")
+        assert large is not None
+        assigned = Assignment(spec=large, replica="r0", ranks=[0], devices=["cpu"], memory=[4 * GIB])
+        farm.assign(client, "a", assigned)
+        return replace(overview, replicas=[replica])
+
+    monkeypatch.setattr(health, "overview", looked_at)
+
+
+def test_a_dry_run_moves_nothing(client: SyncRedis, new_server: Server) -> None:
+    assert ask(new_server.url, "--dry-run") == "small:r0 moves from a to b with 1 GiB: makes room for large.\n"
+    answer = json.loads(ask(new_server.url, "--dry-run", "--json"))
+    [move] = answer["moves"]
+    assert answer["dry_run"] and (move["model"], move["source"], move["target"]) == ("small", "a", "b")
+    assert held(client, "a") == [("small", "r0", False)] and held(client, "b") == []
+
+
+def test_a_move_drains_the_replica_and_starts_its_successor_elsewhere(client: SyncRedis, new_server: Server) -> None:
+    state = operation.read_farm(client)
+    move = operation.next_move(state)
+    assert move is not None and state.is_settled
+    operation.begin(client, move)
+    assert held(client, "a") == [("small", "r0", True)] and held(client, "b") == [("small", "r1", False)]
+    assert not operation.read_farm(client).is_settled and not operation.is_over(client, move)
+
+
+def test_the_command_ends_when_nothing_is_to_be_moved(
+    client: SyncRedis, new_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(monkeypatch, client, "loaded")
+    assert "makes room for large" in ask(new_server.url)
+    assert held(client, "a") == [("large", "r0", False)] and held(client, "b") == [("small", "r1", False)]
+    assert ask(new_server.url) == "Nothing is to be moved.\n"
+
+
+def test_a_successor_that_fails_ends_the_command(
+    client: SyncRedis, new_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(monkeypatch, client, "failed")
+    with pytest.raises(ModelUnavailable, match="r1 on b"):
+        CliRunner().invoke(rebalance, ["--redis", new_server.url], catch_exceptions=False)

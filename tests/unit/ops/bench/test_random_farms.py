@@ -1,0 +1,30 @@
+"""The benchmark that plays random farms finds no violation, and finds one where needs are not planned with."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from control.placement.rollout import plan
+from ops.bench.control import placement as bench
+
+
+def test_no_violation_in_some_random_farms() -> None:
+    run = CliRunner().invoke(bench.placement, ["--farms", "40"])
+    assert run.exit_code == 0, run.output
+    assert re.search(r"40 farms, \d+ changes", run.output) and "MISSED" not in run.output
+
+
+def test_the_control_without_needs_exceeds_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assignments have the memory of their ranks, and the planner does not look at what a host has."""
+
+    def careless(specs: Any, hosts: Any, held: Any, *states: Any, needs: Any) -> Any:
+        large = [bench.Host(host.id, memory=2**50, drained=host.drained) for host in hosts]
+        return plan(specs, large, held, *states, needs=needs)
+
+    monkeypatch.setattr(bench, "plan", careless)
+    run = CliRunner().invoke(bench.placement, ["--farms", "5"])
+    assert run.exit_code == 1 and re.search(r"host exceeded +\d+ .*MISSED", run.output), run.output
