@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
-from api.chat.history import fitted, say_switch
+from api.chat.history import Messages, described_tools, fitted, say_switch, with_tools
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
@@ -36,6 +37,10 @@ _PLAIN_CALLS = (
     "'tools': calls of this model are not understood, the demanded call is plain JSON. Name their form with "
     "`furrow api --tool-parser` or `--response-template`."
 )
+_DESCRIBED = (
+    "'tools': the chat template of this model takes no tools. The prompt describes them, and calls are read in the "
+    "form '{form}'."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +61,41 @@ def chat_prompt(
     """Render the conversation. Raises TemplateFailed, and RequestError for what this model's template can't say; and
     NeedsProcess where the template can't be rendered in this process."""
     offer = request.offer
-    variables = _variables(request, assets, template, forms.form, offer)
+    variable = _tools_variable(template)
+    variables = _variables(request, assets, template, forms.form, offer, variable)
     images = None if assets.images is None else list[ImageSource]()
     messages, config = template_messages(request.messages, images), assets.tokenizer_config
     images = images or []
     warnings: list[tuple[str, str]] = []
     if offer is not None and forms.calls is None:
-        warnings.append((_PLAIN_CALLS if offer.must else _NOT_UNDERSTOOD, "tools"))
-        if offer.must:
+        if variable is not None:
+            warnings.append((_PLAIN_CALLS if offer.must else _NOT_UNDERSTOOD, "tools"))
+        if variable is None or offer.must:
             forms = replace(forms, calls=PLAIN, own=None)
         else:
             offer = None
     form = forms.form
-    messages = fitted(messages, form, assets.chat_template or "")
+    messages = fitted(messages, form, assets.chat_template or "", variable is not None)
     if template is not None and not _switch(True, template.variables):
         say_switch(messages, request.thinks, assets.chat_template or "")
     calling = _calling(offer, forms, form)
+
+    def rendered(messages: Messages) -> str:
+        if request.continue_final_message:
+            return render_continued(template, messages, config, variables)
+        return render(template, messages, config, variables)
+
+    if offer is not None and variable is None:
+        warnings.append((_DESCRIBED.format(form=forms.calls), "tools"))
+        text = _with_description(messages, described_tools(offer, form), rendered)
+    else:
+        text = rendered(messages)
     if request.continue_final_message:
-        text, content = render_continued(template, messages, config, variables), messages[-1]["content"]
+        content = messages[-1]["content"]
         thinking = continued_thinking(_shown(forms.thinking, request), text, content)
         open_thinking = thinking is not None and thinking.begun
         calling = calling if open_thinking else continued_calling(calling, form, content)
     else:
-        text = render(template, messages, config, variables)
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
     constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary)
@@ -129,9 +146,13 @@ def _constraint(
 
 
 def _variables(
-    request: ChatRequest, assets: ModelAssets, template: Template | None, form: Form | None, offer: Offer | None
+    request: ChatRequest,
+    assets: ModelAssets,
+    template: Template | None,
+    form: Form | None,
+    offer: Offer | None,
+    tools_variable: str | None,
 ) -> dict[str, Any]:
-    source = assets.chat_template
     template_kwargs = request.chat_template_kwargs or {}
     for name in _RESERVED:
         if name in template_kwargs:
@@ -139,38 +160,32 @@ def _variables(
                 f"'chat_template_kwargs.{name}' is not taken; use the request's own field '{name}'.",
                 param=f"chat_template_kwargs.{name}",
             )
-    if source is None or template is None:
+    if template is None:
         return template_kwargs  # the rendering refuses it
     names = template.variables
     efforts = form.efforts if form is not None else {}
     variables = _effort(request.reasoning_effort, names, efforts) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
-    if offer is None:
-        _check_history(request, source)
-        return variables
-    variable = next((name for name in _TOOLS if name in names), None)
-    if variable is None:
-        raise RequestError(
-            "This model's chat template does not take tools. Use a model that was trained to call them, or remove "
-            "'tools' from the request.",
-            param="tools",
-            code="tools_not_supported",
-        )
-    return {**variables, variable: offer.for_template}
+    if offer is not None and tools_variable is not None:
+        variables[tools_variable] = offer.for_template
+    return variables
 
 
-def _check_history(request: ChatRequest, source: str) -> None:
-    """A template that knows no calls would leave them out without a word."""
-    for index, message in enumerate(request.messages):
-        name = "function_call" if message.function_call is not None else "tool_calls"
-        if getattr(message, name) and "tool_calls" not in source:
-            raise RequestError(
-                f"This model's chat template does not take 'messages[{index}].{name}'. Use a model that was "
-                "trained to call tools, or leave these messages out.",
-                param=f"messages[{index}].{name}",
-                code="tools_not_supported",
-            )
+def _tools_variable(template: Template | None) -> str | None:
+    """The variable by which the template takes tools."""
+    names = frozenset[str]() if template is None else template.variables
+    return next((name for name in _TOOLS if name in names), None)
+
+
+def _with_description(messages: Messages, tools: str, rendered: Callable[[Messages], str]) -> str:
+    """The prompt with a description of the tools: in the system message, or in the user's first one where the template
+    refuses system messages or leaves them out. Raises TemplateFailed, NeedsProcess."""
+    with suppress(TemplateFailed):
+        text = rendered(with_tools(messages, tools, "system"))
+        if tools in text:
+            return text
+    return rendered(with_tools(messages, tools, "user"))
 
 
 def _effort(effort: str | None, names: frozenset[str], efforts: Mapping[str, str]) -> dict[str, Any]:

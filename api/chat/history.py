@@ -1,13 +1,18 @@
-"""A conversation as a family's template wants it: ids, the names of reasoning, one call at a time, calls as text."""
+"""A conversation as a template wants it: ids, the names of reasoning, one call at a time; calls, results and tools as
+text."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
+from api.chat.forms import PLAIN
 from api.chat.reading.calls import call_id
-from api.chat.reading.form import Form, Ids
+from api.chat.reading.form import CallForm, Form, Ids
+from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
+from api.schemas.chat import Offer
 
 Messages = list[dict[str, Any]]
 
@@ -18,25 +23,62 @@ _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 
 
-def fitted(messages: Messages, form: Form | None, source: str) -> Messages:
-    """The messages for a template with this source; they are changed in place."""
+_TOOL_ROLE = re.compile(r"['\"]tool['\"]")
+_DESCRIPTION = """\
+You can call these functions. Each line describes one as JSON, its parameters as a JSON schema:
+{functions}
+
+To call a function, answer with the call alone, in this form, with a name from the list and without a code block:
+{call}
+{several} The next message then has the result. Where no function is needed, answer in plain text."""
+_ONE_CALL = "Call one function at a time."
+_SEVERAL_CALLS = "Several calls are written like this:\n{calls}\n"
+_EXAMPLE = ("NAME", {"PARAMETER": "VALUE"})
+
+
+def fitted(messages: Messages, form: Form | None, source: str, takes_tools: bool) -> Messages:
+    """The messages for a template with this source; they are changed in place. `takes_tools`: the template has a
+    variable for tools."""
     _name_reasoning(messages, source)
-    if _NONE.search(source):
+    if "tool_calls" in source and _NONE.search(source):
         for message in messages:
             message["content"] = message["content"] or (None if message.get("tool_calls") else message["content"])
-    if form is None:
-        return messages
-    if form.ids != "any":
+    if form is not None and form.ids != "any":
         _fit_ids(messages, form.ids)
-    if form.calls is None:
-        return messages
     if "tool_calls" not in source:
-        _write_calls(messages, form)
-    elif form.calls.alone:
+        _write_calls(messages, _calls_in_text(form))
+        if not takes_tools and _TOOL_ROLE.search(source) is None:
+            messages = _results_of_user(messages)
+    elif form is not None and form.calls is not None and form.calls.alone:
         messages = _one_call_each(messages)
-    if form.channels is not None:
+    if form is not None and form.channels is not None:
         _join_thoughts(messages)
     return messages
+
+
+def described_tools(offer: Offer, form: Form | None) -> str:
+    """What a model whose template takes no tools is told about them, and how it is to write a call."""
+    calls = _calls_in_text(form)
+    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in offer.for_template]
+    several = _ONE_CALL
+    if not (offer.single or calls.alone):
+        several = _SEVERAL_CALLS.format(calls=written_calls(calls, [_EXAMPLE, _EXAMPLE]))
+    call = written_calls(calls, [_EXAMPLE])
+    return _DESCRIPTION.format(functions="\n".join(functions), call=call, several=several)
+
+
+def with_tools(messages: Messages, tools: str, role: str) -> Messages:
+    """The messages with a description of tools: at the end of the system message, which is added where there is none,
+    or, of role "user", before the text of the first message of the user."""
+    if role == "system":
+        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
+        rest = messages if system is None else messages[1:]
+        return [{"role": "system", "content": _joined(system, tools) if system else tools}, *rest]
+    at = next((place for place, message in enumerate(messages) if message["role"] == "user"), None)
+    if at is None:
+        return [*messages, {"role": "user", "content": tools}]
+    first = messages[at] | {"content": _joined(tools, messages[at]["content"])}
+    return [*messages[:at], first, *messages[at + 1 :]]
 
 
 def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
@@ -48,6 +90,14 @@ def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
         messages.insert(0, {"role": "system", "content": word})
     elif isinstance(messages[0]["content"], str) and word not in messages[0]["content"]:
         messages[0]["content"] += f" {word}"
+
+
+def _calls_in_text(form: Form | None) -> CallForm:
+    """The form of calls that no template writes: the model's own, else plain JSON."""
+    calls = form.calls if form is not None else None
+    plain = TABLE[PLAIN].calls
+    assert plain is not None
+    return calls or plain
 
 
 def _name_reasoning(messages: Messages, source: str) -> None:
@@ -75,17 +125,45 @@ def _fit_ids(messages: Messages, ids: Ids) -> None:
             message["tool_call_id"] = fitting.get(own, own if fits else call_id(ids, own, message.get("name", ""), 0))
 
 
-def _write_calls(messages: Messages, form: Form) -> None:
+def _write_calls(messages: Messages, form: CallForm) -> None:
     """A template that leaves calls out gets them as the text that the model wrote."""
     number = 0
-    assert form.calls is not None
     for message in messages:
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
         if not calls or not isinstance(message["content"], str):
             continue
-        text = written_calls(form.calls, calls, number)
+        text = written_calls(form, calls, number)
         message["content"] = f"{message['content']}\n{text}" if message["content"] else text
         number += len(calls)
+
+
+def _results_of_user(messages: Messages) -> Messages:
+    """Results as messages of the user, for a template that knows no role of tools. Many such templates demand that user
+    and assistant take turns: results that stand together, and what the user says after them, are one message."""
+    fitting: Messages = []
+    after_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if is_result:
+            name = f" of {message['name']}" if message.get("name") else ""
+            message = {"role": "user", "content": _joined(f"Result{name}:", message["content"], "\n")}
+        if after_result and message["role"] == "user":
+            fitting[-1]["content"] = _joined(fitting[-1]["content"], message["content"])
+        else:
+            fitting.append(message)
+        after_result = is_result
+    return fitting
+
+
+def _joined(first: Any, second: Any, between: str = "\n\n") -> Any:
+    """Two contents as one: text, or a list of parts where one of them is such a list."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{between}{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _one_call_each(messages: Messages) -> Messages:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from api.chat.template import special_tokens
 from control.messages import ModelAssets
 from control.text.text_stream import REPLACEMENT
-from control.text.tokenizer_check import decoding_only
+from control.text.tokenizer_check import decoding_only, longest_piece
 from control.text.vocabulary import byte_pieces, is_byte_level, piece_bytes
 
 SURELY_CHARACTERS = 8
@@ -102,6 +102,8 @@ class Vocabulary:
         """The text of a token that means the same in any place, None for others; None for decoders without any."""
         self._whole: dict[int, str | None] = {}
         self._byte_level = is_byte_level(definition.decoder)
+        self.longest_bytes = longest_piece(assets.tokenizer_json, self._byte_level)
+        """Bytes of the longest token that is not a marker, at most."""
 
     @cached_property
     def bos(self) -> int | None:
@@ -268,11 +270,6 @@ class Vocabulary:
         pieces = [piece for byte in range(256) for piece in byte_pieces(byte, self._byte_level)]
         ids = [self.tokenizer.token_to_id(piece) for piece in pieces]
         return {token: self.token_bytes(token) for token in ids if token is not None}
-
-    def longest_bytes(self) -> int:
-        """Bytes of the longest token that is not a marker, at most: a piece is at least as long as what it means."""
-        pieces = self.tokenizer.get_vocab(with_added_tokens=False)
-        return max((len(piece if self._byte_level else piece.encode()) for piece in pieces), default=1)
 
     def token_text(self, token: int) -> str:
         """A token as logprobs show it: its text, or `bytes:\\xf0\\x9f` where it is a part of a character."""

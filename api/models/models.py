@@ -153,7 +153,7 @@ def serve(
     files = Files(assets.chat_template or "", "" if encodes else assets.tokenizer_json)
     confined = ConfinedFiles(name, files, report)
     vocabulary = Vocabulary(assets, None if encodes else confined)
-    if (longest := vocabulary.longest_bytes()) > MOST_TOKEN_BYTES:
+    if (longest := vocabulary.longest_bytes) > MOST_TOKEN_BYTES:
         raise ModelFileRefused(name, "tokenizer", f"it has a token of {longest} bytes")
     if not encodes:
         log.info("a tokenizer gets a process", action="confine", model=name, reason=judgement.encoding)
@@ -278,7 +278,7 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
         """Models of `_served` whose tokenizers are being tried."""
-        self._asked: dict[str, float] = {}
+        self._requested: dict[str, float] = {}
         """Models for which a request came, and when the last one did, by the monotonic clock."""
         self._noted: dict[str, float] = {}
         """Models whose calls are not understood: when that was told, by the monotonic clock."""
@@ -322,7 +322,7 @@ class Models:
             raise ModelNotFound(name or "(none given)", self._fitting(name) or self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
-        self._asked[real] = time.monotonic()
+        self._requested[real] = time.monotonic()
         if overview.state == "sleeping" and real not in self._served:
             await self._wait_for_tokenizer(real)
         await self._wait_for_trial(real)
@@ -549,7 +549,7 @@ class Models:
         megabytes."""
         if overview.state != "sleeping" or overview.queued:
             return True
-        latest = sorted(self._asked, key=self._asked.__getitem__, reverse=True)
+        latest = sorted(self._requested, key=self._requested.__getitem__, reverse=True)
         return overview.model in latest[:KEPT_ASLEEP]
 
     def _broken_mark(self, name: str) -> AssetsMark | None:

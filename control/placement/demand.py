@@ -51,7 +51,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """From the last wake to `loaded`."""
     used: int = 0
     """When the model had a request last."""
-    asked: int = 0
+    requested: int = 0
     """When the last request came."""
     pause_ms: int = 0
     """The usual time between two requests; 0 before the second."""
@@ -120,10 +120,10 @@ def follow(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Deman
 
 def _noted(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Demand:
     """With the times that follow from what is seen."""
-    came = traffic.enqueued - before.enqueued if before.asked else int(traffic.open)
+    came = traffic.enqueued - before.enqueued if before.requested else int(traffic.open)
     pause_ms, used = before.pause_ms, before.used
-    if came > 0 and before.asked:
-        each = max(1, (now - before.asked) // came)
+    if came > 0 and before.requested:
+        each = max(1, (now - before.requested) // came)
         pause_ms = (7 * pause_ms + each) // 8 if pause_ms else each
     if came > 0 or (traffic.open and now - used >= USED_EVERY_MS):
         used = now
@@ -134,7 +134,7 @@ def _noted(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Deman
     return msgspec.structs.replace(
         before,
         used=used,
-        asked=now if came > 0 else before.asked,
+        requested=now if came > 0 else before.requested,
         pause_ms=pause_ms,
         enqueued=traffic.enqueued,
         loaded=loaded,
@@ -279,10 +279,10 @@ class Turns:
     def _latest(self) -> int:
         """When the first of the sleepers has to be woken so that none of them waits longer than LONGEST_WAIT_MS, if
         they take turns in one room."""
-        known = [model.demand.load_ms for model in self._models.values() if model.demand.load_ms]
+        loads = [model.demand.load_ms for model in self._models.values() if model.demand.load_ms]
         latest, before = list[int](), 0
         for model in self._sleepers:
-            load_ms = model.demand.load_ms or max(known, default=UNKNOWN_LOAD_MS)
+            load_ms = model.demand.load_ms or max(loads, default=UNKNOWN_LOAD_MS)
             before += load_ms
             latest.append(model.demand.waiting + LONGEST_WAIT_MS - before)
             before += max(STAY_MS, 2 * load_ms)

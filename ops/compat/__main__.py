@@ -66,6 +66,9 @@ def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: 
         _farm(base_url) as (url, fault_url),
     ):
         runs = [_run_one(known, url, fault_url, f"{scripted_url}/v1") for known in chosen]
+    for other in FORMS if form == DEMONSTRATION else ():
+        if other != DEMONSTRATION:
+            _run_form(other, [done for done in runs if done.client.orders])
     if write:
         PAGE.write_text(page(runs))
     sys.exit(any(done.faults for done in runs))
@@ -74,12 +77,31 @@ def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: 
 def _run_one(chosen: Client, url: str, fault_url: str, scripted_url: str) -> Run:
     more = {"fault_url": fault_url, "scripted_url": scripted_url}
     done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, **more))
-    click.echo(f"{chosen.name} {done.version}")
-    for result in done.results:
-        click.echo(f"  {result.verdict(chosen):7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))
+    _show(done)
     for fault in done.faults:
         click.echo(f"  FAULT {fault}", err=True)
     return done
+
+
+def _show(done: Run) -> None:
+    click.echo(f"{done.client.name} {done.version}")
+    for result in done.results:
+        verdict = result.verdict(done.client)
+        click.echo(f"  {verdict:7} {result.check}" + ("" if result.ok else f": {result.detail[-300:]}"))
+
+
+def _run_form(form: str, runs: list[Run]) -> None:
+    """Add the tool loops of agents on the model that writes in `form` to their runs."""
+    if not runs:
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
+        scripted_farm(MODEL, Path(data), form=form) as url,
+    ):
+        for done in runs:
+            loops = run(done.client, f"{url}/v1", MODEL, scripted_url=f"{url}/v1", form=form)
+            _show(loops)
+            done.results.extend(loops.results)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ class Client:
     """As pip or npm take them; the first one's version is the client's."""
     script: str
     gaps: dict[str, str] = field(default_factory=dict[str, str])
+    orders: bool = False
+    """True for an agent whose tool loop is run on the model that takes orders, in the forms of several families."""
 
     @property
     def package(self) -> str:
@@ -80,6 +82,7 @@ CLIENTS: tuple[Client, ...] = (
         title="OpenAI Agents SDK",
         packages=("openai-agents",),
         script="openai_agents.py",
+        orders=True,
     ),
     Client(
         name="open-responses",
@@ -138,9 +141,20 @@ CLIENTS: tuple[Client, ...] = (
         kind="node",
         packages=("@anthropic-ai/claude-code@latest",),
         script="claude_code.py",
+        orders=True,
     ),
-    Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py"),
-    Client(name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py"),
+    Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py", orders=True),
+    Client(
+        name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py", orders=True
+    ),
+    Client(
+        name="qwen-code",
+        title="Qwen Code",
+        kind="node",
+        packages=("@qwen-code/qwen-code",),
+        script="qwen_code.py",
+        orders=True,
+    ),
     Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
     Client(name="guidellm", title="guidellm", packages=("guidellm",), script="guidellm_run.py"),
     Client(name="aiperf", title="aiperf", packages=("aiperf",), script="aiperf_run.py"),

@@ -14,7 +14,9 @@ it passes. In the checks *stopped leader* and *killed leader* an answer must be 
 for 0.6 s, or killed (`kill -9`), in its middle. A *tool loop* sends the answers back as the client made them.
 
 Coding agents run with their default prompts and tools on a model that takes orders in its prompt, behind the real API.
-Its leader's process is killed (`kill -9`) in the middle of an answer.
+Its leader's process is killed (`kill -9`) in the middle of an answer. A check that begins with the name of a
+[form](tools.md#forms) is the agent's tool loop on a model that writes calls and reasoning in this form, with its marks
+as tokens.
 
 The demonstration model takes text and gives text. Images (`image_url`, `input_image`, `image`), vectors
 (`/v1/embeddings`, `/v2/embed`) and scores (`/v1/rerank`, `/score`) take other models, and are no part of these runs;

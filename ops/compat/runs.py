@@ -68,11 +68,13 @@ def run(
     samples: Path | None = None,
     fault_url: str = "",
     scripted_url: str = "",
+    form: str = "",
 ) -> Run:
     """Run the client's script against `base_url` (with /v1); `samples` is where a script may leave what it measured.
 
     `fault_url` is that of `leader_faults`; without one the checks of disturbed streams are left out.
-    At `scripted_url` (with /v1) the model answers by orders; coding agents need it.
+    At `scripted_url` (with /v1) the model answers by orders; coding agents need it. With `form`, that of its answers,
+    an agent runs its tool loop on this model alone.
 
     A script that dies leaves its last words as the reason.
     """
@@ -83,6 +85,7 @@ def run(
         "COMPAT_SAMPLES": str(samples or ""),
         "COMPAT_FAULT_URL": fault_url,
         "COMPAT_SCRIPTED_URL": scripted_url,
+        "COMPAT_FORM": form,
         "COMPAT_BIN": str(environments.programs(client)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",

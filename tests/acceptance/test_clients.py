@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from ops.compat import environments
 from ops.compat.clients import CLIENTS, Client
 from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
 from ops.compat.runs import run
 from ops.compat.samples import CHECK, judged
-from ops.compat.scripted import scripted_farm
+from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
 from tests.farm import Farm
 from tests.integration.api.conftest import ApiProcess, running_api
 
@@ -31,6 +32,25 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"{url}/v1"
 
 
+def _agent(client: Client) -> ParameterSet:
+    """Skipped before a farm is started where the agent can't be run."""
+    why = environments.missing(client)
+    return pytest.param(client, id=client.name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
+
+
+@pytest.fixture(scope="module")
+def form(request: pytest.FixtureRequest) -> str:
+    """The form that is the parameter."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def form_url(form: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an API whose model answers by orders, in the form."""
+    with scripted_farm("demo", tmp_path_factory.mktemp("form"), form=form) as url:
+        yield f"{url}/v1"
+
+
 @pytest.mark.timeout(630)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_a_client_passes_all_checks_but_its_listed_gaps(
@@ -45,3 +65,13 @@ def test_a_client_passes_all_checks_but_its_listed_gaps(
         done = judged(client, lambda samples: run(client, url, "demo", samples=samples, **more))
     assert done.faults == []
     assert (CHECK in [result.check for result in done.results]) == (client.name == "lm-eval")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("form", [name for name in FORMS if name != DEMONSTRATION], indirect=True)
+@pytest.mark.parametrize("client", [_agent(client) for client in CLIENTS if client.orders])
+def test_an_agent_runs_its_tool_loop_in_each_form(form: str, form_url: str, client: Client) -> None:
+    """A call, its result and a second turn, with the agent's own prompts, on a model that writes as a family does."""
+    done = run(client, form_url, "demo", scripted_url=form_url, form=form)
+    assert [(result.check, result.detail) for result in done.results if not result.ok] == []
+    assert done.results and all(result.check.startswith(f"{form}: ") for result in done.results)

@@ -40,8 +40,12 @@ class HostReplicas:
         self.by_place: dict[Place, ReplicaProcesses] = {}
         self.detectors: dict[Place, FailureDetector] = {}
         self.exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
-        """Exits of rank processes as they are reported, from any thread; None for news of the standby."""
-        supervisor.on_said = lambda: self.exits.put(None)
+        """Exits of rank processes as they are reported, from any thread; None for other news."""
+        supervisor.on_said = self.hurry
+
+    def hurry(self) -> None:
+        """Have the agent take its next turn now, from any thread: the standby has news, or a model's files are here."""
+        self.exits.put(None)
 
     def adopt(self) -> bool:
         """Go on with the processes of the agent before this one; True if there were any."""

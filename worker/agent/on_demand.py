@@ -31,7 +31,7 @@ from control.redis.connection import Call, read, run, run_every
 from control.redis.rounds import run_rounds
 from control.replicas import health
 from control.replicas.health import Overview
-from control.replicas.health.load import ModelLoad, load_of
+from control.replicas.health.load import queued_of
 from control.replicas.memory_deaths import server_ms
 from control.requests.upkeep.abandon import abandon
 
@@ -52,21 +52,17 @@ class OnDemand:
         self._specs: dict[str, ModelSpec] = {}
         """Those of the last turn: one that Redis loses while its model sleeps is on no host."""
         self._asleep: list[str] = []
+        self.waking = False
+        """True while a model was woken that does not serve yet: the time of its load is to be known."""
         self._noted = -NOTE_EVERY_S
         self._evictions: dict[str, deque[float]] = {}
         """When models gave way for each tenant, by the monotonic clock."""
         self._seen: dict[str, float] = {}
         """When each tenant waited for a model on demand last."""
 
-    @property
-    def present(self) -> bool:
-        """True if there was a model on demand at the last turn."""
-        return bool(self._specs)
-
     def called(self) -> bool:
         """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
-        calls: list[Call[Any]] = [*map(load_of, self._asleep), *map(farm.is_called, self._asleep)]
-        return any(one is True or (isinstance(one, ModelLoad) and one.queued) for one in run_every(self._client, calls))
+        return any(run_every(self._client, [*map(queued_of, self._asleep), *map(farm.is_called, self._asleep)]))
 
     def restore(self, specs: Collection[ModelSpec]) -> None:
         """Bring back what Redis has lost of models that sleep: no host has them. One that was unloaded is still among
@@ -94,6 +90,7 @@ class OnDemand:
         self._specs = {spec.name: spec for spec in specs}
         if not specs:
             self._asleep = []
+            self.waking = False
             return {}
         self._note()
         names = [spec.name for spec in specs]
@@ -129,6 +126,8 @@ class OnDemand:
         self._write(changed, {model.spec.name: model for model in models}, woken)
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
+        self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
+        self.waking = self.waking or bool(woken.demands)
         return wanted
 
     def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:

@@ -111,7 +111,8 @@ class Planner:
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
         self._tidy(specs, held)
-        return not settled or bool(actions) or bool(awaited) or any(spec.unload for spec in specs)
+        unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking
+        return unfinished or any(spec.unload for spec in specs)
 
     def _needs(self, view: FarmView) -> tuple[dict[str, ModelNeed], set[str]]:
         """The needs of models at the revisions that are desired, as far as they are known, and the models that are not

@@ -51,7 +51,7 @@ class RankExits:
             self._untold.popleft()
 
     def wait(self, seconds: float) -> None:
-        """Handle the next exit, if one is reported within that time; return at once for news of the standby."""
+        """Handle the next exit, if one is reported within that time; return at once for other news."""
         self._kills.look()
         self._supervisor.keep(KILLS, self._kills.unclaimed_from)
         try:

@@ -49,7 +49,7 @@ class Reconciler:
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
         self._told: dict[Place, str] = {}
         """What was reported of those last."""
-        self._preparing = Preparations(client, reporter.report)
+        self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._needs_told_at = 0.0
         self._unassigned_since: dict[Place, float] = {}
         """When placement was told the needs of replicas that wait for their memory."""
@@ -188,7 +188,10 @@ class Reconciler:
 
     def _drain(self, replica: ReplicaProcesses) -> None:
         model, name = replica.place
-        if not replica.draining:
+        begins = not replica.draining
+        if begins:
             log.info("replica drains", model=model, replica=name, action="replica_drain")
             self._reporter.report(model, name, "draining", "finishes what it runs", replica.assignment)
         replica.drain(led=run(self._client, lease.holder(model, name)) is not None)
+        if begins:
+            run(self._client, catalog.ring(model, "drain"))  # an idle leader looks at its signals when the bell rings

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ def clear(array: NDArray[Any]) -> None:
     whole[last:] = 0
 
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -85,3 +87,63 @@ def large_pages(size: int) -> NDArray[np.uint8]:
     whole = np.frombuffer(memory, np.uint8)
     begin = -whole.ctypes.data % LARGE_PAGE
     return whole[begin : begin + size]
+
+
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+_MREMAP = 1 | 2
+"""MREMAP_MAYMOVE and MREMAP_FIXED of Linux."""
+MOVED = 16 * LARGE_PAGE
+"""Bytes that are moved to large pages at once: the memory that the move takes beside."""
+
+
+def mapped(file: int, begin: int, size: int) -> NDArray[np.uint8]:
+    """`size` bytes of a file from the border of a page `begin` on, mapped privately from the border of a large page on.
+    Released with the last view of them. Raises OSError."""
+    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = np.frombuffer(memory, np.uint8)
+    first = -whole.ctypes.data % LARGE_PAGE
+    address = whole.ctypes.data + first
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    if _libc.mmap(address, size, access, mmap.MAP_PRIVATE | _MAP_FIXED, file, begin) == _FAILED:
+        raise OSError(ctypes.get_errno(), "the file can't be mapped")
+    os.posix_fadvise(file, begin, size, os.POSIX_FADV_WILLNEED)  # else pages that are on the disk come one by one
+    return whole[first : first + size]
+
+
+def move_to_large_pages(memory: NDArray[np.uint8], pause: Callable[[], object]) -> None:
+    """Replace a mapped file by equal bytes in large pages, where it lies: those who read it see no difference. `pause`
+    is called between pieces of MOVED bytes. Nobody may write meanwhile. Raises OSError.
+
+    The kernel exchanges a piece in one call; who reads it meanwhile waits in a page fault.
+    """
+    mremap = _libc.mremap  # Linux alone has it
+    mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    mremap.restype = ctypes.c_void_p
+    for start in range(0, len(memory) // mmap.PAGESIZE * mmap.PAGESIZE, MOVED):
+        size = min(MOVED, len(memory) - start)
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE  # the last page of a file is mapped as a whole
+        place = memory.ctypes.data + start
+        room = _libc.mmap(
+            None,
+            size + LARGE_PAGE,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+        if room == _FAILED:
+            raise OSError(ctypes.get_errno(), "there is no memory to move weights to")
+        fresh = room + -room % LARGE_PAGE
+        _libc.madvise(fresh, size, mmap.MADV_HUGEPAGE)
+        _libc.memcpy(fresh, place, size)
+        if mremap(fresh, size, size, _MREMAP, place) == _FAILED:
+            _libc.munmap(room, size + LARGE_PAGE)
+            raise OSError(ctypes.get_errno(), "a piece of memory can't be moved")
+        _libc.munmap(room, fresh - room)
+        _libc.munmap(fresh + size, room + LARGE_PAGE - fresh)
+        pause()

@@ -63,8 +63,9 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
 class Preparation:
     """One assignment's. `outcome` is None until there is one; after `again` there is none for a while."""
 
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
+    def __init__(self, assignment: Assignment, done: Callable[[], object]) -> None:
+        """`done` is called in a thread of its own when there is an outcome."""
+        self.assignment, self._done = assignment, done
         self.outcome: Path | Exception | None = None
         self.text = f"resolving {assignment.spec.source}"
         """The progress of the preparation, as text."""
@@ -110,6 +111,7 @@ class Preparation:
             self.outcome = check(self.assignment, self._tell, self._fetch)
         except Exception as error:
             self.outcome = error
+        self._done()
 
     def _tell(self, progress: Downloaded) -> None:
         self.downloaded, self.text = progress, str(progress)
@@ -124,8 +126,9 @@ class Preparation:
 class Preparations:
     """All of one agent's, by model and replica."""
 
-    def __init__(self, client: SyncRedis, report: Report) -> None:
-        self._client, self._report = client, report
+    def __init__(self, client: SyncRedis, report: Report, done: Callable[[], object] = lambda: None) -> None:
+        """`done` is called in another thread when one has an outcome: its `turn` is due."""
+        self._client, self._report, self._done = client, report, done
         self._by_place: dict[tuple[str, str], Preparation] = {}
 
     @property
@@ -139,7 +142,7 @@ class Preparations:
             self.leave(place)  # the model is wanted otherwise by now
             one = None
         if one is None:
-            one = self._by_place[place] = Preparation(assignment)
+            one = self._by_place[place] = Preparation(assignment, self._done)
         one.tend()
         outcome = one.outcome
         if outcome is None:

@@ -37,7 +37,7 @@ from control import quantization
 from control.cache import files as cache_files
 from worker.collective.base import Link
 from worker.native.library import Threads
-from worker.native.memory import large_pages
+from worker.native.memory import large_pages, mapped, move_to_large_pages
 from worker.weights.structure import Unknown, dtype_of, put_together, taken_apart
 
 log = structlog.get_logger()
@@ -48,6 +48,8 @@ LEAST_BYTES = 32 * 2**20
 SPARE_BYTES = 2**30
 """Bytes of the disk that are left free."""
 NICENESS = 10
+MOVE_AFTER_S = 2.0
+MOVE_PAUSE_S = 0.02
 PREFIX = "write-"
 ROOMS = ("families", "models", "native", "repository", "weights")
 """Rooms of the worker whose code decides what is kept of a checkpoint, and how it lies in memory."""
@@ -209,9 +211,40 @@ def read_file(
         structure = file.read(header.structure_bytes)
         if len(structure) != header.structure_bytes or zlib.crc32(structure) != header.structure_sum:
             raise Damaged("the checksum of its structure is wrong")
-        memory = large_pages(header.array_bytes)
-        _read_all(file.fileno(), begin, header, memory, tell, threads)
+        memory = _memory(file.fileno(), begin, header.array_bytes)
+        is_mapped = memory is not None
+        if memory is None:
+            memory = large_pages(header.array_bytes)
+        _check_all(file.fileno(), begin, header, memory, tell, threads, read=not is_mapped)
+    if is_mapped:
+        threading.Thread(target=_move, args=(memory,), name="move-weights", daemon=True).start()
     return structure, [_array(one, memory) for one in header.arrays]
+
+
+def _memory(file: int, begin: int, size: int) -> NDArray[np.uint8] | None:
+    """The arrays as the page cache has them; None where they can't be mapped, or not be moved later."""
+    if sys.platform != "linux" or not size:
+        return None
+    try:
+        return mapped(file, begin, size)
+    except OSError as error:
+        log.info("packed weights are read, not mapped", error=str(error), action="read_weights")
+        return None
+
+
+def _move(memory: NDArray[np.uint8]) -> None:
+    """Steps over large pages are faster than over a mapped file, and the page cache may drop that. The move begins
+    once the first answers are there."""
+    os.nice(NICENESS)  # of this thread
+    time.sleep(MOVE_AFTER_S)
+    begun = time.monotonic()
+    try:
+        move_to_large_pages(memory, lambda: time.sleep(MOVE_PAUSE_S))
+    except OSError as error:
+        log.warning("packed weights stay mapped", error=str(error), action="move_weights")
+        return
+    seconds = round(time.monotonic() - begun, 2)
+    log.info("packed weights moved to large pages", mib=len(memory) >> 20, seconds=seconds, action="move_weights")
 
 
 def _header(file: BinaryIO) -> tuple[Header, int]:
@@ -237,15 +270,23 @@ def _check_places(header: Header) -> None:
             raise Damaged("the place of an array is wrong")
 
 
-def _read_all(
-    file: int, begin: int, header: Header, memory: NDArray[np.uint8], tell: Callable[[float], None], threads: int
+def _check_all(
+    file: int,
+    begin: int,
+    header: Header,
+    memory: NDArray[np.uint8],
+    tell: Callable[[float], None],
+    threads: int,
+    *,
+    read: bool,
 ) -> None:
-    """Read and check every piece into `memory`, by several threads: reading and checking leave the interpreter free."""
+    """Check every piece in `memory`, into which it is `read` before, by several threads: both leave the interpreter
+    free."""
     room = memory.data
 
     def fill(start: int, stop: int, expected: int) -> int:
         place = room[start:stop]
-        at = 0
+        at = 0 if read else len(place)
         while at < len(place):
             count = os.preadv(file, [place[at:]], begin + start + at)
             if not count:

@@ -11,6 +11,7 @@ from api.chat.reading.json_call import Brackets, as_json
 from control.text.text_stream import begun
 
 _KEY_CHARACTERS = 256
+_HEAD_CHARACTERS = 2048
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 """Models write Python's names for JSON's."""
 
@@ -76,8 +77,9 @@ class Parameters:
                 self._state = "head" if self._held.startswith(self._open) else "over"
             if self._state == "head":
                 head = self._head()
-                if head is None:
+                if head is None and len(self._held) < _HEAD_CHARACTERS:
                     break
+                head = head or ""
                 out.append(head)
                 self._state, self._searched = "value" if head else "over", 0
             if self._state == "over":
@@ -118,6 +120,8 @@ class Parameters:
                 return ""
             key, text = (value.strip(), text) if part == "{key}" else (key, value.strip())
             rest = following + after
+        if len(self._held) - len(rest) > _HEAD_CHARACTERS:
+            return ""
         self._literal = text not in ("", "true", "string") or (not text and key in self._names)
         self._held, self._fresh = rest, True
         self._count += 1

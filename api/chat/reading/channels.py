@@ -33,6 +33,8 @@ class ChannelReader:
         """White space after the text that was told."""
         self._fresh = True
         """True until the text that is open has a character that is no white space."""
+        self._bare = False
+        """True once there is text behind the last mark without a header: no header begins in it by itself."""
         self._told = set[str]()
         """The kinds of text of which there was one before."""
 
@@ -52,7 +54,11 @@ class ChannelReader:
             places = [(at, mark) for mark in self._marks if (at := held.find(mark)) >= 0]
             if not places:
                 cut = len(held) - begun(held, self._marks)
-                if self._kind == "none" and self._channels.recipient.startswith(held.strip()[:3] or "\0"):
+                if (
+                    self._kind == "none"
+                    and not self._bare
+                    and self._channels.recipient.startswith(held.strip()[:3] or "\0")
+                ):
                     cut = 0
                 self._held = held[cut:]
                 self._say(held[:cut], piece)
@@ -78,7 +84,7 @@ class ChannelReader:
         self._blanks = []
 
     def _begins_with_recipient(self, held: str) -> bool:
-        return self._first.match(held) is not None
+        return not self._bare and self._first.match(held) is not None
 
     def _met(self, mark: str, piece: Piece) -> None:
         if mark == self._channels.message:
@@ -109,6 +115,7 @@ class ChannelReader:
 
     def _close(self) -> None:
         self._kind, self._header, self._blanks = "none", "", []
+        self._bare = False
 
     def _say(self, text: str, piece: Piece) -> None:
         if not text:
@@ -129,6 +136,7 @@ class ChannelReader:
                 return
         said = text.rstrip()
         blank = text[len(said) :]
+        self._bare = self._bare or (bool(said) and self._kind == "none")
         if not said:
             self._blanks.append(blank)
             return

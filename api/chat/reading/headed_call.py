@@ -78,7 +78,7 @@ class HeadedCall:
         if self._arguments is None:
             self._held += text
             begins = self._read_head()
-            if begins is None:
+            if begins is None and len(self.held) < _HEAD_CHARACTERS:
                 return None
             if not begins:
                 rest, self._read, self._held = self.held, "", ""
@@ -107,7 +107,7 @@ class HeadedCall:
                 if done is False and self._optional and text == self._optional[0][0]:
                     self._at += len(self._optional)
                     continue
-                return None if done is None and len(self.held) <= _HEAD_CHARACTERS else False
+                return done
             self._at += 1
         if self._known is not None and self._name not in self._known:
             return False
@@ -144,12 +144,15 @@ class HeadedCall:
         start = self._held.lstrip()
         if self._shape.kind == "parameters":
             if self._head and self._head[-1][1] is None:
-                return True
+                return len(self._read) <= _HEAD_CHARACTERS
             expected = [Parameters(self._shape, frozenset()).first, *self._ends]
             expected += [text for text, _ in self._tail[:1]]
         else:
             expected = ["("] if self._shape.kind == "python" else ["{"]
-        if any(start.startswith(text) for text in expected):
+        first = next((text for text in expected if start.startswith(text)), None)
+        if first is not None:
+            if len(self.held) - len(start) + len(first) > _HEAD_CHARACTERS:
+                return False
             self._held = start
             return True
         return None if any(text.startswith(start) for text in expected) else False
@@ -173,6 +176,7 @@ class HeadedCall:
         while self._tail:
             done = self._take_text(self._tail[0][0])
             if done is None:
+                self._held = self._held.lstrip()
                 return None
             if not done:
                 break

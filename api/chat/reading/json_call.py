@@ -21,6 +21,8 @@ _NO_OBJECT = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
 _KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id")
 _HEAD_CHARACTERS = 1024
 """Where the beginning is longer than this, the call is read as a whole at its end."""
+_BLANKS = 256
+"""The most white space before another member."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _OUTSIDE_STRINGS = frozenset('{}[]:,"+-. \t\r\n0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ')
 
@@ -66,9 +68,17 @@ class JsonCall:
         self._calls, self._known, self._keyed = calls, names, keyed
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = Brackets()
-        self.held = ""
+        self._parts: list[str] = []
         """The text that was read without effect so far."""
+        self._start = ""
+        """The beginning of it, as much as is searched for the head."""
+        self._ending = ""
+        """What stands after the arguments, without white space at its beginning."""
         self.begun = False
+
+    @property
+    def held(self) -> str:
+        return "".join(self._parts)
 
     def push(self, text: str, piece: Piece) -> str | None:
         if self._state == "head":
@@ -89,49 +99,51 @@ class JsonCall:
 
     def _head(self, text: str, piece: Piece) -> str | None:
         """The rest where the arguments have begun or the object is over, None while neither can be told."""
-        self.held += text
-        start = self.held[:_HEAD_CHARACTERS]
-        key = _FIRST_KEY.match(start)
-        if _NO_OBJECT.match(start) or (key is not None and key[1] not in _KEYS and not self._keyed):
-            return self._over()
-        if head := (_KEYED_HEAD if self._keyed else _HEAD).match(start):
-            name = _value(f'"{head["name"]}"')
-            if not isinstance(name, str) or not self._knows(name):
+        self._parts.append(text)
+        if len(self._start) < _HEAD_CHARACTERS:
+            self._start = (self._start + text)[:_HEAD_CHARACTERS]
+            key = _FIRST_KEY.match(self._start)
+            if _NO_OBJECT.match(self._start) or (key is not None and key[1] not in _KEYS and not self._keyed):
                 return self._over()
-            self._begin(piece, name)
-            rest, self.held = self.held[head.end() :], ""
-            self._state, self._brackets = "arguments", Brackets()
-            return rest
+            if head := (_KEYED_HEAD if self._keyed else _HEAD).match(self._start):
+                name = _value(f'"{head["name"]}"')
+                if not isinstance(name, str) or not self._knows(name):
+                    return self._over()
+                self._begin(piece, name)
+                self._state, self._brackets = "arguments", Brackets()
+                return self._over()[head.end() :]
         end = self._brackets.scan(text)
         if end is None:
-            return self._over() if self._keyed and len(self.held) > _HEAD_CHARACTERS else None
-        whole = len(self.held) - len(text) + end
-        return self._whole(self.held[:whole], self.held[whole:], piece)
+            return self._over() if self._keyed and len(self._start) == _HEAD_CHARACTERS else None
+        held = self._over()
+        whole = len(held) - len(text) + end
+        rest = self._whole(held[:whole], held[whole:], piece)
+        return held if rest is None else rest
 
-    def _whole(self, text: str, rest: str, piece: Piece) -> str:
-        """A complete object whose beginning was an unusual one."""
+    def _whole(self, text: str, rest: str, piece: Piece) -> str | None:
+        """The rest after a complete object whose beginning was an unusual one; None where that is no call."""
         value = _value(text)
         members = cast(dict[str, Any], value) if isinstance(value, dict) else {}
         name = members.get("name", members.get("tool_name"))
         arguments = members.get("arguments", members.get("parameters"))
         if not isinstance(name, str) or not name or not self._knows(name):
-            return self._over()
+            return None
         if not isinstance(arguments, str):
             arguments = as_json({} if arguments is None else arguments)
         self._begin(piece, name)
         self._calls.argue(piece, arguments)
-        self.held = ""
         return rest
 
     def _tail(self, text: str) -> str | None:
         """After the arguments the object closes; other members, if any, are passed over."""
-        self.held += text
-        rest = self.held.lstrip()
+        self._ending = rest = (self._ending + text).lstrip()
         if rest.startswith("}"):
             return rest[1:]
-        if not rest or (rest[0] == "," and not rest[1:].strip()):
+        following = rest[1:].lstrip()
+        blanks = len(rest) - 1 - len(following)
+        if not rest or (rest[0] == "," and not following and blanks <= _BLANKS):
             return None
-        if rest[0] != "," or not rest[1:].lstrip().startswith('"'):
+        if rest[0] != "," or not following.startswith('"') or blanks > _BLANKS:
             return rest
         self._state, self._brackets = "extra", Brackets()
         self._brackets.scan("{")
@@ -149,7 +161,8 @@ class JsonCall:
         return self._known is None or name in self._known
 
     def _over(self) -> str:
-        held, self.held = self.held, ""
+        held = self.held
+        self._parts.clear()
         return held
 
 

@@ -16,8 +16,8 @@ from control.text.text_stream import begun
 State = Callable[[Piece], bool]
 """Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
 
-_BEFORE_BARE = 256
-"""The most white space before a call without a mark."""
+_BLANKS = 256
+"""The most white space before a call."""
 _SKIPPED = 256
 """The most characters that are passed over before a mark that closes."""
 _BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
@@ -115,7 +115,7 @@ class Section:
     def _start(self, piece: Piece) -> bool:
         """Only the answer's first character, or what follows a call, can open a call without a mark."""
         start = self._held.lstrip()
-        late = len(self._held) - len(start) > _BEFORE_BARE
+        late = len(self._held) - len(start) > _BLANKS
         if not late and start in ("", "["):
             return False
         self._state = self._text
@@ -180,6 +180,9 @@ class Section:
         """Read a list's bracket, then a call."""
         shape = self._shape
         start = self._held.lstrip()
+        if len(self._held) - len(start) > _BLANKS:
+            self._held = self._prefix + self._held
+            return self._refuse(piece)
         if not start:
             return False
         if start.startswith("[") and (shape.listed or shape.kind == "python") and not self._prefix:
@@ -247,7 +250,7 @@ class Section:
         elif listed and held.startswith("]"):
             self._held = held[1:]
         elif separator and held.startswith(separator):
-            if not held[len(separator) :].strip():
+            if not held[len(separator) :].strip() and len(held) <= _BLANKS:
                 return False
             self._raw = separator
             self._held = held[len(separator) :]

@@ -18,6 +18,8 @@ class ThinkingParser:
         self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
         self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
         self._held = ""
+        self._blanks: list[str] = []
+        """White space after the reasoning that was given out; it is reasoning where more follows."""
         self._mark = ""
         """A control token with which the opening mark may begin."""
         self._said = thinking.continued
@@ -62,7 +64,7 @@ class ThinkingParser:
         """The text that was held back, at the end of the answer."""
         if self._state == "opening":
             return (self._unmarked(), "") if self._begun else ("", self._unmarked())
-        return (self._take(), "") if self._state == "thinking" else ("", "")
+        return ("".join([*self._blanks, self._take()]), "") if self._state == "thinking" else ("", "")
 
     def _opening(self) -> None:
         """A model whose prompt has opened the reasoning may still repeat the mark."""
@@ -77,17 +79,20 @@ class ThinkingParser:
             self._state = "thinking" if self._begun else "after"
 
     def _think(self) -> str:
-        if not self._said:
-            self._held = self._held.lstrip()
         at = self._held.find(self._close)
+        cut = at if at >= 0 else len(self._held) - begun(self._held, (self._close,))
+        text = self._held[:cut] if self._said else self._held[:cut].lstrip()
+        self._held = self._held[cut:]
+        reasoning = text.rstrip()
+        blank = text[len(reasoning) :]
+        if reasoning:
+            reasoning = "".join([*self._blanks, reasoning])
+            self._blanks, self._said = [], True
         if at >= 0:
-            reasoning = self._held[:at].rstrip()
-            self._held, self._state = self._held[at + len(self._close) :], "gap"
-            return reasoning
-        certain = self._held[: len(self._held) - begun(self._held, (self._close,))].rstrip()
-        self._held = self._held[len(certain) :]
-        self._said = self._said or bool(certain)
-        return certain
+            self._held, self._blanks, self._state = self._held[len(self._close) :], [], "gap"
+        elif blank:
+            self._blanks.append(blank)
+        return reasoning
 
     def _unmarked(self) -> str:
         """The held text without a control token that began no mark."""

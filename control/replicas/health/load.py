@@ -32,6 +32,11 @@ def load_of(model: str) -> Call[ModelLoad]:
     return read("HGETALL", ModelKeys(model).load, parse=_load)
 
 
+def queued_of(model: str) -> Call[int]:
+    """The number of requests that wait."""
+    return read("HGET", ModelKeys(model).load, "queued", parse=lambda reply: max(0, int(reply or 0)))
+
+
 def _load(fields: dict[str, str]) -> ModelLoad:
     def count(name: str) -> int:
         return max(0, int(fields.get(name) or 0))

@@ -62,9 +62,9 @@ class ReplicaOverview:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """`queued` requests wait for the model; leaders claim none while it is `paused`. `revision` is its specification's,
-    `wanted` how many replicas are to run now, and `rolled_out` how many of this revision serve. `assets` changes with
-    the assets of the model, and `kind` is what it gives; None while it was never loaded. `settings` changes with any
-    field of its specification."""
+    `wanted` how many replicas are to run now, within its `scale` (`2`, or `0..4`), and `rolled_out` how many of this
+    revision serve. `assets` changes with the assets of the model, and `kind` is what it gives; None while it was never
+    loaded. `settings` changes with any field of its specification."""
 
     model: str
     state: ReplicaState
@@ -79,6 +79,7 @@ class Overview:
     load: ModelLoad = field(default_factory=ModelLoad)
     kind: ModelKind | None = None
     settings: str = ""
+    scale: str = ""
 
     @property
     def is_rolled_out(self) -> bool:
@@ -185,6 +186,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         paused=spec.paused,
         load=about.load,
         kind=about.kind,
+        scale=str(spec.replicas) if not spec.on_demand else f"{spec.least_replicas}..{spec.replicas}",
         settings=blake2b(msgspec.json.encode(spec), digest_size=6).hexdigest(),
     )
 

@@ -21,10 +21,14 @@ FAULT_URL = os.environ.get("COMPAT_FAULT_URL", "")
 """A POST to its /pause stops the leader for 0.6 s, to its /kill kills it; empty where the run can't do that."""
 SCRIPTED_URL = os.environ.get("COMPAT_SCRIPTED_URL", "")
 """The base URL of a farm whose model answers as `order` says; empty where there is none."""
+FORM = os.environ.get("COMPAT_FORM", "")
+"""The form in which that model writes, where the run is about this form: of all checks only ORDERED is run then."""
 ATTEMPTS = 3
 """Streams of which one must be hit by the fault: a slow reader may see the beginning of an answer after its end."""
 FAULTS = {"stopped leader": "pause", "killed leader": "kill"}
 LOOP = "two turns and a tool loop, default settings"
+ORDERED = "a tool call, its result, and a second turn"
+"""The check of an agent on the model that takes orders."""
 TURNS = ("What is the weather in Paris?", "What is 2 + 3?")
 ROUNDS = 4
 """Answers that a turn may take: calls of tools, then the text."""
@@ -123,8 +127,9 @@ def tell(title: str, ok: bool, detail: str = "") -> None:
 
 
 def main() -> None:
-    """Run all checks in their order."""
-    for title, function in _checks.items():
+    """Run all checks in their order; of a run about a form those of ORDERED, under the name of the form."""
+    chosen = {f"{FORM}: {title}": check for title, check in _checks.items() if title.endswith(ORDERED)}
+    for title, function in (chosen if FORM else _checks).items():
         try:
             found = function()
             if inspect.iscoroutine(found):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from checks import SCRIPTED_URL, check, main, order
+from checks import ORDERED, SCRIPTED_URL, check, main, order
 
 BIN = Path(os.environ["COMPAT_BIN"])
 """The folder of the client's programs."""
@@ -61,7 +61,7 @@ def coding_agent(prepare: Prepare, ask: Ask, write: dict[str, object], made: str
         with tempfile.TemporaryDirectory(prefix="furrow-agent-") as folder:
             yield prepare(Path(folder))
 
-    @check("a tool call, its result, and a second turn")
+    @check(ORDERED)
     def two_turns() -> None:
         with prepared() as agent:
             said = ask(agent, f"Please write the file. {order(**write)}", False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import agents
 from agents import Agent, ModelSettings, Runner, function_tool
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, TURNS, check, main, undisturbed
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ORDERED, SCRIPTED_URL, TURNS, check, main, order, undisturbed
 from openai import AsyncOpenAI
 
 agents.set_tracing_disabled(True)
@@ -21,13 +21,13 @@ def get_weather(city: str) -> str:
     return "sunny"
 
 
-def responses() -> agents.Model:
+def responses(url: str = BASE_URL) -> agents.Model:
     """With a client of its own, as each check has a loop of its own."""
-    return agents.OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
+    return agents.OpenAIResponsesModel(MODEL, AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0))
 
 
-def chat() -> agents.Model:
-    return agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(base_url=BASE_URL, api_key=KEY, max_retries=0))
+def chat(url: str = BASE_URL) -> agents.Model:
+    return agents.OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0))
 
 
 def agent(model: agents.Model, **fields: Any) -> Agent:
@@ -61,6 +61,21 @@ for name, model in (("responses", responses), ("chat", chat)):
         forced = ModelSettings(tool_choice="required", temperature=0)
         result = await Runner.run(agent(model(), handoffs=[other], model_settings=forced), "Hello", max_turns=3)
         assert result.last_agent.name == "Other" and result.final_output
+
+    @check(f"{name}: {ORDERED}")
+    async def ordered(model: Any = model) -> None:
+        assert SCRIPTED_URL, "it needs the farm whose model takes orders"
+        asked.clear()
+        helper = agent(model(SCRIPTED_URL), tools=[get_weather])
+        call = order(call={"name": "get_weather", "arguments": {"city": "Zürich"}}, then="It is sunny.")
+        result = await Runner.run(helper, f"Ask for the weather. {call}", max_turns=3)
+        assert asked == ["Zürich"], asked
+        assert result.final_output == "It is sunny.", result.final_output
+        said = [*result.to_input_list(), {"role": "user", "content": f"Thanks. {order(say='You are welcome.')}"}]
+        streamed = Runner.run_streamed(helper, said, max_turns=2)
+        async for _ in streamed.stream_events():
+            pass
+        assert streamed.final_output == "You are welcome.", streamed.final_output
 
     @undisturbed(name)
     async def texts(model: Any = model) -> AsyncIterator[str]:

@@ -113,7 +113,7 @@ def test_a_model_is_paused_scaled_and_unloaded(visit: Visit, scripted: ScriptedF
     keys.press("Space")
     until(lambda: not scripted.spec("org/steered").paused)
     keys.settles_at("Pause")
-    keys.to("Scale…").press("Enter").press("ArrowUp", "Enter")
+    keys.to("Scale…").press("Enter").press("Control+a", "2", "Enter")
     until(lambda: scripted.spec("org/steered").replicas == 2)
     until(lambda: keys.at == "Scale…")
     keys.to("Unload…").press("Enter")

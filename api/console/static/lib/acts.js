@@ -15,11 +15,11 @@ export function resume(view, name) {
 const REPLICAS = { name: "replicas", label: "Replicas", pattern: "[0-9]+([.][.][0-9]+)?" };
 const RANGE = "2, or 0..4: as many as the requests need; with 0 the model sleeps without requests.";
 
-export function scale(view, { model: name, wanted }) {
+export function scale(view, { model: name, scale }) {
   return view.ask("/farm/models/scale", {
     title: `Scale ${name}`,
     text: "With fewer replicas, those that go finish their requests first.",
-    fields: [{ ...REPLICAS, value: String(wanted || "0..1"), required: true, help: RANGE }],
+    fields: [{ ...REPLICAS, value: scale, required: true, help: RANGE }],
     act: "Scale",
     body: ({ replicas }) => ({ model: name, replicas }),
   });

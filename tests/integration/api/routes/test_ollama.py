@@ -242,7 +242,15 @@ def test_calls_have_objects_as_arguments(http: httpx.Client, caller: ScriptedLea
         assert content_of(parts).strip() == "Let me see."
         assert parts[-1]["done_reason"] == "stop"
     assert "get_weather" in caller.prompt()
-    assert chat(http, tools=[WEATHER]).status_code == 400  # the other model takes none
+
+
+def test_tools_of_a_model_whose_template_takes_none(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """The prompt describes them, with a warning."""
+    leader.reply = lambda _: '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+    answer = chat(http, tools=[WEATHER], stream=False)
+    [call] = answer.json()["message"]["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("get_weather", {"city": "Paris"})
+    assert "takes no tools" in answer.headers["warning"] and '{"name": "get_weather"' in leader.prompt()
 
 
 def test_results_find_their_calls_without_ids(http: httpx.Client, caller: ScriptedLeader) -> None:

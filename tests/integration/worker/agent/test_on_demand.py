@@ -173,7 +173,7 @@ def test_a_request_of_one_that_gave_way_waits_for_its_turn(scene: Scene) -> None
     scene.ask("b", "r2")
     scene.turn()
     now, waited = scene.now(), demand_module.LONGEST_WAIT_MS
-    scene.note("a", loaded=now - demand_module.STAY_MS, load_ms=500, used=now, asked=now)
+    scene.note("a", loaded=now - demand_module.STAY_MS, load_ms=500, used=now, requested=now)
     scene.note("b", replicas=0, waiting=now - waited // 2)
     scene.turn()
     assert scene.held() == ["a"]

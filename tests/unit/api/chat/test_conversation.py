@@ -10,6 +10,7 @@ from tokenizers import AddedToken
 
 from api.chat.conversation import ChatPrompt, chat_prompt
 from api.chat.forms import Forms, forms_of
+from api.chat.history import fitted
 from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
@@ -133,31 +134,100 @@ def test_the_switch_of_reasoning_at_the_top_of_the_body(fields: dict[str, Any], 
     assert prompt(PLAIN + "{{ enable_thinking }}", **fields).text == "x" + thinks
 
 
-@pytest.mark.parametrize(
-    ("template", "fields", "param"),
-    [
-        (PLAIN, {"tools": [WEATHER]}, "tools"),
-        ("{{ reasoning_effort }}", {"reasoning_effort": "colossal"}, "reasoning_effort"),
-        (
-            PLAIN,
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-                    }
-                ]
-            },
-            "messages[0].tool_calls",
-        ),
-    ],
-)
-def test_what_a_template_can_not_say(template: str, fields: dict[str, Any], param: str) -> None:
-    """It is refused by name rather than left out."""
+def test_an_effort_that_no_template_knows() -> None:
+    """It is refused by name where the template takes efforts."""
     with pytest.raises(RequestError) as caught:
-        prompt(template, **fields)
-    assert caught.value.param == param
+        prompt("{{ reasoning_effort }}", reasoning_effort="colossal")
+    assert caught.value.param == "reasoning_effort"
+
+
+CHATML = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+NO_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}"
+    "{% endif %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+)
+DROPS_SYSTEM = (
+    "{% for message in messages if message.role != 'system' %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+)
+DEEPSEEK_V31 = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{% endfor %}{% endfor %}"
+)
+CALL = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+LOOP: list[Any] = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "d"}]},
+    {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    {"role": "tool", "tool_call_id": "d", "content": "dry"},
+    {"role": "user", "content": "y"},
+]
+WRITTEN = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_tools_are_described_where_the_template_takes_none(choice: Any) -> None:
+    """In the system message, after the client's own text. Calls are read as plain JSON, and forced where demanded."""
+    said = {"role": "user", "content": "x"}
+    found = prompt(
+        CHATML, messages=[{"role": "system", "content": "Be brief."}, said], tools=[WEATHER], tool_choice=choice
+    )
+    assert found.text.startswith("<system>Be brief.\n\nYou can call these functions.") and found.text.endswith(
+        "<user>x"
+    )
+    assert '\n{"name": "get_weather", "description": ' in found.text and '"parameters": {"type": "object"' in found.text
+    assert '\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n' in found.text
+    assert found.reading is not None and found.reading.calling is not None
+    assert (found.reading.calling.format, found.reading.calling.names) == ("plain", ["get_weather"])
+    assert (found.constraint is not None) == (choice != "auto")
+    [(text, param)] = found.warnings
+    assert "takes no tools" in text and "'plain'" in text and len(text) <= 200 and param == "tools"
+
+
+def test_tools_are_not_described_where_nothing_is_to_be_called() -> None:
+    """`none`, and a template that takes tools."""
+    assert prompt(CHATML, tools=[WEATHER], tool_choice="none").text == "<user>x"
+    assert "You can call" not in prompt(CHATML + "{{ tools | length }}", tools=[WEATHER]).text
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
+def test_tools_stand_before_the_user_s_text_where_the_template_takes_no_system_message(template: str) -> None:
+    """One that refuses it, and one that leaves it out."""
+    text = prompt(template, tools=[WEATHER]).text
+    assert text.startswith("<user>You can call these functions.") and text.endswith("\n\nx")
+
+
+def test_a_described_form_is_the_model_s_own_where_it_has_one() -> None:
+    """A template that writes calls and takes no tools, as DeepSeek V3.1's."""
+    found = prompt(DEEPSEEK_V31, tools=[WEATHER])
+    assert '<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"PARAMETER": "VALUE"}<｜tool▁call▁end｜>' in found.text
+    assert found.reading is not None and found.reading.calling is not None
+    assert found.reading.calling.format == "deepseek_v31" and "'deepseek_v31'" in found.warnings[0][0]
+
+
+@pytest.mark.parametrize("template", [CHATML, NO_SYSTEM])
+@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER]}])
+def test_a_loop_where_the_template_knows_no_calls(template: str, tools: dict[str, Any]) -> None:
+    """Calls are the text that the model wrote, their results are one turn of the user with what the user says next."""
+    text = prompt(template, messages=LOOP, **tools).text
+    turns = f"x<assistant>{WRITTEN}\n{WRITTEN}<user>Result of get_weather:\nsunny\n\nResult of get_weather:\ndry\n\ny"
+    assert text.endswith(turns)
+
+
+def test_one_call_is_described_where_one_is_wanted() -> None:
+    """`parallel_tool_calls: false`."""
+    several, one = (prompt(CHATML, tools=[WEATHER], parallel_tool_calls=parallel).text for parallel in (True, False))
+    assert "Several calls" in several and several.count("NAME") == 3
+    assert "Call one function at a time." in one and one.count("NAME") == 1
+
+
+def test_images_stay_where_results_become_turns_of_the_user() -> None:
+    """A result, or what the user says next, may be a list of parts."""
+    picture: list[Any] = [{"type": "image"}, {"type": "text", "text": "z"}]
+    result = {"role": "tool", "tool_call_id": "c", "name": "f", "content": picture}
+    [turn] = fitted([result, {"role": "user", "content": "y"}], None, "", takes_tools=False)
+    assert turn["role"] == "user"
+    assert turn["content"] == [{"type": "text", "text": "Result of f:"}, *picture, {"type": "text", "text": "y"}]
 
 
 def test_tools_of_a_model_whose_form_is_not_known() -> None:

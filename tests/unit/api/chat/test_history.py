@@ -25,7 +25,7 @@ def result(call_id: str, content: str = "r") -> dict[str, Any]:
 
 
 def fit(form: str | None, *messages: dict[str, Any], source: str = "{{ tool_calls }}") -> Messages:
-    return fitted(list(messages), None if form is None else TABLE[form], source)
+    return fitted(list(messages), None if form is None else TABLE[form], source, takes_tools=True)
 
 
 @pytest.mark.parametrize("form", ["mistral_list", "mistral_ids", "mistral_args"])

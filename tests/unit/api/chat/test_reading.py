@@ -60,6 +60,7 @@ XML = (
 )
 XML_CALL = ("add", '{"a": 3, "on": true, "note": "line \\"one\\"\\n</param>\\nline 😀"}')
 LLAMA = f'{{"name": "weather", "parameters": {WEATHER}}}'
+PLAIN = f'{{"name": "weather", "arguments": {WEATHER}}}'
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,10 @@ LLAMA = f'{{"name": "weather", "parameters": {WEATHER}}}'
         ("llama3", f"\n{LLAMA}; {LLAMA}", Read("", "", [("weather", WEATHER)] * 2)),
         ("llama3", '<|python_tag|>{"name": "other", "parameters": {}}', Read("", "", [("other", "{}")])),
         ("llama3", '{"type": "function", "name": "add", "parameters": {}} so', Read("so", "", [("add", "{}")])),
+        ("plain", PLAIN, Read("", "", [("weather", WEATHER)])),
+        ("plain", f"{PLAIN}\n{PLAIN}", Read("", "", [("weather", WEATHER)] * 2)),
+        ("plain", f"I ask.\n```json\n{PLAIN}\n```\nSo.", Read("I ask.So.", "", [("weather", WEATHER)])),
+        ("plain", f"```json\n{PLAIN}\n{PLAIN}\n```", Read("", "", [("weather", WEATHER)] * 2)),
     ],
 )  # fmt: skip
 def test_calls_are_found(format_: CallFormat, said: str, expected: Read) -> None:
@@ -123,6 +128,9 @@ def test_calls_are_found(format_: CallFormat, said: str, expected: Read) -> None
         ("llama3", f"Like this: {LLAMA}"),
         ("llama3", '{"name": "weather", "par'),
         ("llama3", "{}; {}"),
+        ("plain", 'This:\n```json\n{"city": "Paris"}\n```\nand ```json\n{"name": "Bob", "arguments": {}}\n``` too'),
+        ("plain", "```python\nprint({})\n``` and ```json\n[1, 2]\n```"),
+        ("plain", f"Like this: {PLAIN}"),
     ],
 )
 def test_what_is_no_call_stays_text(format_: CallFormat, said: str) -> None:

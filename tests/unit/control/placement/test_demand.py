@@ -106,7 +106,7 @@ def test_other_bounds_are_followed() -> None:
 
 
 def test_the_usual_pause_between_requests_is_learned() -> None:
-    demand, now = Demand(replicas=1, loaded=1, asked=NOW), NOW + 6_000
+    demand, now = Demand(replicas=1, loaded=1, requested=NOW), NOW + 6_000
     for count in range(1, 40):
         demand = follow(spec(), demand, Traffic(serving=1, enqueued=count), now)
         now += 6_000

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from control.text.split_patterns import GPT4O, LLAMA3, QWEN2
-from control.text.tokenizer_check import Judgement, judge
+from control.text.tokenizer_check import Judgement, judge, longest_piece
 from tests.byte_model import byte_tokenizer
 
 
@@ -92,3 +93,22 @@ def test_a_model_that_takes_long_words_gets_a_process() -> None:
     definition["model"] = {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**6, "unk_token": "a"}
     assert "1000000" in judge(json.dumps(definition)).encoding
     assert isinstance(Tokenizer.from_str(byte_tokenizer().to_str()), Tokenizer), "the control: others load"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "byte_level", "longest"),
+    [
+        ({"a": 0, "Ġhello": 1}, True, 6),
+        ({"a": 0, "日本": 1}, False, 6),
+        ([["<unk>", 0], ["▁a", -1.5]], False, 5),
+        ({}, False, 1),
+        (None, False, 1),
+    ],
+)
+def test_the_longest_piece_of_a_vocabulary(vocab: object, byte_level: bool, longest: int) -> None:
+    """Letters of a byte-level piece are bytes; a Unigram model has pairs."""
+    model = {"type": "BPE"} | ({} if vocab is None else {"vocab": vocab})
+    text = json.dumps({"model": model, "added_tokens": [{"id": 9, "content": "<|a_marker_that_is_long|>"}]})
+    assert longest_piece(text, byte_level) == longest
+    with pytest.raises(msgspec.MsgspecError):
+        longest_piece('{"model": {"vocab": 3}}', byte_level)

@@ -87,6 +87,17 @@ def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.Mo
     assert (last.ok, last.detail) == (False, "gone\n")
 
 
+def test_a_run_about_a_form_is_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name of the form, so that the page tells the loops apart."""
+    (tmp_path / "checks.py").write_text((environments.SCRIPTS / "checks.py").read_text())
+    loop = "chat: a tool call, its result, and a second turn"
+    (tmp_path / "c.py").write_text(SCRIPT.replace('"plain"', f'"{loop}"'))
+    monkeypatch.setattr(environments, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
+    assert [result.check for result in run(CLIENT, "http://127.0.0.1:1/v1", "m").results] == [loop, "async"]
+    [only] = run(CLIENT, "http://127.0.0.1:1/v1", "m", form="glm").results
+    assert (only.check, only.ok) == (f"glm: {loop}", True)
+
+
 def test_environments_are_in_the_folder_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names the folder; half an installation is none."""
     monkeypatch.setenv(environments.FOLDER, str(tmp_path))

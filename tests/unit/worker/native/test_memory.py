@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ import psutil
 import pytest
 from ml_dtypes import bfloat16
 
+from worker.native import memory
 from worker.native.memory import LARGE_PAGE, LEAST_SHARED, clear, zeros
 
 
@@ -53,3 +59,47 @@ def test_what_is_cleared_is_zero_and_not_resident(begin: int) -> None:
     assert float(there.sum()) == 2 * begin
     clear(part := np.ones(3, np.float32))
     assert not part.any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mremap is Linux's")
+def test_a_mapped_file_moves_to_memory_of_its_own_under_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader sees the same bytes all the time, the place stays, and the file may change or go then."""
+    monkeypatch.setattr(memory, "MOVED", 2 * memory.LARGE_PAGE)
+    contents = np.random.default_rng(1).integers(0, 255, 11 * memory.LARGE_PAGE // 2 + 5, np.uint8)
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(mmap.PAGESIZE) + contents.tobytes())
+    with path.open("rb") as file:
+        mapped = memory.mapped(file.fileno(), mmap.PAGESIZE, len(contents))
+    place, wrong, stopping = mapped.ctypes.data, list[int](), threading.Event()
+    assert place % memory.LARGE_PAGE == 0
+
+    def read() -> None:
+        while not stopping.is_set():
+            wrong.append(int((mapped != contents).sum()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pauses = list[int]()
+    memory.move_to_large_pages(mapped, lambda: pauses.append(1))
+    stopping.set()
+    reader.join(20)
+    assert sum(wrong) == 0 and len(pauses) == 3 and mapped.ctypes.data == place
+    os.truncate(path, 0)
+    assert (mapped == contents).all(), "nothing is read of the file any more"
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert not [line for line in lines if line.endswith(str(path))]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mremap is Linux's")
+def test_what_is_moved_can_be_released(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(8 * memory.LARGE_PAGE))
+    before = psutil.Process().memory_info().rss
+    for _ in range(20):
+        with path.open("rb") as file:
+            mapped = memory.mapped(file.fileno(), 0, 8 * memory.LARGE_PAGE)
+        memory.move_to_large_pages(mapped, lambda: None)
+        del mapped
+    assert psutil.Process().memory_info().rss - before < 10 * 8 * memory.LARGE_PAGE
