@@ -45,7 +45,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", names)
-    monkeypatch.setattr(source, "_reach", lambda *_: None)
+    monkeypatch.setattr(source, "reach", lambda *_: None)
     return fill(folder)
 
 

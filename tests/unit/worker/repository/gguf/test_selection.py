@@ -133,7 +133,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "list_repo_files",
         lambda repository, revision: [path.name for path in (tmp_path / repository).glob("*")],
     )
-    monkeypatch.setattr(source, "_reach", lambda *_: None)
+    monkeypatch.setattr(source, "reach", lambda *_: None)
     return fetched
 
 
