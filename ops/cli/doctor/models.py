@@ -66,6 +66,8 @@ def check_replicas(
                 f"Start `furrow worker` on a host that has what it needs, run `furrow drain HOST --undo`, or load it "
                 f"with other settings: `furrow models load`, `furrow models scale {name} --replicas N`."
             )
+            if " of memory; " in replica.detail:
+                remedy += " `furrow models rebalance --dry-run` shows whether moving replicas makes room."
             checks.error("replicas", f"{replica.replica} has no place: {replica.detail}", remedy)
         elif replica.state == "failed":
             remedy = f"Repair the cause, then run `furrow models reload {name}`."

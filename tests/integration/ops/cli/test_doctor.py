@@ -85,7 +85,10 @@ def test_a_replica_without_a_place_and_one_that_was_given_up(populated: Populate
     """Errors with the agents' reasons; a paused model is told."""
     health.write_status(populated.client, MODEL, "r0", "unplaceable", "no host has 2 devices of cuda")
     found = findings(new_server, "models")["replicas"]
-    assert found.level == "error" and "no host has 2 devices" in found.message
+    assert found.level == "error" and "no host has 2 devices" in found.message and "rebalance" not in found.remedy
+    health.write_status(populated.client, MODEL, "r0", "unplaceable", "it needs 2 GiB of memory; a has 1 GiB left")
+    found = findings(new_server, "models")["replicas"]
+    assert "it needs 2 GiB of memory" in found.message and "furrow models rebalance --dry-run" in found.remedy
     health.write_status(populated.client, MODEL, "r0", "failed", "the folder is gone")
     found = findings(new_server, "models")["replicas"]
     assert "the folder is gone" in found.message and "furrow models reload demo" in found.remedy
