@@ -194,26 +194,41 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     return actions
 
 
-def with_memory(host_id: str, assignment: Assignment, room: Room) -> Assignment | None:
-    """An assignment that was made before its need was known, with the memory of its ranks, which is taken from `room`;
-    None while it is not known."""
-    spec = assignment.spec
+def with_memory(parts: Parts, room: Room) -> Parts:
+    """Those parts of a replica that were made before its need was known, with the memory of their ranks, which is taken
+    from `room`; none while it is not known. `parts` are all of the replica."""
+    [spec, *_] = (part.spec for part in parts.values())
     need = room.need_of(spec)
     if need is None:
-        return None
-    kv_tokens = assignment.kv_tokens
-    if spec.kv_tokens is None and kv_tokens is None and "cpu" in assignment.devices:
-        kv_tokens = need.least_tokens  # equal on all hosts of the replica, whatever they have left
-        each = sum(rank.bytes_per_token for rank in need.ranks)
-        if len(assignment.ranks) == spec.tp and each:  # this host has all of it
-            more = room.left[host_id] - room.pending.total() + bytes_of(assignment, room.needs)
-            kv_tokens = max(kv_tokens, (more - sum(rank.least for rank in need.ranks)) // (2 * each))
+        return {}
+    kv_tokens = next((part.kv_tokens for part in parts.values() if part.kv_tokens is not None), None)
+    if spec.kv_tokens is None and kv_tokens is None and any("cpu" in part.devices for part in parts.values()):
+        kv_tokens = _share_of(parts, need, room)
     sizes = need.bytes_with(spec.kv_tokens or kv_tokens or need.least_tokens)
-    parts = zip(assignment.ranks, assignment.devices, strict=True)
-    memory = [sizes[rank] if device == "cpu" else 0 for rank, device in parts]
-    sized = msgspec.structs.replace(assignment, memory=memory, kv_tokens=kv_tokens)
-    room.left[host_id] += bytes_of(assignment, room.needs) - bytes_of(sized, room.needs)
-    return sized
+    changed: Parts = {}
+    for host_id, part in parts.items():
+        if host_id not in room.left or part.memory:
+            continue
+        devices = zip(part.ranks, part.devices, strict=True)
+        memory = [sizes[rank] if device == "cpu" else 0 for rank, device in devices]
+        changed[host_id] = msgspec.structs.replace(part, memory=memory, kv_tokens=kv_tokens)
+        room.left[host_id] += bytes_of(part, room.needs) - bytes_of(changed[host_id], room.needs)
+    return changed
+
+
+def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
+    """KV tokens for a replica that has its places: half of what the hosts of all its ranks have left, as of a new
+    one."""
+    shares = [need.least_tokens] if sum(len(part.ranks) for part in parts.values()) < len(need.ranks) else []
+    for host_id, part in parts.items():
+        ranks = [need.ranks[rank] for rank, device in zip(part.ranks, part.devices, strict=True) if device == "cpu"]
+        each = sum(rank.bytes_per_token for rank in ranks)
+        if host_id not in room.left or not each:
+            shares.append(need.least_tokens)
+            continue
+        left = room.left[host_id] + bytes_of(part, room.needs) - room.pending.total()
+        shares.append((left - sum(rank.least for rank in ranks)) // (2 * each))
+    return max(need.least_tokens, min(shares))
 
 
 def _least(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:

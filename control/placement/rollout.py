@@ -173,15 +173,19 @@ def _too_much(
 
 
 def _sized(held: dict[str, list[Assignment]], room: Room, crowded: Set[str]) -> list[Action]:
-    """Assignments that were made before a need was known, with their memory, but for hosts from which something is to
-    go first."""
-    return [
-        Assign(host_id, sized)
-        for host_id, assignments in held.items()
-        for one in assignments
-        if host_id in room.left and host_id not in crowded and not one.memory and not one.withdrawn
-        if (sized := with_memory(host_id, one, room)) is not None
-    ]
+    """Assignments that were made before a need was known, with their memory, but for replicas on hosts from which
+    something is to go first."""
+    replicas: dict[Place, Parts] = {}
+    for host_id, assignments in held.items():
+        for one in assignments:
+            if not one.withdrawn:
+                replicas.setdefault((one.spec.name, one.replica), {})[host_id] = one
+    actions: list[Action] = []
+    for parts in replicas.values():
+        lacking = {host_id for host_id, part in parts.items() if host_id in room.left and not part.memory}
+        if lacking and not lacking & crowded:
+            actions += [Assign(host_id, part) for host_id, part in with_memory(parts, room).items()]
+    return actions
 
 
 def _drained(hosts: list[Host]) -> set[str]:

@@ -42,6 +42,8 @@ def _first_model(view: FarmView) -> str | None:
     if len(view.specs) != 1 or view.specs[0].on_demand or view.specs[0].replicas != 1:
         return None
     [spec] = view.specs
+    if spec.tp > 1 and len(view.hosts) > 1:  # its ranks may be on several hosts, which share its memory evenly
+        return None
     held = [one for assignments in view.held.values() for one in assignments]
     is_first = all(one.spec.name == spec.name and not one.memory for one in held)
     return spec.name if is_first and not spec.unload else None

@@ -218,6 +218,17 @@ def test_a_need_that_was_not_known_moves_what_does_not_serve() -> None:
     assert len(farm.all()) == 1
 
 
+def test_a_replica_on_several_hosts_gets_one_share_once_its_need_is_known() -> None:
+    """Half of what the smaller of them has left, on both."""
+    farm = Farm(Host("a", memory=20 * GIB), Host("b", memory=11 * GIB))
+    farm.specs["m"] = spec("m", tp=2, spread=True)
+    farm.turn()
+    assert [one.memory for one in farm.all()] == [[], []]
+    farm.needs["m"] = need(1, tp=2, per_token=2**20, context=2**20)
+    farm.turn()
+    assert [(one.kv_tokens, one.memory) for one in farm.all()] == [(5 * 2**10, [6 * GIB])] * 2
+
+
 def test_hosts_of_an_older_version_take_what_they_are_given() -> None:
     farm = Farm(Host("a"))
     farm.want("m", need(1000))
