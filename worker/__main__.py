@@ -49,6 +49,7 @@ def run_agent() -> None:
     if standby is not None and not supervisor.inherited:
         standby.tend(serving=False)  # beside the imports of this process
 
+    from control.host_memory import capacity
     from control.placement.farm import check_name
     from control.placement.placement import Host
     from control.redis.connection import connect
@@ -57,7 +58,6 @@ def run_agent() -> None:
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators
     from worker.agent.facts.publisher import FactsPublisher
-    from worker.agent.host_memory import capacity
     from worker.agent.metrics.host_metrics import HostMetrics
 
     describe_structs()

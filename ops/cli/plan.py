@@ -69,7 +69,7 @@ def plan(model: str, redis_url: str | None, as_json: bool, **options: Any) -> No
 def free_memory(redis_url: str | None) -> list[tuple[str, int]]:
     """Hosts with the bytes that their ranks may still take: this one, or those of the farm that is named."""
     if redis_url is None:
-        from worker.agent.host_memory import available
+        from control.host_memory import available
 
         return [(HERE, available())]
     free = farm.free_memory(connect_to_farm(redis_url))

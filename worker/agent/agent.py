@@ -13,12 +13,12 @@ from typing import Any
 import structlog
 
 from control.errors import RedisUnavailable
+from control.host_memory import available
 from control.placement import farm
 from control.placement.placement import Host
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from worker.agent.adoption import adopt_standby
-from worker.agent.host_memory import available
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place, read_host
 from worker.agent.planner import Planner

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from control.host_memory import is_all
 from control.messages import Assignment
 from control.placement import farm
 from control.records import catalog
@@ -15,7 +16,6 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
 from control.sizes import in_words
-from worker.agent.host_memory import is_whole_machine
 from worker.agent.host_replicas import HostReplicas
 from worker.agent.host_view import HostView, Place
 from worker.agent.needs import Finder, need_apart
@@ -141,11 +141,11 @@ class Reconciler:
         return False
 
     def _starts_alone(self, assignment: Assignment) -> bool:
-        """True if a replica need not wait for its memory: nothing else is on this host, whose memory is all of the
-        machine's. Its ranks take a part of what is free, which is counted once they serve."""
+        """True if a replica need not wait for its memory: nothing else is on this host, which plans with all that
+        it has. Its ranks take a part of what is free, which is counted once they serve."""
         assert self._memory is not None
         others = [one for one in self._assigned if one != (assignment.spec.name, assignment.replica)]
-        return not others and len(assignment.ranks) == assignment.spec.tp and is_whole_machine(self._memory)
+        return not others and len(assignment.ranks) == assignment.spec.tp and is_all(self._memory)
 
     def _tell_needs(self) -> None:
         """Tell placement what replicas need that were started before their memory was assigned, once they serve: no

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import psutil
-
+from control.host_memory import available
 from worker.kv import slabs
 from worker.kv.base import CacheLayout, KVStore, WholeLayout
 from worker.kv.whole import WholeStore
@@ -18,7 +17,7 @@ def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_cont
     if isinstance(layout, WholeLayout):
         return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
     if not layout.device.startswith("cuda"):
-        free = psutil.virtual_memory().available // (2 * ranks)
+        free = available() // (2 * ranks)
         tokens = kv_tokens or slabs.mappable_tokens(layout, slabs.tokens_that_fit(free, layout), max_context)
         slabs.check_mappable(layout, tokens, max_context)
         return slabs.SlabStore(layout, tokens)

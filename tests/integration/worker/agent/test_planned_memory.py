@@ -162,7 +162,7 @@ def test_models_that_are_desired_together_share_a_host(redis: ReplicaRedis) -> N
 
 @pytest.fixture
 def whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.agent.reconciliation.is_whole_machine", lambda memory: True)
+    monkeypatch.setattr("worker.agent.reconciliation.is_all", lambda memory: True)
 
 
 def test_the_first_model_of_a_machine_does_not_wait_for_its_need(

@@ -58,6 +58,14 @@ def test_what_can_not_be_mapped_is_refused_at_load(monkeypatch: pytest.MonkeyPat
             stores.store_for(layout("float32"), tokens, 100_000, ranks=1)
 
 
+def test_kv_memory_is_a_quarter_of_what_the_control_group_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared by the ranks of the host."""
+    monkeypatch.setattr(stores, "available", lambda: 2**20)
+    each = layout("float32").bytes_per_token
+    assert stores.store_for(layout("float32"), None, 100_000, ranks=1).capacity_tokens == 2**18 // each
+    assert stores.store_for(layout("float32"), None, 100_000, ranks=2).capacity_tokens == 2**17 // each
+
+
 def test_a_gpu_gives_what_is_free_less_a_workspace() -> None:
     """Nine tenths without the workspace, on a small GPU half."""
     assert torch_stores.gpu_budget(100 * 2**30) == 89 * 2**30

@@ -24,9 +24,9 @@ def capacity(most: int | None = None, groups: Path = GROUPS, own_group: Path = O
     return max(0, whole - RESERVED_BYTES) if most is None else min(most, whole)
 
 
-def is_whole_machine(memory: int) -> bool:
-    """True if a host's capacity is neither named nor that of a control group."""
-    return memory >= psutil.virtual_memory().total - RESERVED_BYTES
+def is_all(memory: int) -> bool:
+    """True if a host plans with all that it has, and not with less that was named."""
+    return memory >= capacity()
 
 
 def available(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:

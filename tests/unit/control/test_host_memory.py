@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from control.control_group import memory_limit
-from worker.agent.host_memory import RESERVED_BYTES, available, capacity
+from control.host_memory import RESERVED_BYTES, available, capacity
 
 GIB = 2**30
 
