@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
-from api.chat.history import Messages, described_tools, fitted, say_switch, with_tools
+from api.chat.history import Messages, described_tools, fitted, say_switch, versions, with_tools
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
@@ -25,9 +27,9 @@ from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
-_TOOLS = ("tools", "xml_tools")
-"""Variables by which templates take tools."""
-_RESERVED = ("messages", *_TOOLS)
+TOOLS = ("tools", "xml_tools", "functions")
+"""Variables by which templates take tools; `functions` is JSON text (FireFunction 2)."""
+_RESERVED = ("messages", *TOOLS)
 """Variables of a template that have a field of their own in the request."""
 _NOT_UNDERSTOOD = (
     "'tools': calls of this model are not understood, what it writes is text. Name their form with `furrow api "
@@ -81,9 +83,16 @@ def chat_prompt(
     calling = _calling(offer, forms, form)
 
     def rendered(messages: Messages) -> str:
-        if request.continue_final_message:
-            return render_continued(template, messages, config, variables)
-        return render(template, messages, config, variables)
+        failure: TemplateFailed | None = None
+        for version in versions(messages):
+            try:
+                if request.continue_final_message:
+                    return render_continued(template, version, config, variables)
+                return render(template, version, config, variables)
+            except TemplateFailed as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
 
     if offer is not None and variable is None:
         warnings.append((_DESCRIBED.format(form=forms.calls), "tools"))
@@ -167,15 +176,20 @@ def _variables(
     variables = _effort(request.reasoning_effort, names, efforts) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
-    if offer is not None and tools_variable is not None:
-        variables[tools_variable] = offer.for_template
+    functions = [] if offer is None else offer.for_template
+    if tools_variable == "functions":
+        variables["functions"] = json.dumps([function["function"] for function in functions], indent=4)
+    elif functions and tools_variable is not None:
+        variables[tools_variable] = functions
+    if "datetime" in names:
+        variables.setdefault("datetime", datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S %Z"))
     return variables
 
 
 def _tools_variable(template: Template | None) -> str | None:
     """The variable by which the template takes tools."""
     names = frozenset[str]() if template is None else template.variables
-    return next((name for name in _TOOLS if name in names), None)
+    return next((name for name in TOOLS if name in names), None)
 
 
 def _with_description(messages: Messages, tools: str, rendered: Callable[[Messages], str]) -> str:

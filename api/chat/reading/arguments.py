@@ -57,6 +57,9 @@ class Parameters:
         self._close = after.strip()
         self._line_before, self._line_after = before.endswith("\n"), after.startswith("\n")
         self._ends = ("\n" + self._close, self._close) if self._line_after else (self._close,)
+        self._verbatim = shape.verbatim
+        self._inside = False
+        """True within the marks around a value."""
         self._names = literal
         self._state: Literal["between", "head", "value", "over"] = "between"
         self._held, self._searched, self._count = "", 0, 0
@@ -130,23 +133,27 @@ class Parameters:
     def _value(self, out: list[str]) -> bool:
         """A text goes out as it comes; what may be JSON is read at its end. True once the value is over."""
         if self._fresh:
-            if not self._held:
+            if not self._held or (self._verbatim and begun(self._held, self._verbatim[:1]) == len(self._held)):
                 return False
             if self._line_before:
                 self._held = self._held.removeprefix("\n")
+            self._inside = bool(self._verbatim) and self._held.startswith(self._verbatim[0])
+            if self._inside:
+                self._held = self._held.removeprefix(self._verbatim[0])
             self._fresh = False
             out.append("" if self._literal else '"')
-        at = self._held.find(self._close, max(0, self._searched - len(self._close)))
+        close = self._verbatim[1] + self._close if self._inside else self._close
+        at = self._held.find(close, max(0, self._searched - len(close)))
         if at >= 0:
             text = self._held[:at]
             text = text.removesuffix("\n") if self._line_after else text
             out.append(literal(text) if self._literal else quoted(text) + '"')
-            self._held, self._state = self._held[at + len(self._close) :], "between"
+            self._held, self._state = self._held[at + len(close) :], "between"
             return True
         if self._literal:
             self._searched = len(self._held)
             return False
-        cut = len(self._held) - begun(self._held, self._ends)
+        cut = len(self._held) - begun(self._held, (close,) if self._inside else self._ends)
         out.append(quoted(self._held[:cut]))
         self._held = self._held[cut:]
         return False

@@ -37,6 +37,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     parameter: str = ""
     """One of the parameters: `{key}`, `{value}`, and where the form says what is text `{text}`, true or false, or
     `{type}`, `string` for a text."""
+    verbatim: list[str] = []
+    """The two marks that may stand around the value of a parameter, such as XML's `<![CDATA[` and `]]>`."""
     optional: str = ""
     """The part of `call` that may be missing; it is not written."""
     between: str = ""
