@@ -107,7 +107,10 @@ def chat_prompt(
     else:
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
-    constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary)
+    prompted = form.prompted if form is not None else ""
+    if request.continue_final_message or not text.endswith(prompted):
+        prompted = ""
+    constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary, prompted)
     if constraint is not None and calling is not None and calling.begun:
         raise RequestError(
             f"'{constraint.param}' constrains the answer, but the last message ends within a call, which no "
@@ -123,13 +126,19 @@ def chat_prompt(
         _marks(thinking, form, vocabulary),
         forms.text,
         forms.own,
+        prompted,
         hidden=bool(forms.text) and request.include_reasoning is False,
     )
     return ChatPrompt(text, reading, constraint, images, warnings)
 
 
 def _constraint(
-    request: ChatRequest, offer: Offer | None, form: Form | None, thinking: Thinking | None, vocabulary: Vocabulary
+    request: ChatRequest,
+    offer: Offer | None,
+    form: Form | None,
+    thinking: Thinking | None,
+    vocabulary: Vocabulary,
+    prompted: str,
 ) -> tuple[Constraint | None, bool]:
     """The grammar of the answer, and True if reasoning may come before it.
 
@@ -148,7 +157,7 @@ def _constraint(
     marked = form is not None and any(form.answer)
     if constraint is not None and offer is None and thinking is None and not marked:
         return constraint, True
-    text = answer_grammar(offer, form, thinking, vocabulary, answer)
+    text = answer_grammar(offer, form, thinking, vocabulary, answer, prompted)
     if text is None:
         return None, True
     return Constraint(Grammar("lark", text), "tools" if constraint is None else constraint.param), True

@@ -126,6 +126,8 @@ class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_un
     """Marks around the text, which are not part of it."""
     answer: tuple[str, str] = ("", "")
     """The marks that are written around an answer in a demanded format."""
+    prompted: str = ""
+    """The beginning of the first mark, with which the prompt ends."""
     channels: Channels | None = None
     efforts: dict[str, str] = {}
     """Words of `reasoning_effort` that the model was not trained on, and those that stand for them."""

@@ -37,7 +37,7 @@ class AnswerParser:
         if thinking is not None and not any(pair.open == thinking.open for pair in self._pairs):
             self._pairs.append(Pair(thinking.open, thinking.close))
         self._over = False
-        self._begun = calling.begun if calling is not None else ""
+        self._begun = calling.begun if calling is not None and calling.begun else reading.prompted
         self._channels: ChannelReader | None = None
         self._reasoning: ThinkingParser | None = None
         self._section: Section | None = None

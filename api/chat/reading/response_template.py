@@ -67,6 +67,7 @@ def _form(name: str, template: Any) -> Form:
         calls=_calls(fields["tool_calls"]) if "tool_calls" in fields else None,
         content=[mark for mark in around if mark],
         answer=msgspec.convert(template.get("answer", ("", "")), tuple[str, str]),
+        prompted=msgspec.convert(template.get("prompted", ""), str)[:_MARK_CHARACTERS],
         channels=None if channels is None else msgspec.convert(channels, Channels),
         efforts=efforts,
         ids=msgspec.convert(template.get("ids", "any"), Ids),

@@ -163,6 +163,7 @@ SPOKEN: dict[str, Spoken] = {
         THINK,
     ),
     "function_json": Spoken(each(lambda name, arguments: f"<function={name}>{as_json(arguments)}</function>")),
+    "functionary": Spoken(each(lambda name, arguments: f">>>{name}\n{as_json(arguments)}"), text=(">>>all\n", "")),
     "functools": Spoken(listed(" functools", "")),
     "gemma4": Spoken(
         each(lambda name, arguments: f"<|tool_call>call:{name}{gemma(arguments)}<tool_call|>"),

@@ -242,6 +242,20 @@ def test_a_template_that_fails_on_all_versions_says_what_it_said_first() -> None
         prompt("{{ tools }}{{ raise_exception('first') }}{{ messages[1].tool_calls }}", messages=LOOP, tools=[WEATHER])
 
 
+@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER]}])
+def test_a_prompt_that_begins_the_answer_s_mark(tools: dict[str, Any]) -> None:
+    """As Functionary 3.2's, with tools and without; not one that goes on with a text."""
+    template = (
+        "{{ tools }}{% for message in messages %}{% if message.role == 'assistant' %}{{ '>>>all\\n' }}{% endif %}"
+        "{{ message.content }}{% endfor %}{% if add_generation_prompt %}{{ '>>>' }}{% endif %}"
+    )
+    found = prompt(template, **tools)
+    assert found.text.endswith("x>>>") and found.reading is not None and found.reading.prompted == ">>>"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y >>>"}]
+    continued = prompt(template, messages=messages, continue_final_message=True, add_generation_prompt=False, **tools)
+    assert continued.text.endswith("y >>>") and continued.reading is not None and continued.reading.prompted == ""
+
+
 def test_a_template_that_takes_functions_as_text() -> None:
     """As FireFunction 2's, which also wants the time; both are there without tools too."""
     template = (

@@ -40,6 +40,7 @@ SKETCHES: dict[str, list[str]] = {
     "deepseek_v3": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json"],
     "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "</think>"],
     "function_json": ["<function=" + CALL + ">", "</function>", "<|python_tag|>"],
+    "functionary": [">>>${recipient}", "'>>>all\\n' + ", "'>>>' + ", "<|start_header_id|>"],
     "functools": [" functools[", '"name"', '"arguments"'],
     "gemma4": ["<|tool_call>call:", "<tool_call|>", "<|channel>thought", "<channel|>", '"name"'],
     "gigachat": ["<|role_sep|>", "<|function_call|>", '{"name": "', '"arguments": '],
