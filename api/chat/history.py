@@ -58,7 +58,7 @@ def fitted(messages: Messages, form: Form | None, source: str, takes_tools: bool
 
 
 def described_tools(offer: Offer, form: Form | None) -> str:
-    """What a model whose template takes no tools is told about them, and how it is to write a call."""
+    """A description of the tools, and of how a call is written, for a model whose template takes none."""
     calls = _calls_in_text(form)
     functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in offer.for_template]
     several = _ONE_CALL

@@ -103,15 +103,15 @@ class Channels(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
     """Texts with headers, as in OpenAI's harmony: `<|channel|>NAME …<|message|>text<|end|>`."""
 
     opens: list[str]
-    """What begins a header."""
+    """The marks that begin a header."""
     message: str
-    """What ends it."""
+    """The mark that ends a header."""
     closes: list[str]
-    """What ends a text; the first ends one that another follows, the second a call, the third the answer."""
+    """The marks that end a text: the first where another text follows, the second after a call, the third at last."""
     reasoning: list[str]
     """Names of channels whose texts are reasoning; others are content."""
     following: str
-    """What is written before the header of a text that follows another."""
+    """The text before the header of a text that follows another."""
     recipient: str
     """The word before the name of a call's function."""
 

@@ -16,7 +16,7 @@ import msgspec
 from api.chat.reading.form import CallForm, CallShape, Channels, Form, Ids, Pair
 
 MOST_BYTES = 16_384
-"""Of a template as JSON: it travels with each request of its model."""
+"""The size of a template as JSON is bounded, because it travels with each request of its model."""
 _MARK_CHARACTERS = 128
 _PATTERN_CHARACTERS = 512
 _MARKS = 8
