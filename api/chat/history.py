@@ -26,7 +26,8 @@ _REASONING = ("thinking", "thought", "tool_plan")
 
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
 _DESCRIPTION = """\
-You can call these functions. Each line describes one as JSON, its parameters as a JSON schema:
+You can call these functions. Their parameters are JSON schemas.
+
 {functions}
 
 To call a function, answer with the call alone, in this form, with a name from the list and without a code block:
@@ -60,12 +61,21 @@ def fitted(messages: Messages, form: Form | None, source: str, takes_tools: bool
 def described_tools(offer: Offer, form: Form | None) -> str:
     """A description of the tools, and of how a call is written, for a model whose template takes none."""
     calls = _calls_in_text(form)
-    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in offer.for_template]
+    functions = [_described(tool["function"]) for tool in offer.for_template]
     several = _ONE_CALL
     if not (offer.single or calls.alone):
         several = _SEVERAL_CALLS.format(calls=written_calls(calls, [_EXAMPLE, _EXAMPLE]))
     call = written_calls(calls, [_EXAMPLE])
-    return _DESCRIPTION.format(functions="\n".join(functions), call=call, several=several)
+    return _DESCRIPTION.format(functions="\n\n".join(functions), call=call, several=several)
+
+
+def _described(function: dict[str, Any]) -> str:
+    """A function under a headline, not as JSON with its name: a model that repeats it would make a call."""
+    lines = [f"### {function['name']}"]
+    if function.get("description"):
+        lines.append(f"Description: {function['description']}")
+    lines.append(f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
+    return "\n".join(lines)
 
 
 def with_tools(messages: Messages, tools: str, role: str) -> Messages:

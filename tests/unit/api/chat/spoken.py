@@ -274,6 +274,18 @@ SPOKEN: dict[str, Spoken] = {
         ),
         MISTRAL,
     ),
+    "muse": Spoken(
+        each(
+            tagged(
+                ' to=%n<|message|><atem:function_calls>\n<atem:invoke name="%n">\n',
+                '<atem:parameter name="%k">%v</atem:parameter>\n',
+                "</atem:invoke>\n</atem:function_calls>",
+            ),
+            "<|eom|><|start|>assistant",
+        ),
+        (" to=self<|message|>", "<|eom|><|start|>assistant"),
+        (" to=user<|message|>", "<|eom|><|start|>assistant"),
+    ),
     "nemotron": Spoken(listed("<TOOLCALL>", "</TOOLCALL>"), THINK),
     "olmo3": Spoken(around("<function_calls>", "</function_calls>", pythonic, "\n"), THINK),
     "phi4": Spoken(listed("<|tool_call|>", "<|/tool_call|>")),

@@ -176,7 +176,7 @@ def test_tools_are_described_where_the_template_takes_none(choice: Any) -> None:
     assert found.text.startswith("<system>Be brief.\n\nYou can call these functions.") and found.text.endswith(
         "<user>x"
     )
-    assert '\n{"name": "get_weather", "description": ' in found.text and '"parameters": {"type": "object"' in found.text
+    assert "\n\n### get_weather\nDescription: " in found.text and '\nParameters: {"type": "object"' in found.text
     assert '\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n' in found.text
     assert found.reading is not None and found.reading.calling is not None
     assert (found.reading.calling.format, found.reading.calling.names) == ("plain", ["get_weather"])

@@ -72,6 +72,7 @@ SKETCHES: dict[str, list[str]] = {
     "mistral_args": ["[TOOL_CALLS]", "[ARGS]", "[THINK]"],
     "mistral_ids": ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
     "mistral_list": ["[TOOL_CALLS][", '{"name": "', '"arguments": ', '"id": "'],
+    "muse": ["<atem:function_calls>", '<atem:invoke name="', '<atem:parameter name="', "assistant to=self<|message|>"],
     "nemotron": ["<TOOLCALL>[", "]</TOOLCALL>", "<think>"],
     "olmo3": ["<function_calls>", "</function_calls>"],
     "phi4": ["<|tool_call|>[", "]<|/tool_call|>", '"name"', '"arguments"'],
