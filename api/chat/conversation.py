@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
-from api.chat.history import Messages, described_tools, fitted, say_switch, with_tools
+from api.chat.history import Messages, described_tools, fitted, say_switch, versions, with_tools
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
@@ -25,9 +27,9 @@ from control.errors import RequestError, TemplateFailed
 from control.messages import Grammar, ModelAssets
 from control.text.grammar import as_lark
 
-_TOOLS = ("tools", "xml_tools")
-"""Variables by which templates take tools."""
-_RESERVED = ("messages", *_TOOLS)
+TOOLS = ("tools", "xml_tools", "functions")
+"""Variables by which templates take tools; `functions` is JSON text (FireFunction 2)."""
+_RESERVED = ("messages", *TOOLS)
 """Variables of a template that have a field of their own in the request."""
 _NOT_UNDERSTOOD = (
     "'tools': calls of this model are not understood, what it writes is text. Name their form with `furrow api "
@@ -81,9 +83,16 @@ def chat_prompt(
     calling = _calling(offer, forms, form)
 
     def rendered(messages: Messages) -> str:
-        if request.continue_final_message:
-            return render_continued(template, messages, config, variables)
-        return render(template, messages, config, variables)
+        failure: TemplateFailed | None = None
+        for version in versions(messages):
+            try:
+                if request.continue_final_message:
+                    return render_continued(template, version, config, variables)
+                return render(template, version, config, variables)
+            except TemplateFailed as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
 
     if offer is not None and variable is None:
         warnings.append((_DESCRIBED.format(form=forms.calls), "tools"))
@@ -98,7 +107,10 @@ def chat_prompt(
     else:
         thinking = _begun(_shown(forms.thinking, request), text)
     over = thinking is not None and text.rstrip().endswith(thinking.close)
-    constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary)
+    prompted = form.prompted if form is not None else ""
+    if request.continue_final_message or not text.endswith(prompted):
+        prompted = ""
+    constraint, thinks = _constraint(request, offer, form, None if over else thinking, vocabulary, prompted)
     if constraint is not None and calling is not None and calling.begun:
         raise RequestError(
             f"'{constraint.param}' constrains the answer, but the last message ends within a call, which no "
@@ -114,13 +126,19 @@ def chat_prompt(
         _marks(thinking, form, vocabulary),
         forms.text,
         forms.own,
+        prompted,
         hidden=bool(forms.text) and request.include_reasoning is False,
     )
     return ChatPrompt(text, reading, constraint, images, warnings)
 
 
 def _constraint(
-    request: ChatRequest, offer: Offer | None, form: Form | None, thinking: Thinking | None, vocabulary: Vocabulary
+    request: ChatRequest,
+    offer: Offer | None,
+    form: Form | None,
+    thinking: Thinking | None,
+    vocabulary: Vocabulary,
+    prompted: str,
 ) -> tuple[Constraint | None, bool]:
     """The grammar of the answer, and True if reasoning may come before it.
 
@@ -139,7 +157,7 @@ def _constraint(
     marked = form is not None and any(form.answer)
     if constraint is not None and offer is None and thinking is None and not marked:
         return constraint, True
-    text = answer_grammar(offer, form, thinking, vocabulary, answer)
+    text = answer_grammar(offer, form, thinking, vocabulary, answer, prompted)
     if text is None:
         return None, True
     return Constraint(Grammar("lark", text), "tools" if constraint is None else constraint.param), True
@@ -167,15 +185,20 @@ def _variables(
     variables = _effort(request.reasoning_effort, names, efforts) | _switch(request.thinks, names) | template_kwargs
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
-    if offer is not None and tools_variable is not None:
-        variables[tools_variable] = offer.for_template
+    functions = [] if offer is None else offer.for_template
+    if tools_variable == "functions":
+        variables["functions"] = json.dumps([function["function"] for function in functions], indent=4)
+    elif functions and tools_variable is not None:
+        variables[tools_variable] = functions
+    if "datetime" in names:
+        variables.setdefault("datetime", datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S %Z"))
     return variables
 
 
 def _tools_variable(template: Template | None) -> str | None:
     """The variable by which the template takes tools."""
     names = frozenset[str]() if template is None else template.variables
-    return next((name for name in _TOOLS if name in names), None)
+    return next((name for name in TOOLS if name in names), None)
 
 
 def _with_description(messages: Messages, tools: str, rendered: Callable[[Messages], str]) -> str:

@@ -33,18 +33,19 @@ def answer_grammar(
     thinking: Thinking | None,
     vocabulary: Vocabulary,
     answer: str | None = None,
+    prompted: str = "",
 ) -> str | None:
     """The grammar of the answer; None where the model is free.
 
     `thinking` are the marks of a reasoning that the answer may begin with, `answer` is what it has to be where it is
-    no call, as Lark. Where neither a call nor that is demanded, strict functions still are what they say, if the
-    model's opening tag is a token of its own.
+    no call, as Lark; `prompted` is the beginning of its first mark, which stands in the prompt. Where neither a call
+    nor that is demanded, strict functions still are what they say, if the model's opening tag is a token of its own.
     """
     form = TABLE.get(form) if isinstance(form, str) else form
     calls = form.calls if form is not None and offer is not None else None
     if calls is None and answer is None:
         return None
-    writer = _Writer(form or Form(""), vocabulary)
+    writer = _Writer(form or Form(""), vocabulary, prompted)
     rules = writer.calls(calls, offer) if calls is not None and offer is not None else []
     if calls is None or offer is None:
         body = "answer"
@@ -65,15 +66,17 @@ def answer_grammar(
 class _Writer:
     """Writes the rules of one form."""
 
-    def __init__(self, form: Form, vocabulary: Vocabulary) -> None:
-        self._form, self._vocabulary = form, vocabulary
+    def __init__(self, form: Form, vocabulary: Vocabulary, prompted: str) -> None:
+        self._form, self._vocabulary, self._prompted = form, vocabulary, prompted
 
     def calls(self, calls: CallForm, offer: Offer) -> list[str]:
         """The rules for one call of an offered function, and for as many as are wanted."""
         shape = calls.shape
         names = " | ".join(f"call{index}" for index in range(len(offer.functions)))
         rules = [
-            rule for index, function in enumerate(offer.functions) for rule in self._function(index, function, shape)
+            rule
+            for index, function in enumerate(offer.functions)
+            for rule in self._function(f"call{index}", function, shape)
         ]
         opened = "" if shape.bare else self.spelled(calls.open[0] if calls.open else "")
         closed = "" if shape.bare else self.spelled(calls.close[0] if calls.close else "")
@@ -84,6 +87,11 @@ class _Writer:
             return [f"calls: {opened} one{more} {closed}", f"call: {opened} one {closed}", f"one: {names}", *rules]
         single = offer.single or self._form.channels is not None
         more = "" if single else f" ({self.spelled(shape.between or shape.apart)} call)*"
+        if self._prompted:
+            firsts = [f"first{index}" for index in range(len(offer.functions))]
+            for first, function in zip(firsts, offer.functions, strict=True):
+                rules += self._function(first, function, shape, self._prompted)
+            return [f"calls: ({' | '.join(firsts)}){more}", f"call: {names}", *rules]
         return [f"calls: call{more}", f"call: {opened} one {closed}", f"one: {names}", *rules]
 
     def opens_with_token(self, calls: CallForm) -> bool:
@@ -93,7 +101,8 @@ class _Writer:
 
     def answer(self, answer: str) -> list[str]:
         """The rules for an answer in a demanded format, in the marks of the form."""
-        before, after = (self.spelled(text) for text in self._form.answer)
+        opened, closed = self._form.answer
+        before, after = self.spelled(opened.removeprefix(self._prompted)), self.spelled(closed)
         return [f"answer: {before} format {after}".rstrip(), f"format: {answer}"]
 
     def reasoning(self, thinking: Thinking) -> list[str]:
@@ -118,24 +127,24 @@ class _Writer:
         pieces += [_quoted(text[at:])] if at < len(text) else []
         return " ".join(pieces)
 
-    def _function(self, index: int, function: Function, shape: CallShape) -> list[str]:
-        """The rules for a call of one function."""
+    def _function(self, rule: str, function: Function, shape: CallShape, prompted: str = "") -> list[str]:
+        """The rules for a call of one function, without its beginning where that stands in the prompt."""
         call = shape.call.replace(shape.optional, "") if shape.optional else shape.call
         rules: list[str] = []
         parts: list[str] = []
-        for piece in _HOLE.split(call.replace("{name}", function.name)):
+        for piece in _HOLE.split(call.removeprefix(prompted).replace("{name}", function.name)):
             match piece:
                 case "{id}":
                     parts.append("/[a-zA-Z0-9]{9}/")
                 case "{index}":
                     parts.append("/[0-9]{1,2}/")
                 case "{arguments}" | "{parameters}":
-                    part, more = self._arguments(f"call{index}", function, shape)
+                    part, more = self._arguments(rule, function, shape)
                     parts += [part] if part else []
                     rules += more
                 case text:
                     parts += [self.spelled(text)] if text else []
-        return [f"call{index}: {' '.join(parts)}", *rules]
+        return [f"{rule}: {' '.join(parts)}", *rules]
 
     def _arguments(self, rule: str, function: Function, shape: CallShape) -> tuple[str, list[str]]:
         """What the arguments are, and the rules for it."""

@@ -49,7 +49,7 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
     """The forms in the template, or of marks that only the tokenizer has; `calls`, if given, is that of calls. `own`
     is the model's own response template; one that can't be read is passed over."""
     source = template or ""
-    name = calls or _told(source, vocabulary)
+    name = calls or _form_name(source, vocabulary)
     form = TABLE.get(name or "")
     # Transformers' form has no words for headers: text between channels would be an answer.
     if own is not None and calls is None and (form is None or form.channels is None):
@@ -63,8 +63,8 @@ def forms_of(template: str | None, vocabulary: Vocabulary, calls: CallFormat | N
             marks = None if pair is None else Thinking(pair.open.strip(), pair.close.strip())
             thinking = marks or _thinking(source, vocabulary)
             return Forms(OWN if read.calls is not None else None, thinking, _text(read), own)
-    told = None if form is None or form.calls is None else name
-    return Forms(told, _thinking(source, vocabulary, form), "" if form is None else _text(form))
+    understood = None if form is None or form.calls is None else name
+    return Forms(understood, _thinking(source, vocabulary, form), "" if form is None else _text(form))
 
 
 def _with_line_breaks(own: Any, source: str, form: Form) -> Any:
@@ -85,12 +85,12 @@ def _text(form: Form) -> str:
     return "" if plain else form.name
 
 
-def _told(source: str, vocabulary: Vocabulary) -> str | None:
-    """The first form in the table that the template shows."""
+def _form_name(source: str, vocabulary: Vocabulary) -> str | None:
+    """The first form in the table whose signs the template and the vocabulary have."""
     plain = re.sub(r"\\(?=[\"'])", "", source)
     for name, row in rows().items():
-        for told in row.told_by:
-            if all(text in plain for text in told.template) and all(vocabulary.knows(text) for text in told.tokens):
+        for signs in row.signs:
+            if all(text in plain for text in signs.template) and all(vocabulary.knows(text) for text in signs.tokens):
                 return name
     return None
 
@@ -98,7 +98,7 @@ def _told(source: str, vocabulary: Vocabulary) -> str | None:
 def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> Thinking | None:
     for pair in [*(form.reasoning if form is not None else ()), *reasoning_pairs()]:
         opened, closed = pair.open.strip(), pair.close.strip()
-        known = closed in source and closed.startswith(("</", "[/"))
-        if opened in source or known or (vocabulary.knows(opened) and vocabulary.knows(closed)):
+        closes = closed in source and closed.startswith(("</", "[/"))
+        if opened in source or closes or (vocabulary.knows(opened) and vocabulary.knows(closed)):
             return Thinking(pair.open if form is not None and form.channels else opened, closed)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from api.chat.forms import PLAIN
@@ -25,7 +26,8 @@ _REASONING = ("thinking", "thought", "tool_plan")
 
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
 _DESCRIPTION = """\
-You can call these functions. Each line describes one as JSON, its parameters as a JSON schema:
+You can call these functions. Their parameters are JSON schemas.
+
 {functions}
 
 To call a function, answer with the call alone, in this form, with a name from the list and without a code block:
@@ -57,14 +59,23 @@ def fitted(messages: Messages, form: Form | None, source: str, takes_tools: bool
 
 
 def described_tools(offer: Offer, form: Form | None) -> str:
-    """What a model whose template takes no tools is told about them, and how it is to write a call."""
+    """A description of the tools, and of how a call is written, for a model whose template takes none."""
     calls = _calls_in_text(form)
-    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in offer.for_template]
+    functions = [_described(tool["function"]) for tool in offer.for_template]
     several = _ONE_CALL
     if not (offer.single or calls.alone):
         several = _SEVERAL_CALLS.format(calls=written_calls(calls, [_EXAMPLE, _EXAMPLE]))
     call = written_calls(calls, [_EXAMPLE])
-    return _DESCRIPTION.format(functions="\n".join(functions), call=call, several=several)
+    return _DESCRIPTION.format(functions="\n\n".join(functions), call=call, several=several)
+
+
+def _described(function: dict[str, Any]) -> str:
+    """A function under a headline, not as JSON with its name: a model that repeats it would make a call."""
+    lines = [f"### {function['name']}"]
+    if function.get("description"):
+        lines.append(f"Description: {function['description']}")
+    lines.append(f"Parameters: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}")
+    return "\n".join(lines)
 
 
 def with_tools(messages: Messages, tools: str, role: str) -> Messages:
@@ -90,6 +101,28 @@ def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
         messages.insert(0, {"role": "system", "content": word})
     elif isinstance(messages[0]["content"], str) and word not in messages[0]["content"]:
         messages[0]["content"] += f" {word}"
+
+
+def versions(messages: Messages) -> Iterator[Messages]:
+    """The messages, and versions of them for templates that fail on these: with arguments as JSON text (DeepSeek R1,
+    Functionary 3.2), and with text for a content that is None (Ministral 3)."""
+    yield messages
+    calling = [message for message in messages if message.get("tool_calls")]
+    if calling:
+        yield [_with_text_arguments(message) for message in messages]
+    if any(message["content"] is None for message in calling):
+        yield [message | {"content": message["content"] or ""} for message in messages]
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls: list[dict[str, Any]] = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        calls.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": calls}
 
 
 def _calls_in_text(form: Form | None) -> CallForm:

@@ -54,6 +54,8 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
     """The form of a text that has more than calls and reasoning in it, such as channels."""
     own: Any = None
     """The response template of a model that has its own."""
+    prompted: str = ""
+    """The beginning of the answer's first mark that stands at the end of the prompt."""
     hidden: bool = False
     """True if the client does not want to see reasoning."""
 

@@ -28,7 +28,7 @@ UNKNOWN_LOAD_MS = 5_000
 """The time of a load before there was one."""
 LONGEST_WAIT_MS = 118_500
 """A model that is in use gives way in time for the requests of another to wait no longer than this."""
-PAUSES = 5
+PAUSES = 6
 """A model is in use until its last request is so many of its usual pauses ago, or its least stay."""
 LEAST_PAUSE_MS = 250
 LONG_PAUSE_MS = 12_000

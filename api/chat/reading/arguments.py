@@ -24,7 +24,7 @@ class Arguments(Protocol):
         ...
 
     def end(self) -> str:
-        """The answer is over: what of the arguments is still held back."""
+        """The answer is over: the rest of the arguments, which no push has returned."""
         ...
 
 
@@ -57,9 +57,12 @@ class Parameters:
         self._close = after.strip()
         self._line_before, self._line_after = before.endswith("\n"), after.startswith("\n")
         self._ends = ("\n" + self._close, self._close) if self._line_after else (self._close,)
+        self._verbatim = shape.verbatim
+        self._inside = False
+        """True within the marks around a value."""
         self._names = literal
         self._state: Literal["between", "head", "value", "over"] = "between"
-        self._held, self._searched, self._count = "", 0, 0
+        self._pending, self._searched, self._count = "", 0, 0
 
     @property
     def first(self) -> str:
@@ -67,31 +70,31 @@ class Parameters:
         return self._open
 
     def push(self, text: str) -> tuple[str, str | None]:
-        self._held += text
+        self._pending += text
         out: list[str] = []
         while True:
             if self._state == "between":
-                self._held = self._held.lstrip()
-                if len(self._held) < len(self._open) and self._open.startswith(self._held):
+                self._pending = self._pending.lstrip()
+                if len(self._pending) < len(self._open) and self._open.startswith(self._pending):
                     break
-                self._state = "head" if self._held.startswith(self._open) else "over"
+                self._state = "head" if self._pending.startswith(self._open) else "over"
             if self._state == "head":
                 head = self._head()
-                if head is None and len(self._held) < _HEAD_CHARACTERS:
+                if head is None and len(self._pending) < _HEAD_CHARACTERS:
                     break
                 head = head or ""
                 out.append(head)
                 self._state, self._searched = "value" if head else "over", 0
             if self._state == "over":
                 out.append("}" if self._count else "{}")
-                rest, self._held = self._held, ""
+                rest, self._pending = self._pending, ""
                 return "".join(out), rest
             if not self._value(out):
                 break
         return "".join(out), None
 
     def end(self) -> str:
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         if self._state == "head":  # a key that is cut short
             return (", " if self._count else "{") + '"' + quoted(rest.removeprefix(self._open))
         if self._state != "value":
@@ -104,7 +107,7 @@ class Parameters:
 
     def _head(self) -> str | None:
         """The key as JSON; empty where there is none, None while that is unknown."""
-        rest, key, text = self._held, "", ""
+        rest, key, text = self._pending, "", ""
         for place, part in enumerate(self._parts):
             if part not in ("{key}", "{text}", "{type}"):
                 rest = rest.lstrip() if place else rest
@@ -113,42 +116,46 @@ class Parameters:
                 rest = rest[len(part) :]
                 continue
             following = self._parts[place + 1] if place + 1 < len(self._parts) else "\n"
-            value, found, after = rest.partition(following)
-            if not found:
+            value, separator, after = rest.partition(following)
+            if not separator:
                 return None if len(rest) <= _KEY_CHARACTERS else ""
             if len(value) > _KEY_CHARACTERS:
                 return ""
             key, text = (value.strip(), text) if part == "{key}" else (key, value.strip())
             rest = following + after
-        if len(self._held) - len(rest) > _HEAD_CHARACTERS:
+        if len(self._pending) - len(rest) > _HEAD_CHARACTERS:
             return ""
         self._literal = text not in ("", "true", "string") or (not text and key in self._names)
-        self._held, self._fresh = rest, True
+        self._pending, self._fresh = rest, True
         self._count += 1
         return (", " if self._count > 1 else "{") + as_json(key) + ": "
 
     def _value(self, out: list[str]) -> bool:
         """A text goes out as it comes; what may be JSON is read at its end. True once the value is over."""
         if self._fresh:
-            if not self._held:
+            if not self._pending or (self._verbatim and begun(self._pending, self._verbatim[:1]) == len(self._pending)):
                 return False
             if self._line_before:
-                self._held = self._held.removeprefix("\n")
+                self._pending = self._pending.removeprefix("\n")
+            self._inside = bool(self._verbatim) and self._pending.startswith(self._verbatim[0])
+            if self._inside:
+                self._pending = self._pending.removeprefix(self._verbatim[0])
             self._fresh = False
             out.append("" if self._literal else '"')
-        at = self._held.find(self._close, max(0, self._searched - len(self._close)))
+        close = self._verbatim[1] + self._close if self._inside else self._close
+        at = self._pending.find(close, max(0, self._searched - len(close)))
         if at >= 0:
-            text = self._held[:at]
+            text = self._pending[:at]
             text = text.removesuffix("\n") if self._line_after else text
             out.append(literal(text) if self._literal else quoted(text) + '"')
-            self._held, self._state = self._held[at + len(self._close) :], "between"
+            self._pending, self._state = self._pending[at + len(close) :], "between"
             return True
         if self._literal:
-            self._searched = len(self._held)
+            self._searched = len(self._pending)
             return False
-        cut = len(self._held) - begun(self._held, self._ends)
-        out.append(quoted(self._held[:cut]))
-        self._held = self._held[cut:]
+        cut = len(self._pending) - begun(self._pending, (close,) if self._inside else self._ends)
+        out.append(quoted(self._pending[:cut]))
+        self._pending = self._pending[cut:]
         return False
 
 
@@ -172,7 +179,7 @@ class RelaxedArguments:
         self._raw = quote
         self._keywords = keywords
         self._stack: list[str] = []
-        self._held = ""
+        self._pending = ""
         self._quote = ""
         """The quote that is open."""
         self._key = False
@@ -184,10 +191,10 @@ class RelaxedArguments:
         self._positional = 0
 
     def push(self, text: str) -> tuple[str, str | None]:
-        self._held += text
+        self._pending += text
         out: list[str] = []
         rest: str | None = None
-        while self._held and rest is None:
+        while self._pending and rest is None:
             if self._quote:
                 if not self._string(out):
                     break
@@ -196,12 +203,12 @@ class RelaxedArguments:
                 if step is None:
                     break
                 if step:
-                    rest, self._held = self._held, ""
+                    rest, self._pending = self._pending, ""
         return "".join(out), rest
 
     def end(self) -> str:
-        rest = (self._word + self._held).strip()
-        self._word = self._held = ""
+        rest = (self._word + self._pending).strip()
+        self._word = self._pending = ""
         if not rest:
             return ""
         if self._quote:
@@ -218,12 +225,12 @@ class RelaxedArguments:
 
     def _structure(self, out: list[str]) -> bool | None:
         """Take the next character or word; True once the arguments are over, None where more text is needed."""
-        held = self._held = self._held.lstrip()
-        if not held:
+        pending = self._pending = self._pending.lstrip()
+        if not pending:
             return None
-        first = held[0]
+        first = pending[0]
         if first in ":=" and (self._word or not self._key):
-            self._held = held[1:]
+            self._pending = pending[1:]
             if self._word:
                 self._value(out, as_json(self._word))
                 self._word = ""
@@ -244,34 +251,34 @@ class RelaxedArguments:
             opened = self._stack.pop()
             top = not self._stack
             out.append("}" if top and opened == "(" else _CLOSES[opened])
-            self._held = held[1:]
+            self._pending = pending[1:]
             self._comma, self._key = False, False
             return top
         elif first == ",":
             self._comma, self._key = True, self._named
         else:
-            return self._text(held, out)
-        self._held = held[1:]
+            return self._text(pending, out)
+        self._pending = pending[1:]
         return False
 
-    def _text(self, held: str, out: list[str]) -> bool | None:
+    def _text(self, pending: str, out: list[str]) -> bool | None:
         """A quote opens, or a word comes."""
-        if self._raw.startswith(held) and len(held) < len(self._raw):
+        if self._raw.startswith(pending) and len(pending) < len(self._raw):
             return None
-        quote = next((mark for mark in self._quotes if held.startswith(mark)), None)
+        quote = next((mark for mark in self._quotes if pending.startswith(mark)), None)
         if quote is not None:
             self._number(out)
             self._value(out, '"')
             self._key = False
-            self._quote, self._held = quote, held[len(quote) :]
+            self._quote, self._pending = quote, pending[len(quote) :]
             return False
-        word = _WORD.match(held)
+        word = _WORD.match(pending)
         if word is None:  # a character that opens nothing
-            self._held = held[1:]
+            self._pending = pending[1:]
             return False
-        if word.end() == len(held) and len(held) < _WORD_CHARACTERS:
+        if word.end() == len(pending) and len(pending) < _WORD_CHARACTERS:
             return None
-        self._held = held[word.end() :]
+        self._pending = pending[word.end() :]
         if self._key:
             self._word = word[0]
         else:
@@ -298,47 +305,47 @@ class RelaxedArguments:
 
     def _string(self, out: list[str]) -> bool:
         """Pass on a text; False where more is needed."""
-        held, quote = self._held, self._quote
+        pending, quote = self._pending, self._quote
         if quote == self._raw:
-            at = held.find(quote)
+            at = pending.find(quote)
             if at < 0:
-                cut = len(held) - begun(held, (quote,))
-                out.append(quoted(held[:cut]))
-                self._held = held[cut:]
+                cut = len(pending) - begun(pending, (quote,))
+                out.append(quoted(pending[:cut]))
+                self._pending = pending[cut:]
                 return False
-            out.append(quoted(held[:at]) + '"')
-            self._held, self._quote = held[at + len(quote) :], ""
+            out.append(quoted(pending[:at]) + '"')
+            self._pending, self._quote = pending[at + len(quote) :], ""
             return True
-        stop = next((at for at, character in enumerate(held) if character in (quote, "\\")), len(held))
-        out.append(quoted(held[:stop]))
-        self._held = held = held[stop:]
-        if not held:
+        stop = next((at for at, character in enumerate(pending) if character in (quote, "\\")), len(pending))
+        out.append(quoted(pending[:stop]))
+        self._pending = pending = pending[stop:]
+        if not pending:
             return False
-        if held[0] == quote:
+        if pending[0] == quote:
             out.append('"')
-            self._held, self._quote = held[1:], ""
+            self._pending, self._quote = pending[1:], ""
             return True
         return self._escape(out)
 
     def _escape(self, out: list[str]) -> bool:
-        held = self._held
-        if len(held) < 2:
+        pending = self._pending
+        if len(pending) < 2:
             return False
-        size = _CODE_DIGITS.get(held[1])
+        size = _CODE_DIGITS.get(pending[1])
         if size is None:
-            out.append(_ESCAPES.get(held[1], "\\\\" + quoted(held[1])))
-            self._held = held[2:]
+            out.append(_ESCAPES.get(pending[1], "\\\\" + quoted(pending[1])))
+            self._pending = pending[2:]
             return True
-        if len(held) < 2 + size and re.fullmatch(r"[0-9a-fA-F]*", held[2:]):
+        if len(pending) < 2 + size and re.fullmatch(r"[0-9a-fA-F]*", pending[2:]):
             return False
-        digits = held[2 : 2 + size]
+        digits = pending[2 : 2 + size]
         if not re.fullmatch(r"[0-9a-fA-F]+", digits) or len(digits) < size or int(digits, 16) > 0x10FFFF:
             out.append("\\\\")
-            self._held = held[1:]
+            self._pending = pending[1:]
             return True
         code = int(digits, 16)
         out.append(f"\\u{code:04x}" if code < 0x10000 else quoted(chr(code)))
-        self._held = held[2 + size :]
+        self._pending = pending[2 + size :]
         return True
 
 
@@ -376,12 +383,12 @@ def _python_literal(value: str) -> str | None:
     """A list or a dictionary in Python's words as JSON; None for any other text."""
     if not value.startswith(("[", "{")):
         return None
-    told, rest = RelaxedArguments().push(value)
+    text, rest = RelaxedArguments().push(value)
     try:
-        json.loads(told)
+        json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return told if rest == "" else None
+    return text if rest == "" else None
 
 
 def _constant(word: str) -> str:

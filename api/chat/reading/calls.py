@@ -1,4 +1,4 @@
-"""The calls of one choice: their numbers, their ids and what of them is told; and what reads one call."""
+"""The calls of one choice: their numbers, their ids and the parts that an answer gets; and what reads one call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CallReader(Protocol):
     """True once a call has begun."""
 
     @property
-    def held(self) -> str:
+    def consumed(self) -> str:
         """The text that was read without effect so far."""
         ...
 
@@ -61,5 +61,5 @@ class CallReader(Protocol):
         ...
 
     def end(self, piece: Piece) -> None:
-        """The answer is over: a call that has begun is told with what there is."""
+        """The answer is over: a call that has begun ends with the arguments that there are."""
         ...

@@ -28,44 +28,44 @@ class ChannelReader:
         self._first = re.compile(rf"\s*{recipient}")
         self._kind: Literal["header", "reasoning", "content", "call", "none"] = "reasoning" if thinking else "none"
         self._header = ""
-        self._held = ""
+        self._pending = ""
         self._blanks: list[str] = []
-        """White space after the text that was told."""
+        """White space after the text that was returned."""
         self._fresh = True
         """True until the text that is open has a character that is no white space."""
         self._bare = False
         """True once there is text behind the last mark without a header: no header begins in it by itself."""
-        self._told = set[str]()
-        """The kinds of text of which there was one before."""
+        self._kinds_before = set[str]()
+        """The kinds of text that the answer had before."""
 
     @property
     def thinking(self) -> bool | None:
         """True if the next token belongs to the reasoning; None while that is unknown."""
-        if self._kind == "header" or (self._kind == "none" and not self._held):
+        if self._kind == "header" or (self._kind == "none" and not self._pending):
             return None
         return self._kind == "reasoning"
 
     def push(self, text: str, piece: Piece) -> None:
-        self._held += text
+        self._pending += text
         while True:
-            held = self._held
-            if self._kind == "none" and not self._header and self._begins_with_recipient(held):
+            pending = self._pending
+            if self._kind == "none" and not self._header and self._begins_with_recipient(pending):
                 self._kind = "header"
-            places = [(at, mark) for mark in self._marks if (at := held.find(mark)) >= 0]
+            places = [(at, mark) for mark in self._marks if (at := pending.find(mark)) >= 0]
             if not places:
-                cut = len(held) - begun(held, self._marks)
+                cut = len(pending) - begun(pending, self._marks)
                 if (
                     self._kind == "none"
                     and not self._bare
-                    and self._channels.recipient.startswith(held.strip()[:3] or "\0")
+                    and self._channels.recipient.startswith(pending.strip()[:3] or "\0")
                 ):
                     cut = 0
-                self._held = held[cut:]
-                self._say(held[:cut], piece)
+                self._pending = pending[cut:]
+                self._say(pending[:cut], piece)
                 return
             at, mark = min(places)
-            self._say(held[:at], piece)
-            self._held = held[at + len(mark) :]
+            self._say(pending[:at], piece)
+            self._pending = pending[at + len(mark) :]
             self._met(mark, piece)
 
     def mark(self, text: str, piece: Piece) -> None:
@@ -77,14 +77,14 @@ class ChannelReader:
 
     def end(self, piece: Piece) -> None:
         """The answer is over."""
-        held, self._held = self._held, ""
-        self._say(held, piece)
+        pending, self._pending = self._pending, ""
+        self._say(pending, piece)
         if self._kind in ("content", "none"):
             piece.text += "".join(self._blanks)
         self._blanks = []
 
-    def _begins_with_recipient(self, held: str) -> bool:
-        return not self._bare and self._first.match(held) is not None
+    def _begins_with_recipient(self, pending: str) -> bool:
+        return not self._bare and self._first.match(pending) is not None
 
     def _met(self, mark: str, piece: Piece) -> None:
         if mark == self._channels.message:
@@ -134,18 +134,18 @@ class ChannelReader:
             if not text.strip():
                 self._blanks += [text] if text else []
                 return
-        said = text.rstrip()
-        blank = text[len(said) :]
-        self._bare = self._bare or (bool(said) and self._kind == "none")
-        if not said:
+        words = text.rstrip()
+        blank = text[len(words) :]
+        self._bare = self._bare or (bool(words) and self._kind == "none")
+        if not words:
             self._blanks.append(blank)
             return
-        said = "".join([*self._blanks, said])
+        words = "".join([*self._blanks, words])
         self._blanks = [blank] if blank else []
-        parted = "\n\n" if self._fresh and self._kind in self._told else ""
+        parted = "\n\n" if self._fresh and self._kind in self._kinds_before else ""
         if self._kind == "reasoning":
-            piece.reasoning += "" if self._hidden else parted + said
+            piece.reasoning += "" if self._hidden else parted + words
         else:
-            piece.text += parted + said
-        self._told.add(self._kind)
+            piece.text += parted + words
+        self._kinds_before.add(self._kind)
         self._fresh = False

@@ -37,6 +37,8 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     parameter: str = ""
     """One of the parameters: `{key}`, `{value}`, and where the form says what is text `{text}`, true or false, or
     `{type}`, `string` for a text."""
+    verbatim: list[str] = []
+    """The two marks that may stand around the value of a parameter, such as XML's `<![CDATA[` and `]]>`."""
     optional: str = ""
     """The part of `call` that may be missing; it is not written."""
     between: str = ""
@@ -101,15 +103,15 @@ class Channels(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
     """Texts with headers, as in OpenAI's harmony: `<|channel|>NAME …<|message|>text<|end|>`."""
 
     opens: list[str]
-    """What begins a header."""
+    """The marks that begin a header."""
     message: str
-    """What ends it."""
+    """The mark that ends a header."""
     closes: list[str]
-    """What ends a text; the first ends one that another follows, the second a call, the third the answer."""
+    """The marks that end a text: the first where another text follows, the second after a call, the third at last."""
     reasoning: list[str]
     """Names of channels whose texts are reasoning; others are content."""
     following: str
-    """What is written before the header of a text that follows another."""
+    """The text before the header of a text that follows another."""
     recipient: str
     """The word before the name of a call's function."""
 
@@ -124,6 +126,8 @@ class Form(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_un
     """Marks around the text, which are not part of it."""
     answer: tuple[str, str] = ("", "")
     """The marks that are written around an answer in a demanded format."""
+    prompted: str = ""
+    """The beginning of the first mark, with which the prompt ends."""
     channels: Channels | None = None
     efforts: dict[str, str] = {}
     """Words of `reasoning_effort` that the model was not trained on, and those that stand for them."""

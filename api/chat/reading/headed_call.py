@@ -57,13 +57,13 @@ class HeadedCall:
         names: Collection[str] | None = None,
     ) -> None:
         """`literal`: each function's parameters that are no text. `ends`: the marks that may follow the call."""
-        self._shape, self._calls, self._known, self._literal = shape, calls, names, literal
+        self._shape, self._calls, self._names, self._literal = shape, calls, names, literal
         self._ends = [end for end in ends if end]
         self._head, self._tail = _parts(shape)
         self._optional = parts_of(shape.optional)
         self._at = 0
         self._name = ""
-        self._held = ""
+        self._pending = ""
         self._read = ""
         self._arguments: Arguments | None = None
         self._argued = False
@@ -71,24 +71,24 @@ class HeadedCall:
         self.begun = False
 
     @property
-    def held(self) -> str:
-        return self._read + self._held
+    def consumed(self) -> str:
+        return self._read + self._pending
 
     def push(self, text: str, piece: Piece) -> str | None:
         if self._arguments is None:
-            self._held += text
+            self._pending += text
             begins = self._read_head()
-            if begins is None and len(self.held) < _HEAD_CHARACTERS:
+            if begins is None and len(self.consumed) < _HEAD_CHARACTERS:
                 return None
             if not begins:
-                rest, self._read, self._held = self.held, "", ""
+                rest, self._read, self._pending = self.consumed, "", ""
                 return rest
             self._begin(piece)
-            text, self._held = self._held, ""
+            text, self._pending = self._pending, ""
         assert self._arguments is not None
         if not self._argued:
-            told, rest = self._arguments.push(text)
-            self._calls.argue(piece, told)
+            part, rest = self._arguments.push(text)
+            self._calls.argue(piece, part)
             if rest is None:
                 return None
             self._argued, text = True, rest
@@ -109,39 +109,39 @@ class HeadedCall:
                     continue
                 return done
             self._at += 1
-        if self._known is not None and self._name not in self._known:
+        if self._names is not None and self._name not in self._names:
             return False
         return self._arguments_follow()
 
     def _take_text(self, text: str) -> bool | None:
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         if start.startswith(text):
-            self._skip(len(self._held) - len(start) + len(text))
+            self._skip(len(self._pending) - len(start) + len(text))
             return True
         if not text.startswith(start):
             return False
         return None
 
     def _take_word(self, pattern: re.Pattern[str]) -> bool | None:
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         word = _WORDS.match(start)
         if word is None:
             return None if not start else False
         if word.end() == len(start) and word.end() <= WORD_CHARACTERS:
             return None
-        found = pattern.fullmatch(word[0]) if word.end() <= WORD_CHARACTERS else None
-        if found is None:
+        groups = pattern.fullmatch(word[0]) if word.end() <= WORD_CHARACTERS else None
+        if groups is None:
             return False
-        self._name = found.groupdict().get("name") or self._name
-        self._skip(len(self._held) - len(start) + word.end())
+        self._name = groups.groupdict().get("name") or self._name
+        self._skip(len(self._pending) - len(start) + word.end())
         return True
 
     def _skip(self, count: int) -> None:
-        self._read += self._held[:count]
-        self._held = self._held[count:]
+        self._read += self._pending[:count]
+        self._pending = self._pending[count:]
 
     def _arguments_follow(self) -> bool | None:
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         if self._shape.kind == "parameters":
             if self._head and self._head[-1][1] is None:
                 return len(self._read) <= _HEAD_CHARACTERS
@@ -151,9 +151,9 @@ class HeadedCall:
             expected = ["("] if self._shape.kind == "python" else ["{"]
         first = next((text for text in expected if start.startswith(text)), None)
         if first is not None:
-            if len(self.held) - len(start) + len(first) > _HEAD_CHARACTERS:
+            if len(self.consumed) - len(start) + len(first) > _HEAD_CHARACTERS:
                 return False
-            self._held = start
+            self._pending = start
             return True
         return None if any(text.startswith(start) for text in expected) else False
 
@@ -172,16 +172,16 @@ class HeadedCall:
 
     def _finish(self, text: str) -> str | None:
         """The rest after the marks that end the call; a mark may be missing."""
-        self._held += text
+        self._pending += text
         while self._tail:
             done = self._take_text(self._tail[0][0])
             if done is None:
-                self._held = self._held.lstrip()
+                self._pending = self._pending.lstrip()
                 return None
             if not done:
                 break
             del self._tail[0]
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         return rest
 
 

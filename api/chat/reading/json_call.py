@@ -65,7 +65,7 @@ class JsonCall:
 
     def __init__(self, calls: Calls, names: Collection[str] | None = None, *, keyed: bool = False) -> None:
         """With `names`, an object that calls something else is no call. `keyed`: the name is the object's only key."""
-        self._calls, self._known, self._keyed = calls, names, keyed
+        self._calls, self._names, self._keyed = calls, names, keyed
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = Brackets()
         self._parts: list[str] = []
@@ -77,7 +77,7 @@ class JsonCall:
         self.begun = False
 
     @property
-    def held(self) -> str:
+    def consumed(self) -> str:
         return "".join(self._parts)
 
     def push(self, text: str, piece: Piece) -> str | None:
@@ -98,7 +98,7 @@ class JsonCall:
         return None if end is None else text[end:]
 
     def _head(self, text: str, piece: Piece) -> str | None:
-        """The rest where the arguments have begun or the object is over, None while neither can be told."""
+        """The rest where the arguments have begun or the object is over, None while neither is certain."""
         self._parts.append(text)
         if len(self._start) < _HEAD_CHARACTERS:
             self._start = (self._start + text)[:_HEAD_CHARACTERS]
@@ -115,10 +115,10 @@ class JsonCall:
         end = self._brackets.scan(text)
         if end is None:
             return self._over() if self._keyed and len(self._start) == _HEAD_CHARACTERS else None
-        held = self._over()
-        whole = len(held) - len(text) + end
-        rest = self._whole(held[:whole], held[whole:], piece)
-        return held if rest is None else rest
+        consumed = self._over()
+        whole = len(consumed) - len(text) + end
+        rest = self._whole(consumed[:whole], consumed[whole:], piece)
+        return consumed if rest is None else rest
 
     def _whole(self, text: str, rest: str, piece: Piece) -> str | None:
         """The rest after a complete object whose beginning was an unusual one; None where that is no call."""
@@ -151,19 +151,19 @@ class JsonCall:
         return None if end is None else rest[end:]
 
     def end(self, piece: Piece) -> None:
-        """A call that has begun was told as it came."""
+        """Nothing is left to do: a call that has begun was passed on as it came."""
 
     def _begin(self, piece: Piece, name: str) -> None:
         self.begun = True
         self._calls.begin(piece, name)
 
     def _knows(self, name: str) -> bool:
-        return self._known is None or name in self._known
+        return self._names is None or name in self._names
 
     def _over(self) -> str:
-        held = self.held
+        consumed = self.consumed
         self._parts.clear()
-        return held
+        return consumed
 
 
 def as_json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""One choice's text into pieces: reasoning first, then calls in what follows it, as the model's form says."""
+"""Splits one choice's text into pieces: reasoning first, then calls in what follows it, as the model's form says."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AnswerParser:
         if thinking is not None and not any(pair.open == thinking.open for pair in self._pairs):
             self._pairs.append(Pair(thinking.open, thinking.close))
         self._over = False
-        self._begun = calling.begun if calling is not None else ""
+        self._begun = calling.begun if calling is not None and calling.begun else reading.prompted
         self._channels: ChannelReader | None = None
         self._reasoning: ThinkingParser | None = None
         self._section: Section | None = None
@@ -124,7 +124,7 @@ class AnswerParser:
         return section.take()
 
     def _reason(self, reasoning: str, piece: Piece) -> None:
-        """Tell a part of the reasoning, and calls in it; after the last part it is over."""
+        """Add a part of the reasoning, and the calls in it, to the piece; after the last part it is over."""
         if self._nesting is None:
             piece.reasoning += "" if self._hidden else reasoning
             return

@@ -16,7 +16,7 @@ import msgspec
 from api.chat.reading.form import CallForm, CallShape, Channels, Form, Ids, Pair
 
 MOST_BYTES = 16_384
-"""Of a template as JSON: it travels with each request of its model."""
+"""The size of a template as JSON is bounded, because it travels with each request of its model."""
 _MARK_CHARACTERS = 128
 _PATTERN_CHARACTERS = 512
 _MARKS = 8
@@ -67,6 +67,7 @@ def _form(name: str, template: Any) -> Form:
         calls=_calls(fields["tool_calls"]) if "tool_calls" in fields else None,
         content=[mark for mark in around if mark],
         answer=msgspec.convert(template.get("answer", ("", "")), tuple[str, str]),
+        prompted=msgspec.convert(template.get("prompted", ""), str)[:_MARK_CHARACTERS],
         channels=None if channels is None else msgspec.convert(channels, Channels),
         efforts=efforts,
         ids=msgspec.convert(template.get("ids", "any"), Ids),

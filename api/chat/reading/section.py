@@ -14,7 +14,7 @@ from api.schemas.view import Calling
 from control.text.text_stream import begun
 
 State = Callable[[Piece], bool]
-"""Takes what it can of the held text; True where another state, or the same, may go on with the rest."""
+"""A state takes what it can of the pending text and returns True where a state may go on with the rest."""
 
 _BLANKS = 256
 """The most white space before a call."""
@@ -26,7 +26,7 @@ _BARE_LIST = re.compile(r"\[\s*[A-Za-z_]")
 class Section:
     """The text of an answer, or of its reasoning, with the calls in it.
 
-    White space between text and a call, and between calls, belongs to the form: it is not said.
+    White space between text and a call, and between calls, belongs to the form: it is no text.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Section:
         anywhere: bool = False,
         inside: bool = False,
     ) -> None:
-        """`drops` are marks that are never said, `reopens` those that open reasoning: after a call, or `anywhere`.
+        """`drops` are marks that are left out, `reopens` those that open reasoning: after a call, or `anywhere`.
         `inside`: the text is reasoning, in which only a known name makes a call."""
         self._form, self._calling, self._calls = form, calling, calls
         self._inside, self._drops, self._reopens, self._anywhere = inside, drops, reopens, anywhere
@@ -48,17 +48,17 @@ class Section:
         self._marks = (*self._triggers, *drops, *reopens)
         self._first = frozenset(mark[0] for mark in self._marks)
         self._names = calling.names if calling is not None else []
-        self._held = ""
+        self._pending = ""
         """Text about which nothing could be decided yet."""
         self._raw = ""
         """The text that opened the current call; it is part of the answer if there is no call after it."""
         self._blanks: list[str] = []
-        """White space after the text that was said; it is said too where more text follows."""
+        """White space after the text that was returned; it is text where more follows."""
         self._after_call = False
         self._tokens = set[str]()
-        """Marks that came as tokens: none of them is ever said."""
+        """Marks that came as tokens: they are never text."""
         self._token = ""
-        """The one that is read now."""
+        """The mark that is read now, where it came as a token."""
         self.reopened = ""
         """The mark with which reasoning has opened: `take` has the text of it."""
         self._reader: CallReader | None = None
@@ -70,15 +70,15 @@ class Section:
         self._state: State = self._start if bare and fresh else self._text
 
     def push(self, text: str, piece: Piece) -> None:
-        self._held += text
+        self._pending += text
         while self._state(piece):
             pass
 
     def mark(self, text: str, piece: Piece) -> None:
-        """A special token of the form: it means what its text means, and is never said."""
+        """A special token of the form: it means what its text means, and is never text."""
         if self._state == self._start:
             self._state = self._text
-        together = self._held + text
+        together = self._pending + text
         meant = begun(together, self._marks) or any(mark in together for mark in self._marks)
         if self._state == self._text and not meant:
             self._say(self._take(), piece)
@@ -95,14 +95,14 @@ class Section:
             if self._reader.begun:
                 self._reader.end(piece)
                 self._called()
-                self._held = ""
+                self._pending = ""
             else:
-                self._held = self._prefix + self._reader.held + self._held
+                self._pending = self._prefix + self._reader.consumed + self._pending
                 self._refuse(piece)
         elif self._state == self._opened:
             self._refuse(piece)
         elif self._state == self._after:
-            self._held = ""  # a mark that was cut short
+            self._pending = ""  # a mark that was cut short
         self._say(self._take(), piece)
         if not self._after_call:
             self._emit("".join(self._blanks), piece)
@@ -114,8 +114,8 @@ class Section:
 
     def _start(self, piece: Piece) -> bool:
         """Only the answer's first character, or what follows a call, can open a call without a mark."""
-        start = self._held.lstrip()
-        late = len(self._held) - len(start) > _BLANKS
+        start = self._pending.lstrip()
+        late = len(self._pending) - len(start) > _BLANKS
         if not late and start in ("", "["):
             return False
         self._state = self._text
@@ -124,35 +124,35 @@ class Section:
         return True
 
     def _text(self, piece: Piece) -> bool:
-        held = self._held
-        if self._first.isdisjoint(held):
-            self._held = ""
-            self._say(held, piece)
+        pending = self._pending
+        if self._first.isdisjoint(pending):
+            self._pending = ""
+            self._say(pending, piece)
             return False
-        places = [(at, -len(mark), mark) for mark in self._marks if (at := self._find(held, mark)) >= 0]
-        cut = len(held) - begun(held, self._marks)
+        places = [(at, -len(mark), mark) for mark in self._marks if (at := self._find(pending, mark)) >= 0]
+        cut = len(pending) - begun(pending, self._marks)
         if not places or min(places)[0] > cut:
-            self._held = held[cut:]
-            self._say(held[:cut], piece)
+            self._pending = pending[cut:]
+            self._say(pending[:cut], piece)
             return False
         at, _, mark = min(places)
-        if any(other.startswith(held[at:]) and len(other) > len(held) - at for other in self._marks):
-            self._held = held[at:]  # it may become a longer mark
-            self._say(held[:at], piece)
+        if any(other.startswith(pending[at:]) and len(other) > len(pending) - at for other in self._marks):
+            self._pending = pending[at:]  # it may become a longer mark
+            self._say(pending[:at], piece)
             return False
-        self._say(held[:at], piece)
-        self._held = held[at + len(mark) :]
+        self._say(pending[:at], piece)
+        self._pending = pending[at + len(mark) :]
         self._met(mark)
         return not self.reopened
 
-    def _find(self, held: str, mark: str) -> int:
-        at = held.find(mark)
+    def _find(self, pending: str, mark: str) -> int:
+        at = pending.find(mark)
         if mark not in self._reopens or self._anywhere or at < 0:
             return at
-        return at if self._after_call and not held[:at].strip() else -1
+        return at if self._after_call and not pending[:at].strip() else -1
 
     def _met(self, mark: str) -> None:
-        """A mark stands before the held text."""
+        """A mark stands before the pending text."""
         self._state = self._text
         if mark in self._reopens:
             self._blanks, self._after_call = [], True
@@ -163,11 +163,11 @@ class Section:
             self._begin(mark)
 
     def _begin(self, mark: str) -> None:
-        """A call may begin with the held text, or with a mark that is a part of it."""
+        """A call may begin with the pending text, or with a mark that is a part of it."""
         assert self._form is not None
         self._start_mark = ""
         if mark and mark not in (opened.strip() for opened in self._form.open):
-            self._held = mark + self._held
+            self._pending = mark + self._pending
             self._start_mark, mark = mark, ""
         self._raw, self._attempt, self._prefix, self._state = mark, 0, "", self._opened
 
@@ -179,26 +179,26 @@ class Section:
     def _opened(self, piece: Piece) -> bool:
         """Read a list's bracket, then a call."""
         shape = self._shape
-        start = self._held.lstrip()
-        if len(self._held) - len(start) > _BLANKS:
-            self._held = self._prefix + self._held
+        start = self._pending.lstrip()
+        if len(self._pending) - len(start) > _BLANKS:
+            self._pending = self._prefix + self._pending
             return self._refuse(piece)
         if not start:
             return False
         if start.startswith("[") and (shape.listed or shape.kind == "python") and not self._prefix:
-            self._prefix = self._held[: len(self._held) - len(start) + 1]
-            self._held = start[1:]
+            self._prefix = self._pending[: len(self._pending) - len(start) + 1]
+            self._pending = start[1:]
             return True
         self._read()
         return True
 
     def _read(self) -> None:
-        """The held text goes on with a call."""
+        """The pending text goes on with a call."""
         assert self._form is not None
         shape = self._shape
         literal = self._calling.literal if self._calling is not None else {}
-        known = self._inside or shape.known or (shape.bare and not self._raw.strip(" ;"))
-        names = self._names if known else None
+        named_only = self._inside or shape.known or (shape.bare and not self._raw.strip(" ;"))
+        names = self._names if named_only else None
         if shape.kind == "object":
             self._reader = JsonCall(self._calls, names, keyed=shape.keyed)
         else:
@@ -212,19 +212,19 @@ class Section:
             return False
         if self._token.endswith(rest) and rest != self._token:
             rest = ""  # the call has ended within a token
-        self._held = rest
+        self._pending = rest
         if self._reader.begun:
             self._called()
             self._prefix, self._start_mark, self._state = "", "", self._after
         else:
-            self._held = self._prefix + rest
+            self._pending = self._prefix + rest
             self._attempt, self._prefix = self._attempt + 1, ""
             if self._attempt < len(self._form.shapes):
                 self._state = self._opened
             else:
                 self._attempt = 0
                 if self._start_mark:
-                    self._raw, self._held = self._start_mark, self._held.removeprefix(self._start_mark)
+                    self._raw, self._pending = self._start_mark, self._pending.removeprefix(self._start_mark)
                 return self._refuse(piece)
         return True
 
@@ -232,35 +232,35 @@ class Section:
         """Between a call and what follows it: a mark that closes, a separator, or the next call."""
         assert self._form is not None
         shape = self._shape
-        self._held = held = self._held.lstrip()
+        self._pending = pending = self._pending.lstrip()
         closes = [text for close in self._form.close if (text := close.strip())]
         separator = shape.between.strip()
         listed = ["]"] if shape.listed or shape.kind == "python" else []
-        known = [*closes, *listed, *([separator] if separator else [])]
-        if not held or any(len(held) < len(text) and text.startswith(held) for text in known):
+        marks = [*closes, *listed, *([separator] if separator else [])]
+        if not pending or any(len(pending) < len(text) and text.startswith(pending) for text in marks):
             return False
-        if shape.skips and closes and len(held) < _SKIPPED:
-            places = [held.find(text) for text in closes if text in held]
+        if shape.skips and closes and len(pending) < _SKIPPED:
+            places = [pending.find(text) for text in closes if text in pending]
             if not places:
                 return False
-            self._held = held = held[min(places) :]
-        close = next((text for text in closes if held.startswith(text)), None)
+            self._pending = pending = pending[min(places) :]
+        close = next((text for text in closes if pending.startswith(text)), None)
         if close is not None:
-            self._held, self._state = held[len(close) :], self._text
-        elif listed and held.startswith("]"):
-            self._held = held[1:]
-        elif separator and held.startswith(separator):
-            if not held[len(separator) :].strip() and len(held) <= _BLANKS:
+            self._pending, self._state = pending[len(close) :], self._text
+        elif listed and pending.startswith("]"):
+            self._pending = pending[1:]
+        elif separator and pending.startswith(separator):
+            if not pending[len(separator) :].strip() and len(pending) <= _BLANKS:
                 return False
             self._raw = separator
-            self._held = held[len(separator) :]
+            self._pending = pending[len(separator) :]
             self._read()
-        elif (first := _first_of(shape)) and (closes or shape.bare) and held.startswith(first):
+        elif (first := _first_of(shape)) and (closes or shape.bare) and pending.startswith(first):
             self._raw = ""
             self._read()
-        elif first and closes and len(held) < len(first) and first.startswith(held):
+        elif first and closes and len(pending) < len(first) and first.startswith(pending):
             return False
-        elif shape.kind == "python" and closes and re.match(r"[A-Za-z_]", held):
+        elif shape.kind == "python" and closes and re.match(r"[A-Za-z_]", pending):
             self._raw = ""
             self._read()
         else:
@@ -268,8 +268,8 @@ class Section:
         return True
 
     def _take(self) -> str:
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _say(self, text: str, piece: Piece) -> None:
         for mark in self._tokens:
@@ -278,11 +278,11 @@ class Section:
             return
         if self._after_call:
             text = text.lstrip()
-        said = text.rstrip()
-        if said:
-            self._emit("".join([*self._blanks, said]), piece)
+        words = text.rstrip()
+        if words:
+            self._emit("".join([*self._blanks, words]), piece)
             self._blanks, self._after_call = [], False
-        if blank := text[len(said) :]:
+        if blank := text[len(words) :]:
             self._blanks.append(blank)
 
     def _emit(self, text: str, piece: Piece) -> None:

@@ -1,7 +1,7 @@
 """The table of forms: one file each, in the form of transformers' `response_template` and Furrow's extensions to it.
 
-A file also says by which texts of a chat template, or of the vocabulary, its form is told: by the shape of what the
-template writes, never by a model's name, and never by one tag alone.
+A file also names the signs of its form: texts of a chat template or of the vocabulary, the shape of what the template
+writes. A model's name is no sign, and neither is one tag alone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from api.chat.reading.response_template import form_of
 FOLDER = Path(__file__).parent / "forms"
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What tells a form: all of `template` in the chat template and all of `tokens` in the vocabulary."""
+class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A form has these signs: all of `template` stands in the chat template, all of `tokens` in the vocabulary."""
 
     template: list[str] = []
     tokens: list[str] = []
@@ -32,8 +32,8 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows are tried in this order: a form whose marks are a part of another's comes later."""
     models: str
     """The families that write it, for people."""
-    told_by: list[Told]
-    """One of them is enough."""
+    signs: list[Signs]
+    """A form has one of these at least."""
     response_template: Any
 
 

@@ -17,13 +17,13 @@ class ThinkingParser:
     def __init__(self, thinking: Thinking) -> None:
         self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
         self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
-        self._held = ""
+        self._pending = ""
         self._blanks: list[str] = []
-        """White space after the reasoning that was given out; it is reasoning where more follows."""
+        """White space after the reasoning that was returned; it is reasoning where more follows."""
         self._mark = ""
         """A control token with which the opening mark may begin."""
-        self._said = thinking.continued
-        """True once any reasoning was given out."""
+        self._reasoned = thinking.continued
+        """True once reasoning was returned."""
 
     @property
     def thinking(self) -> bool | None:
@@ -35,69 +35,69 @@ class ThinkingParser:
     def takes(self, mark: str) -> bool:
         """True if a mark that comes now opens or closes the reasoning."""
         if self._state == "thinking":
-            together = self._held + mark
+            together = self._pending + mark
             return self._close in together or begun(together, (self._close,)) > 0
-        if self._state == "opening" and self._open.startswith(self._held.lstrip() + mark):
-            self._mark = self._held.lstrip() + mark
+        if self._state == "opening" and self._open.startswith(self._pending.lstrip() + mark):
+            self._mark = self._pending.lstrip() + mark
             return True
         return False
 
     def reopen(self, thinking: Thinking) -> None:
         """Reasoning has begun once more."""
         self._open, self._close = thinking.open, thinking.close
-        self._state, self._said = "thinking", False
+        self._state, self._reasoned = "thinking", False
 
     def push(self, text: str) -> tuple[str, str]:
-        self._held += text
+        self._pending += text
         reasoning = ""
         if self._state == "opening":
             self._opening()
         if self._state == "thinking":
             reasoning = self._think()
         if self._state == "gap":
-            self._held = self._held.lstrip()
-            if self._held:
+            self._pending = self._pending.lstrip()
+            if self._pending:
                 self._state = "after"
         return reasoning, self._take() if self._state == "after" else ""
 
     def end(self) -> tuple[str, str]:
-        """The text that was held back, at the end of the answer."""
+        """The rest of reasoning and text, at the end of the answer."""
         if self._state == "opening":
             return (self._unmarked(), "") if self._begun else ("", self._unmarked())
         return ("".join([*self._blanks, self._take()]), "") if self._state == "thinking" else ("", "")
 
     def _opening(self) -> None:
         """A model whose prompt has opened the reasoning may still repeat the mark."""
-        start = self._held.lstrip()
-        late = len(self._held) - len(start) > _BEFORE_OPENING
+        start = self._pending.lstrip()
+        late = len(self._pending) - len(start) > _BEFORE_OPENING
         if not late and len(start) < len(self._open) and self._open.startswith(start):
             return
         if not late and start.startswith(self._open):
-            self._held, self._state = start[len(self._open) :], "thinking"
+            self._pending, self._state = start[len(self._open) :], "thinking"
         else:
-            self._held = self._unmarked()
+            self._pending = self._unmarked()
             self._state = "thinking" if self._begun else "after"
 
     def _think(self) -> str:
-        at = self._held.find(self._close)
-        cut = at if at >= 0 else len(self._held) - begun(self._held, (self._close,))
-        text = self._held[:cut] if self._said else self._held[:cut].lstrip()
-        self._held = self._held[cut:]
+        at = self._pending.find(self._close)
+        cut = at if at >= 0 else len(self._pending) - begun(self._pending, (self._close,))
+        text = self._pending[:cut] if self._reasoned else self._pending[:cut].lstrip()
+        self._pending = self._pending[cut:]
         reasoning = text.rstrip()
         blank = text[len(reasoning) :]
         if reasoning:
             reasoning = "".join([*self._blanks, reasoning])
-            self._blanks, self._said = [], True
+            self._blanks, self._reasoned = [], True
         if at >= 0:
-            self._held, self._blanks, self._state = self._held[len(self._close) :], [], "gap"
+            self._pending, self._blanks, self._state = self._pending[len(self._close) :], [], "gap"
         elif blank:
             self._blanks.append(blank)
         return reasoning
 
     def _unmarked(self) -> str:
-        """The held text without a control token that began no mark."""
+        """The pending text without a control token that began no mark."""
         return self._take().replace(self._mark, "", 1) if self._mark else self._take()
 
     def _take(self) -> str:
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending

@@ -46,7 +46,6 @@ FILE = [{"type": "file", "file": {"filename": "x.pdf", "file_data": "AA=="}}]
         ({"messages": [{"role": "user", "content": AUDIO}]}, "messages[0].content[0].input_audio"),
         ({"messages": [{"role": "user", "content": FILE}]}, "messages[0].content[0].file"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
-        ({"tools": [{"type": "function", "function": {"name": "no_template_for_it"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"audio": {"voice": "x"}}, "audio"),

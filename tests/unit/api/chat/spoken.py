@@ -75,6 +75,16 @@ def dsml(name: str, arguments: Arguments) -> str:
     return f'<{DSML}invoke name="{name}">\n{"".join(texts)}</{DSML}invoke>\n'
 
 
+def minicpm(name: str, arguments: Arguments) -> str:
+    """Texts with signs of XML or line breaks stand in CDATA."""
+    texts: list[str] = []
+    for key, value in arguments.items():
+        text = value_of(value)
+        wrapped = isinstance(value, str) and any(sign in value for sign in "<&\n")
+        texts.append(f'<param name="{key}">{f"<![CDATA[{text}]]>" if wrapped else text}</param>')
+    return f'<function name="{name}">{"".join(texts)}</function>'
+
+
 def kimi_k3(name: str, arguments: Arguments) -> str:
     kinds = {str: "string", bool: "boolean", int: "number", list: "array", dict: "object", type(None): "null"}
     texts = [
@@ -153,6 +163,7 @@ SPOKEN: dict[str, Spoken] = {
         THINK,
     ),
     "function_json": Spoken(each(lambda name, arguments: f"<function={name}>{as_json(arguments)}</function>")),
+    "functionary": Spoken(each(lambda name, arguments: f">>>{name}\n{as_json(arguments)}"), text=(">>>all\n", "")),
     "functools": Spoken(listed(" functools", "")),
     "gemma4": Spoken(
         each(lambda name, arguments: f"<|tool_call>call:{name}{gemma(arguments)}<tool_call|>"),
@@ -192,6 +203,18 @@ SPOKEN: dict[str, Spoken] = {
         THINK,
         ("<answer>\n", "\n</answer>"),
     ),
+    "hunyuan3": Spoken(
+        around(
+            "<tool_calls:opensource>\n",
+            "</tool_calls:opensource>",
+            tagged(
+                "<tool_call:opensource>%n<tool_sep:opensource>\n",
+                "<arg_key:opensource>%k</arg_key:opensource>\n<arg_value:opensource>%v</arg_value:opensource>\n",
+                "</tool_call:opensource>\n",
+            ),
+        ),
+        ("<think:opensource>", "</think:opensource>"),
+    ),
     "hunyuan_list": Spoken(listed("<tool_calls>", "</tool_calls>"), THINK, ("<answer>\n", "\n</answer>")),
     "kimi": Spoken(
         lambda *calls: (
@@ -227,6 +250,7 @@ SPOKEN: dict[str, Spoken] = {
     "llama3": Spoken(
         each(lambda name, arguments: named(name, arguments, ("name", "parameters")), "; "), nested=False, beside=False
     ),
+    "minicpm5": Spoken(each(minicpm, "\n"), THINK),
     "minimax": Spoken(
         around(
             "<minimax:tool_call>\n",
@@ -249,6 +273,18 @@ SPOKEN: dict[str, Spoken] = {
             + "]"
         ),
         MISTRAL,
+    ),
+    "muse": Spoken(
+        each(
+            tagged(
+                ' to=%n<|message|><atem:function_calls>\n<atem:invoke name="%n">\n',
+                '<atem:parameter name="%k">%v</atem:parameter>\n',
+                "</atem:invoke>\n</atem:function_calls>",
+            ),
+            "<|eom|><|start|>assistant",
+        ),
+        (" to=self<|message|>", "<|eom|><|start|>assistant"),
+        (" to=user<|message|>", "<|eom|><|start|>assistant"),
     ),
     "nemotron": Spoken(listed("<TOOLCALL>", "</TOOLCALL>"), THINK),
     "olmo3": Spoken(around("<function_calls>", "</function_calls>", pythonic, "\n"), THINK),

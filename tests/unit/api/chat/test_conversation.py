@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from api.chat.template import MeteredTemplate
 from api.chat.tokens import Vocabulary
 from api.schemas.chat import parse_chat
 from api.schemas.view import CallFormat, Calling, Thinking
-from control.errors import RequestError
+from control.errors import RequestError, TemplateFailed
 from tests.byte_model import byte_assets, byte_tokenizer
 from tests.integration.api.calling import TEMPLATE, TIME, WEATHER
 
@@ -175,7 +176,7 @@ def test_tools_are_described_where_the_template_takes_none(choice: Any) -> None:
     assert found.text.startswith("<system>Be brief.\n\nYou can call these functions.") and found.text.endswith(
         "<user>x"
     )
-    assert '\n{"name": "get_weather", "description": ' in found.text and '"parameters": {"type": "object"' in found.text
+    assert "\n\n### get_weather\nDescription: " in found.text and '\nParameters: {"type": "object"' in found.text
     assert '\n{"name": "NAME", "arguments": {"PARAMETER": "VALUE"}}\n' in found.text
     assert found.reading is not None and found.reading.calling is not None
     assert (found.reading.calling.format, found.reading.calling.names) == ("plain", ["get_weather"])
@@ -212,6 +213,59 @@ def test_a_loop_where_the_template_knows_no_calls(template: str, tools: dict[str
     text = prompt(template, messages=LOOP, **tools).text
     turns = f"x<assistant>{WRITTEN}\n{WRITTEN}<user>Result of get_weather:\nsunny\n\nResult of get_weather:\ndry\n\ny"
     assert text.endswith(turns)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        # As DeepSeek R1's and Functionary's: text beside a text that is missing.
+        "{% if message.content is none %}{% for call in message.tool_calls %}"
+        "{{ call.function.name + ' ' + call.function.arguments }};{% endfor %}{% endif %}",
+        # As Ministral's: a content that is none, or has a length.
+        "{% if message.content is none or message.content == '' %}{% endif %}{% if message.content | length == 0 %}"
+        "{% for call in message.tool_calls %}{{ call.function.name }} {{ call.function.arguments | tojson }};"
+        "{% endfor %}{% endif %}",
+    ],
+)
+def test_calls_are_rendered_as_the_template_takes_them(calls: str) -> None:
+    """Arguments as a mapping or as text, a missing content as none or as no text; what fails is tried otherwise."""
+    template = (
+        "{{ tools | length }}{% for message in messages %}{% if message.tool_calls %}" + calls + "{% else %}"
+        "<{{ message.role }}>{{ message.content }}{% endif %}{% endfor %}"
+    )
+    written = 'get_weather {"city": "Oslo"};' * 2
+    assert prompt(template, messages=LOOP, tools=[WEATHER]).text == f"1<user>x{written}<tool>sunny<tool>dry<user>y"
+
+
+def test_a_template_that_fails_on_all_versions_says_what_it_said_first() -> None:
+    with pytest.raises(TemplateFailed, match="first"):
+        prompt("{{ tools }}{{ raise_exception('first') }}{{ messages[1].tool_calls }}", messages=LOOP, tools=[WEATHER])
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": [WEATHER]}])
+def test_a_prompt_that_begins_the_answer_s_mark(tools: dict[str, Any]) -> None:
+    """As Functionary 3.2's, with tools and without; not one that goes on with a text."""
+    template = (
+        "{{ tools }}{% for message in messages %}{% if message.role == 'assistant' %}{{ '>>>all\\n' }}{% endif %}"
+        "{{ message.content }}{% endfor %}{% if add_generation_prompt %}{{ '>>>' }}{% endif %}"
+    )
+    found = prompt(template, **tools)
+    assert found.text.endswith("x>>>") and found.reading is not None and found.reading.prompted == ">>>"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y >>>"}]
+    continued = prompt(template, messages=messages, continue_final_message=True, add_generation_prompt=False, **tools)
+    assert continued.text.endswith("y >>>") and continued.reading is not None and continued.reading.prompted == ""
+
+
+def test_a_template_that_takes_functions_as_text() -> None:
+    """As FireFunction 2's, which also wants the time; both are there without tools too."""
+    template = (
+        "{{ functions + ' on ' + datetime }}{% for message in messages %}{{ message.content }}{% endfor %}functools["
+    )
+    found = prompt(template, tools=[WEATHER], chat_template_kwargs={"datetime": "Monday"})
+    assert json.loads(found.text.partition(" on ")[0])[0]["name"] == "get_weather"
+    assert found.text.endswith(" on Mondayxfunctools[") and found.warnings == []
+    assert found.reading is not None and found.reading.calling == Calling("functools")
+    assert prompt(template).text.startswith("[] on 20")
 
 
 def test_one_call_is_described_where_one_is_wanted() -> None:

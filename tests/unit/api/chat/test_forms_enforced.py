@@ -155,6 +155,27 @@ def test_whatever_is_allowed_is_a_call_that_fits(name: str) -> None:
                 jsonschema.validate(json.loads(call.arguments), PARAMETERS)
 
 
+PROMPTED = [name for name in SPOKEN if TABLE[name].prompted]
+
+
+@pytest.mark.parametrize("name", PROMPTED)
+def test_a_mark_that_the_prompt_has_begun_is_not_written_again(name: str) -> None:
+    """The first call, or an answer in a format, goes on with it; it is read as if the model had written all of it."""
+    form = TABLE[name]
+    assert form.calls is not None
+    tools = [msgspec.convert(tool, Tool) for tool in (WEATHER, TIME)]
+    both = written_calls(form.calls, [("get_weather", ARGUMENTS), ("get_time", {})])
+    found = answer_grammar(offered(tools, "required", None), name, None, vocabulary(name, True), prompted=form.prompted)
+    assert not takes(name, True, found, both) and takes(name, True, found, both.removeprefix(form.prompted))
+    how = Reading(calling=Calling(name, CALLING), form=name, prompted=form.prompted)
+    for said in ([both.removeprefix(form.prompted)], both.removeprefix(form.prompted)):
+        assert [call.name for call in read(how, said).calls] == ["get_weather", "get_time"]
+    answer = as_lark(Grammar("json_schema", '{"type": "object"}'))
+    found = answer_grammar(None, name, None, vocabulary(name, True), answer, form.prompted)
+    said = f"{form.answer[0].removeprefix(form.prompted)}{{}}"
+    assert takes(name, True, found, said) and read(how, said).text == "{}"
+
+
 CLOSING = '"}])'
 LIKELY = 'aé"}]>)<|\n{[,:0139.'
 
