@@ -27,6 +27,9 @@ log = structlog.get_logger()
 
 ASSIGN_PATIENCE_S = 10.0
 """A replica whose memory nobody assigns is started all the same: the agent that plans is of an older version."""
+TELL_AFTER_S = 3.0
+"""A replica that has just begun to serve has its first requests; the search for a need takes a third of a second of a
+processor."""
 TELL_EVERY_S = 1.0
 """Between two looks at replicas whose need placement does not know yet."""
 
@@ -51,6 +54,8 @@ class Reconciler:
         """What was reported of those last."""
         self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._needs_told_at = 0.0
+        self._serves_since: dict[tuple[str, int], float] = {}
+        """When revisions whose need placement does not know were first seen to serve."""
         self._unassigned_since: dict[Place, float] = {}
         """When placement was told the needs of replicas that wait for their memory."""
         self._assigned: set[Place] = set()
@@ -157,7 +162,10 @@ class Reconciler:
             spec = replica.assignment.spec
             if replica.assignment.memory or replica.stopping or (spec.devices and "cpu" not in spec.devices):
                 continue
-            if health.overview(self._client, spec.name).rolled_out:
+            if not health.overview(self._client, spec.name).rolled_out:
+                continue
+            since = self._serves_since.setdefault((spec.name, spec.revision), self._needs_told_at)
+            if self._needs_told_at - since >= TELL_AFTER_S:
                 _, need = self._needs.find(spec)
                 if need is not None:
                     run(self._client, farm.put_need(spec.name, need))
