@@ -67,8 +67,9 @@ def _card(request: Http, name: str) -> ModelCard:
     models = process_of(request).models
     assets = models.assets(name)
     overview = models.overview(name)
-    created = assets.created if assets is not None else 0
-    context = assets.context_length if assets is not None else None
+    # Of a model that sleeps the assets may not have been read yet.
+    created = overview.created if overview is not None else 0
+    context = overview.context_length if overview is not None else None
     card = ModelCard(
         id=name,
         display_name=name,

@@ -171,11 +171,11 @@ async def _names(request: Http) -> list[str]:
 
 
 def _listed(process: Process, name: str) -> ListedModel:
-    overview, assets = process.models.overview(name), process.models.assets(name)
+    overview = process.models.overview(name)
     return ListedModel(
         name=name,
         model=name,
-        modified_at=_modified(assets.created if assets is not None else 0),
+        modified_at=_modified(overview.created if overview is not None else 0),
         size=_memory_bytes(overview),
         digest=_digest(process, name),
         details=_details(overview),

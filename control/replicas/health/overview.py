@@ -82,6 +82,16 @@ class Overview:
     scale: str = ""
 
     @property
+    def created(self) -> int:
+        """When its assets were published first, in seconds since 1970; 0 without."""
+        return int(self.assets[0] or 0) if self.assets else 0
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of a sequence; None without assets."""
+        return int(self.assets[2]) if self.assets and self.assets[2] else None
+
+    @property
     def is_rolled_out(self) -> bool:
         """True if the desired number of replicas serves the newest revision and no other replica is left."""
         return self.rolled_out == self.wanted == len(self.replicas)
