@@ -53,8 +53,9 @@ def _load(client: SyncRedis, body: ModelToLoad) -> Done:
     options = msgspec.structs.asdict(body)
     source = options.pop("source")
     replicas = options.pop("replicas")
+    scale = None if replicas is None else _scale_of(replicas)
     spec = build_spec(source, demo=demo_model(), **options)
-    outcome = desired.load(client, spec, None if replicas is None else _scale_of(replicas))
+    outcome = desired.load(client, spec, scale)
     words = "is desired" if outcome.changed else "was desired already with these settings"
     return Done(done=f"{spec.name}: revision {outcome.revision} {words}.", revision=outcome.revision)
 
@@ -77,9 +78,11 @@ async def scale_model(request: Http) -> Done:
 
 
 def _scale_of(replicas: int | str) -> Scale:
-    """Raises RequestError for what is no number of replicas."""
+    """Raises RequestError for what is neither a number of replicas nor a range."""
     if isinstance(replicas, int):
         check_number("replicas", replicas)
+    elif ".." not in replicas:
+        raise RequestError(f"'replicas' {replicas!r} is neither a number nor a range such as '0..4'.", param="replicas")
     try:
         return Scale.of(replicas)
     except SettingsError as error:

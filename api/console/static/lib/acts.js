@@ -15,13 +15,15 @@ export function resume(view, name) {
 const REPLICAS = { name: "replicas", label: "Replicas", pattern: "[0-9]+([.][.][0-9]+)?" };
 const RANGE = "2, or 0..4: as many as the requests need; with 0 the model sleeps without requests.";
 
+const numberOrRange = (text) => (/^[0-9]+$/.test(text) ? Number(text) : text);
+
 export function scale(view, { model: name, scale }) {
   return view.ask("/farm/models/scale", {
     title: `Scale ${name}`,
     text: "With fewer replicas, those that go finish their requests first.",
     fields: [{ ...REPLICAS, value: scale, required: true, help: RANGE }],
     act: "Scale",
-    body: ({ replicas }) => ({ model: name, replicas }),
+    body: ({ replicas }) => ({ model: name, replicas: numberOrRange(replicas) }),
   });
 }
 
@@ -108,7 +110,9 @@ export function load(view, spec = null, attach = () => {}) {
     body: (values) => {
       // Of a new model what differs from the API's defaults is sent; of a known one everything that is set.
       const given = Object.entries(values).filter(([name, value]) => value !== null && (spec || value !== (known[name] ?? false)));
-      return { ...Object.fromEntries(given), ...(spec ? { name: spec.name } : {}) };
+      const body = Object.fromEntries(given);
+      if (body.replicas) body.replicas = numberOrRange(body.replicas);
+      return { ...body, ...(spec ? { name: spec.name } : {}) };
     },
     before: spec ? null : (body) => replaces(view, body),
   });

@@ -146,10 +146,9 @@ def test_models_take_turns_in_one_room(scene: Scene, monkeypatch: pytest.MonkeyP
     scene.ask("a", "r1")
     scene.until("a")
     scene.ask("b", "r2")
-    scene.turn()
-    scene.turn()
+    waits = "waits for memory that other models use"
+    until(lambda: [scene.turn(), scene.overview("b").detail == waits][1], 20.0)
     assert scene.held() == ["a"] and scene.overview("b").state == "sleeping", "the first is in use"
-    assert scene.overview("b").detail == "waits for memory that other models use"
     scene.end("a", "r1")
     scene.note("a", loaded=scene.now() - 5_000, load_ms=1_000, used=scene.now() - 5_000)
     states = set[str]()

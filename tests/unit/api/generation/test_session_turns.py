@@ -62,6 +62,7 @@ class Turns:
             settings=ApiSettings(redis_url="redis://none"),
             shutdown=Shutdown(),
             complete=nothing,
+            load_stage=lambda: None,
         )
 
     def _count(self, renderer: StreamRenderer) -> None:

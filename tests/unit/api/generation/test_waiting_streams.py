@@ -47,6 +47,7 @@ class WaitingStream:
             settings=ApiSettings(redis_url="redis://none"),
             shutdown=Shutdown(),
             complete=nothing,
+            load_stage=lambda: None,
         )
 
     async def read(self) -> None:
