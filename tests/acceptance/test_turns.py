@@ -36,8 +36,9 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
 
 
 @pytest.fixture
-def client(farm: Farm) -> openai.OpenAI:
-    return openai.OpenAI(base_url=farm.base_url, api_key="none", timeout=120, max_retries=20)
+def client(farm: Farm) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=farm.base_url, api_key="none", timeout=120, max_retries=20) as client:
+        yield client
 
 
 def answer(client: openai.OpenAI, model: str) -> str:
