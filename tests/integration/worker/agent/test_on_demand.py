@@ -23,6 +23,7 @@ from control.requests import Enqueue
 from ops.demo import MODEL_DIR
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.waiting import until
+from worker.agent import planner as planner_module
 from worker.agent.planner import Planner
 
 MIB = 2**20
@@ -42,9 +43,12 @@ class Scene:
             every: dict[str, Any] = {"source": str(MODEL_DIR), "min_replicas": 0} | fields
             catalog.put_spec(self.redis.client, ModelSpec(name=name, **every))
 
+    def beat(self) -> None:
+        farm.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
+
     def turn(self) -> None:
         """One turn of the agent, whose host beats; what was withdrawn has ended by the next one."""
-        farm.beat_host(self.redis.client, Host("h", memory=self.memory), 1, 1)
+        self.beat()
         self.planner.turn()
         for one in farm.assignments(self.redis.client, "h"):
             if one.withdrawn:
@@ -106,15 +110,18 @@ def sleeps(scene: Scene, *names: str) -> None:
     assert scene.held() == []
 
 
-def test_a_model_sleeps_from_the_start_and_its_first_request_wakes_it(scene: Scene) -> None:
+def test_a_model_sleeps_from_the_start_and_its_first_request_wakes_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """API processes have its tokenizer before it was ever loaded. A request does not wait for the planner's rest."""
+    monkeypatch.setattr(planner_module, "REST_S", 600.0)
     scene.want("a")
     sleeps(scene, "a")
     assert (scene.overview("a").state, scene.overview("a").wanted) == ("sleeping", 0)
     assert not scene.planner.tend(), "nothing is to be done"
     assert not scene.planner.tend() and scene.held() == []
     scene.ask("a", "r1")
-    until(lambda: [scene.planner.tend(), scene.held() == ["a"]][1], 0.9)
+    until(lambda: [scene.beat(), scene.planner.tend(), scene.held() == ["a"]][2], 20.0)
     assert (scene.overview("a").state, scene.overview("a").wanted) == ("loading", 1)
 
 
@@ -236,7 +243,7 @@ def test_the_next_agent_goes_on(scene: Scene) -> None:
     scene.end("a", "r1")
     scene.ask("b", "r2")
     scene.note("a", loaded=scene.now() - 50_000, load_ms=500, used=scene.now() - 50_000)
-    farm.beat_host(scene.redis.client, Host("h", memory=scene.memory), 1, 1)
+    scene.beat()
     scene.planner.turn()  # the first is asked to leave
     scene.planner = Planner(scene.redis.another(), lambda *report: None)
     scene.until("b")
