@@ -278,8 +278,8 @@ class Models:
         """Assets that could not be used, so that they are not tried, and told, every second; and why, for a client."""
         self._trials: dict[str, tuple[Vocabulary, asyncio.Task[None]]] = {}
         """Models of `_served` whose tokenizers are being tried."""
-        self._requested: dict[str, float] = {}
-        """Models for which a request came, and when the last one did, by the monotonic clock."""
+        self._requested: dict[str, None] = {}
+        """The KEPT_ASLEEP models with the latest requests, in their order."""
         self._noted: dict[str, float] = {}
         """Models whose calls are not understood: when that was told, by the monotonic clock."""
         self._trial_places = asyncio.Semaphore(TRIALS_AT_ONCE)
@@ -322,7 +322,7 @@ class Models:
             raise ModelNotFound(name or "(none given)", self._fitting(name) or self.names)
         if overview.state not in _WAITING_STATES:
             raise ModelUnavailable(real, overview.state, overview.detail or remedy(overview.state))
-        self._requested[real] = time.monotonic()
+        self._note_request(real)
         if overview.state == "sleeping" and real not in self._served:
             await self._wait_for_tokenizer(real)
         await self._wait_for_trial(real)
@@ -332,6 +332,12 @@ class Models:
                 raise ModelFileRefused(refusal.model, refusal.file, refusal.reason)
             raise ModelUnavailable(real, overview.state, "its tokenizer is not there yet; retry shortly")
         return served
+
+    def _note_request(self, name: str) -> None:
+        self._requested.pop(name, None)
+        self._requested[name] = None
+        if len(self._requested) > KEPT_ASLEEP:
+            del self._requested[next(iter(self._requested))]
 
     async def _wait_for_tokenizer(self, name: str) -> None:
         """Of a model that sleeps: it is made for its first request, once the agent has read the model's files."""
@@ -549,8 +555,7 @@ class Models:
         megabytes."""
         if overview.state != "sleeping" or overview.queued:
             return True
-        latest = sorted(self._requested, key=self._requested.__getitem__, reverse=True)
-        return overview.model in latest[:KEPT_ASLEEP]
+        return overview.model in self._requested
 
     def _broken_mark(self, name: str) -> AssetsMark | None:
         return self._broken[name][0] if name in self._broken else None

@@ -54,7 +54,7 @@ def next_move(state: Farm) -> Move | None:
 def begin(client: SyncRedis, move: Move) -> None:
     """Ask the replica to drain, and assign its successor."""
     for one in farm.assignments(client, move.source):
-        if (one.spec.name, one.replica) == (move.model, move.replica):
+        if rebalance.is_moved(one, move):
             farm.withdraw(client, move.source, one)
     farm.assign(client, move.target, move.successor)
 
@@ -67,6 +67,5 @@ def is_over(client: SyncRedis, move: Move) -> bool:
         raise ModelUnavailable(
             move.model, "failed", f"replica {successor.replica} on {move.target}: {successor.detail}"
         )
-    held = farm.assignments(client, move.source)
-    left = not any((one.spec.name, one.replica) == (move.model, move.replica) for one in held)
+    left = not any(rebalance.is_moved(one, move) for one in farm.assignments(client, move.source))
     return left and successor is not None and successor.state == "loaded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from control.bounds import refusal
 from control.errors import DevicesError, SettingsError
@@ -62,8 +63,7 @@ def build_spec(
         name=check_model_name(name or model_name(model, source)),
         source=source,
         tp=tp,
-        replicas=scale.most,
-        min_replicas=None if scale.least == scale.most else scale.least,
+        **scale.fields,
         target_wait_s=target_wait_s,
         idle_s=idle_s,
         spread=spread,
@@ -107,7 +107,7 @@ class Scale:
         return cls(least, most)
 
     @property
-    def fields(self) -> dict[str, int | None]:
+    def fields(self) -> dict[str, Any]:
         """Those of a ModelSpec."""
         return {"replicas": self.most, "min_replicas": None if self.least == self.most else self.least}
 

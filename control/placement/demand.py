@@ -15,6 +15,7 @@ import msgspec
 
 from control.messages import Assignment, ModelSpec
 from control.placement.placement import Host, Needs, Parts, Room, Unplaceable, place, wanted_of
+from control.placement.rollout import in_order
 
 SHORT_MS = 10_000
 """One more replica runs after the expected wait was above the target for so long."""
@@ -99,8 +100,8 @@ class ModelOnDemand:
     @property
     def spare_replicas(self) -> list[str]:
         """Those that may go, the ones that came last first."""
-        names = sorted(self.replicas, key=lambda name: (len(name), name), reverse=True)
-        return names[: max(0, len(names) - self.spec.least_replicas)]
+        names = in_order(self.replicas)
+        return names[self.spec.least_replicas :][::-1]
 
 
 def follow(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Demand:

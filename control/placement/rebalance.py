@@ -73,7 +73,7 @@ def after(held: Held, move: Move) -> Held:
     """The assignments right after a move has begun: the replica leaves, and its successor starts."""
     changed = {host: list(own) for host, own in held.items()}
     changed[move.source] = [
-        msgspec.structs.replace(one, withdrawn=True) if _is_moved(one, move) else one for one in changed[move.source]
+        msgspec.structs.replace(one, withdrawn=True) if is_moved(one, move) else one for one in changed[move.source]
     ]
     changed.setdefault(move.target, []).append(move.successor)
     return changed
@@ -82,7 +82,7 @@ def after(held: Held, move: Move) -> Held:
 def without_old(held: Held, move: Move) -> Held:
     """The assignments once the replica has left."""
     return {
-        host: [one for one in own if not (host == move.source and _is_moved(one, move))] for host, own in held.items()
+        host: [one for one in own if not (host == move.source and is_moved(one, move))] for host, own in held.items()
     }
 
 
@@ -120,7 +120,8 @@ def _same(one: Assignment, other: Assignment) -> bool:
     return (one.spec.name, one.replica) == (other.spec.name, other.replica)
 
 
-def _is_moved(one: Assignment, move: Move) -> bool:
+def is_moved(one: Assignment, move: Move) -> bool:
+    """True of the assignment whose replica moves."""
     return (one.spec.name, one.replica) == (move.model, move.replica)
 
 
@@ -189,7 +190,7 @@ def _least(one: Assignment, needs: Needs) -> int:
 def _gain(move: Move, hosts: list[Host], held: Held, needs: Needs, shares: dict[str, float]) -> float:
     """By how much less of its memory the fuller of the two hosts uses after a move."""
     memory = {host.id: max(1, host.memory or 0) for host in hosts}
-    [moved] = [one for one in held[move.source] if _is_moved(one, move)]
+    [moved] = [one for one in held[move.source] if is_moved(one, move)]
     size = _least(moved, needs)
     source, target = shares[move.source], shares[move.target]
     changed = max(source - size / memory[move.source], target + size / memory[move.target])

@@ -63,17 +63,17 @@ def print_need() -> None:
     """The process that `need_apart` starts: a specification and the folder or file of its model from standard input,
     its need to standard output."""
     die_with_parent()
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=NeedAsked)
-    place = Path(asked.place)
+    query = msgspec.json.decode(sys.stdin.buffer.read(), type=NeedQuery)
+    place = Path(query.place)
     try:
-        need = need_of(asked.spec, validation.inspect(place, asked.spec.images))
+        need = need_of(query.spec, validation.inspect(place, query.spec.images))
     except (FurrowError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
     sys.stdout.buffer.write(msgspec.json.encode(need))
 
 
-class NeedAsked(msgspec.Struct, frozen=True, kw_only=True):
+class NeedQuery(msgspec.Struct, frozen=True, kw_only=True):
     spec: ModelSpec
     place: str
 
@@ -81,10 +81,10 @@ class NeedAsked(msgspec.Struct, frozen=True, kw_only=True):
 def need_apart(spec: ModelSpec, place: Path) -> ModelNeed:
     """As `need_of`, in a process of its own: what it imports would stay with the agent. Raises ValueError with the
     reason."""
-    asked = msgspec.json.encode(NeedAsked(spec=spec, place=str(place)))
+    query = msgspec.json.encode(NeedQuery(spec=spec, place=str(place)))
     command = python_command("worker", "need")
     ended = subprocess.run(
-        command, input=asked, capture_output=True, timeout=LIMIT_S, env=child_environment(), check=False
+        command, input=query, capture_output=True, timeout=LIMIT_S, env=child_environment(), check=False
     )
     if ended.returncode:
         raise ValueError(ended.stderr.decode(errors="replace").strip()[-500:])

@@ -98,10 +98,11 @@ class OnDemand:
         now, *replies = run_every(self._client, reads)
         before, were_called = replies[: len(names)], replies[len(names) :]
         overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(names))}
+        replicas_of = _replicas_by_model(view)
         models = list[ModelOnDemand]()
         changed = dict[str, Demand]()
         for spec, known, was_called in zip(specs, before, were_called, strict=True):
-            name, replicas = spec.name, _replicas(view, spec.name)
+            name, replicas = spec.name, replicas_of.get(spec.name, {})
             demand = known or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
             if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
@@ -201,13 +202,13 @@ class OnDemand:
             self._noted = time.monotonic()
 
 
-def _replicas(view: FarmView, model: str) -> dict[str, Parts]:
-    """The parts of a model's replicas, without those that leave."""
-    replicas: dict[str, Parts] = {}
+def _replicas_by_model(view: FarmView) -> dict[str, dict[str, Parts]]:
+    """The parts of each model's replicas, without those that leave."""
+    replicas: dict[str, dict[str, Parts]] = {}
     for host, assignments in view.held.items():
         for one in assignments:
-            if one.spec.name == model and not one.withdrawn:
-                replicas.setdefault(one.replica, {})[host] = one
+            if not one.withdrawn:
+                replicas.setdefault(one.spec.name, {}).setdefault(one.replica, {})[host] = one
     return replicas
 
 

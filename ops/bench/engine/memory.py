@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +24,11 @@ from ops.bench.common.farm import NOBODY_REFUSED, private_farm, say
 from ops.bench.common.figures import Figure, conclude
 from ops.bench.common.machine import describe
 from ops.bench.peers.base import Failed
+from ops.bench.peers.memory import MIB, looking
 from ops.bench.peers.models import Models
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 
-MIB = 2**20
 EVERY_S = 0.02
 MOST = 1.15
 """Times the peak."""
@@ -138,7 +137,7 @@ def measured(case: Case, need: RankNeed) -> Taken:
     kv_tokens = need.kv_tokens
     spec = ModelSpec(name="bench", source=str(case.source), devices=["cpu"], quant=case.quant, kv_tokens=kv_tokens)
     watch = Watch()
-    with watch.running(), private_farm(spec, (1,), *NOBODY_REFUSED) as (url, _, _):
+    with looking(watch.look, EVERY_S), private_farm(spec, (1,), *NOBODY_REFUSED) as (url, _, _):
         time.sleep(1.0)  # what the load has freed is given back
         start = watch.now()
         config = validation.inspect(case.source).config
@@ -194,25 +193,9 @@ class Watch:
                 return int(row.split()[1]) * 1024
         return 0
 
-    @contextmanager
-    def running(self) -> Generator[None]:
-        """Look from a thread."""
-        over = threading.Event()
-
-        def look() -> None:
-            while not over.wait(EVERY_S):
-                try:
-                    self.peak = max(self.peak, self.now())
-                except OSError:  # the rank has ended
-                    return
-
-        thread = threading.Thread(target=look, name="memory", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def look(self) -> None:
+        """Compare the PSS of now. Raises OSError once the rank has ended."""
+        self.peak = max(self.peak, self.now())
 
 
 def _name(process: psutil.Process) -> str:

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 
 import psutil
 
 MIB = 2**20
 EVERY_S = 0.2
 """Between two looks while an engine is watched; a look takes some milliseconds for each GiB."""
+
+
+@contextmanager
+def looking(look: Callable[[], object], every_s: float) -> Generator[None]:
+    """Call `look` again and again, from a thread; an OSError ends that, as of a process that has ended."""
+    over = threading.Event()
+
+    def run() -> None:
+        with suppress(OSError):
+            while not over.wait(every_s):
+                look()
+
+    thread = threading.Thread(target=run, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Peak:
@@ -30,19 +49,10 @@ class Peak:
     @contextmanager
     def watched(self) -> Generator[None]:
         """Look again and again, from a thread. Not while rates are taken, which it would slow down."""
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(EVERY_S):
-                self.look()
-
-        thread = threading.Thread(target=watch, name="memory", daemon=True)
-        thread.start()
         try:
-            yield
+            with looking(self.look, EVERY_S):
+                yield
         finally:
-            over.set()
-            thread.join()
             self.look()
 
 
