@@ -31,7 +31,7 @@ from control.redis.connection import Call, read, run, run_every
 from control.redis.rounds import run_rounds
 from control.replicas import health
 from control.replicas.health import Overview
-from control.replicas.health.load import queued_of
+from control.replicas.health.load import ModelLoad, load_of, queued_of
 from control.replicas.memory_deaths import server_ms
 from control.requests.upkeep.abandon import abandon
 
@@ -94,24 +94,31 @@ class OnDemand:
             return {}
         self._note()
         names = [spec.name for spec in specs]
-        reads: list[Call[Any]] = [server_ms(), *map(farm.demand_of, names), *map(farm.is_called, names)]
+        reads: list[Call[Any]] = [server_ms()]
+        reads += [call for name in names for call in (farm.demand_of(name), farm.is_called(name), load_of(name))]
         now, *replies = run_every(self._client, reads)
-        before, were_called = replies[: len(names)], replies[len(names) :]
-        overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(names))}
+        seen = list(zip(specs, replies[::3], replies[1::3], replies[2::3], strict=True))
         replicas_of = _replicas_by_model(view)
+        # Of the others, which sleep and have no request, there is nothing more to know: there may be many.
+        active = [
+            spec.name
+            for spec, known, _, load in seen
+            if known is None or known.replicas or load.queued or spec.name in replicas_of
+        ]
+        overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(active))}
         models = list[ModelOnDemand]()
         changed = dict[str, Demand]()
-        for spec, known, was_called in zip(specs, before, were_called, strict=True):
+        for spec, known, was_called, load in seen:
             name, replicas = spec.name, replicas_of.get(spec.name, {})
             demand = known or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
             if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
-            if name not in overviews or not self._publish(spec, demand, assets):
+            if (name in active and name not in overviews) or not self._publish(spec, demand, assets):
                 continue  # it is gone by now, or its files are being read
             if demand.revision != spec.revision:
                 first = demand.replicas or int(assets.get(name) is None)
                 demand = msgspec.structs.replace(with_replicas(demand, first, now), revision=spec.revision)
-            traffic = _traffic(overviews[name], was_called and not demand.replicas)
+            traffic = _traffic(load, overviews.get(name), was_called and not demand.replicas)
             after = follow(spec, demand, traffic, now)
             if after.loaded and not demand.loaded:
                 log.info("model loaded", model=name, load_s=after.load_ms / 1000, action="model_load")
@@ -212,14 +219,15 @@ def _replicas_by_model(view: FarmView) -> dict[str, dict[str, Parts]]:
     return replicas
 
 
-def _traffic(overview: Overview, is_called: bool) -> Traffic:
-    """A call of a model that sleeps counts as a request that waits."""
-    leaders = [replica.beats[0] for replica in overview.replicas if replica.beats]
+def _traffic(load: ModelLoad, overview: Overview | None, is_called: bool) -> Traffic:
+    """`overview`: None for a model without a replica. A call of a model that sleeps counts as a request that waits."""
+    replicas = overview.replicas if overview is not None else []
+    leaders = [replica.beats[0] for replica in replicas if replica.beats]
     return Traffic(
-        queued=overview.load.queued + is_called,
+        queued=load.queued + is_called,
         running=sum(beat.running for beat in leaders if beat is not None),
-        enqueued=overview.load.enqueued,
-        expected_wait_ms=overview.load.expected_wait_ms,
-        serving=sum(replica.state == "loaded" for replica in overview.replicas),
-        failed=bool(overview.replicas) and all(one.state == "failed" and one.placed for one in overview.replicas),
+        enqueued=load.enqueued,
+        expected_wait_ms=load.expected_wait_ms,
+        serving=sum(replica.state == "loaded" for replica in replicas),
+        failed=bool(replicas) and all(one.state == "failed" and one.placed for one in replicas),
     )
