@@ -23,7 +23,7 @@ from control.settings import Settings, host_id
 from control.structs import describe_structs
 from worker.collective import native
 from worker.collective.redis_store import RedisStore
-from worker.leader.leader import Leader
+from worker.leader.group_leader import GroupLeader
 from worker.rank.address import rendezvous_address
 from worker.rank.counters import Labels, counters_of
 from worker.rank.ending import exit_status
@@ -67,7 +67,7 @@ def begin(
     rank: int,
     device: str,
     clients: tuple[SyncRedis, SyncRedis, SyncRedis],
-) -> Leader | Rank:
+) -> GroupLeader | Rank:
     """The leader or the rank, ready to run. SIGUSR1 drains a leader. Raises FurrowError."""
     spec = assignment.spec
     check_device(device)
@@ -86,7 +86,7 @@ def begin(
     files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
     assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
     owner = f"{host_id()}/{os.getpid()}"
-    leader = Leader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
+    leader = GroupLeader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
 
     def drain(_signal: int, _frame: FrameType | None) -> None:
         leader.signals.draining = True

@@ -12,7 +12,7 @@ from ops.bench.common.summary import median
 from ops.bench.control.stepping import Metronome, stepping
 from ops.bench.control.work import hashing
 from worker.leader.request import RunningRequest
-from worker.leader.running_requests import RequestCounters
+from worker.leader.request_counters import RequestCounters
 from worker.rank.counters import Counters
 
 STEP_S = 0.004

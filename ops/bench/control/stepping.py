@@ -26,7 +26,7 @@ from worker.engine.step import Forward, Step
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import DeadReplicas, EmissionAnswer, Exchange, RedisCalls
 from worker.leader.group import Group
-from worker.leader.running_requests import RunningRequests
+from worker.leader.scheduled_requests import ScheduledRequests
 from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
@@ -178,7 +178,7 @@ class Loop:
     """A leader with requests under way."""
 
     serving: Serving
-    running: RunningRequests
+    running: ScheduledRequests
     group: TimedGroup
     exchange: TimedExchange
     engine: Clocked
@@ -233,7 +233,7 @@ def stepping(
         exchange = TimedExchange(lease, calls, DeadReplicas(client, lease))
         stack.enter_context(exchange)
         isolation = CrashIsolation(lease, calls.run)
-        running = RunningRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future[Any], []), isolation)
+        running = ScheduledRequests(scheduler, Finisher(lambda ids: ""), Grammars(Future[Any], []), isolation)
         context = ServingContext(
             lease=lease,
             group=group,

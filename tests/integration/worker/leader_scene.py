@@ -17,7 +17,7 @@ from control.requests import Enqueue
 from control.requests.history import read_pages
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
-from worker.leader.leader import Leader
+from worker.leader.group_leader import GroupLeader
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
@@ -51,7 +51,7 @@ class LeaderScene:
         assignment = Assignment(spec=self.spec, replica=self.replica, ranks=[0], devices=["cpu"])
         assets = read_assets(self.files, None)
         rank_worker = RankWorker(0, 1, "cpu")
-        self.leader = Leader(clients, assignment, "host/1", self.files, assets, rank_worker, "127.0.0.1")
+        self.leader = GroupLeader(clients, assignment, "host/1", self.files, assets, rank_worker, "127.0.0.1")
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

@@ -12,7 +12,7 @@ from control.replies import ErrorReply
 from ops.bench.control.shard import load_command
 from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
-from worker.leader.leader import limits_on
+from worker.leader.group_leader import limits_on
 from worker.rank.rank_worker import RankWorker
 from worker.sampling.sampler import StepSampler
 from worker.scheduling.scheduler import Scheduler

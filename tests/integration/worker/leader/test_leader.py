@@ -22,8 +22,9 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import KV_TOKENS, LeaderScene
 from tests.waiting import until
 from worker.leader import exchange as exchange_module
+from worker.leader import request_loop as request_loop_module
 from worker.leader import serving as serving_module
-from worker.leader.leader import Leader
+from worker.leader.group_leader import GroupLeader
 from worker.rank import heartbeat as heartbeat_module
 from worker.rank import rank_worker as rank_worker_module
 from worker.rank.rank_worker import RankWorker
@@ -38,7 +39,7 @@ def test_a_load_that_fails_ends_the_process_with_its_reason(redis: ReplicaRedis,
     clients = (redis.another(), redis.blocking(), redis.another())
     assignment = Assignment(spec=spec, replica=REPLICA, ranks=[0], devices=["cpu"])
     rank_worker = RankWorker(0, 1, "cpu")
-    leader = Leader(clients, assignment, "host/1", files, read_assets(files, None), rank_worker, "127.0.0.1")
+    leader = GroupLeader(clients, assignment, "host/1", files, read_assets(files, None), rank_worker, "127.0.0.1")
     with pytest.raises(GroupError, match="float7"):
         leader.run()
     assert "float7" in redis.run(health.poison_history(MODEL, REPLICA))[0].message
@@ -211,7 +212,7 @@ def test_an_idle_leader_pings_and_stays(scene: LeaderScene, monkeypatch: pytest.
     scene.ask("before", max_tokens=1)
     scene.answer("before")
     assert scene.leader._grammars._tokenizer is None
-    monkeypatch.setattr(serving_module, "IDLE_PING_S", 0.0)
+    monkeypatch.setattr(request_loop_module, "IDLE_PING_S", 0.0)
     scene.ask("r", max_tokens=1)
     scene.answer("r")
     until(lambda: scene.leader._grammars._tokenizer is not None, 40.0)

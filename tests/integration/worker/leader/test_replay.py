@@ -22,8 +22,8 @@ from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from worker.engine.step import Forward
-from worker.leader import leader as leader_module
-from worker.leader.leader import LeaderLimits
+from worker.leader import group_leader as leader_module
+from worker.leader.group_leader import LeaderLimits
 from worker.native.library import load_library
 from worker.sampling.sampler import PendingTokens, StepSampler
 from worker.scheduling.sequence import Sequence

@@ -17,8 +17,8 @@ from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
 from worker.engine import scoring as scoring_module
 from worker.engine.step import Step
-from worker.leader import leader as leader_module
-from worker.leader.leader import LeaderLimits
+from worker.leader import group_leader as leader_module
+from worker.leader.group_leader import LeaderLimits
 from worker.native.library import Threads
 
 BUDGET = 32

@@ -25,7 +25,7 @@ from tests.integration.worker.leader.test_crash_isolation import Gone, innocents
 from tests.waiting import until
 from worker.engine.step import Step
 from worker.leader import exchange
-from worker.leader.leader import Leader
+from worker.leader.group_leader import GroupLeader
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
@@ -97,11 +97,11 @@ class TwoReplicas:
             health.write_status(self.redis.client, MODEL, name, "failed", "its folder is gone")
         raise Gone
 
-    def leader(self, name: str) -> Leader:
+    def leader(self, name: str) -> GroupLeader:
         clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
         assignment = Assignment(spec=self.spec, replica=name, ranks=[0], devices=["cpu"])
         assets, rank_worker = read_assets(self.files, None), RankWorker(0, 1, "cpu")
-        return Leader(clients, assignment, f"{name}/1", self.files, assets, rank_worker, "127.0.0.1")
+        return GroupLeader(clients, assignment, f"{name}/1", self.files, assets, rank_worker, "127.0.0.1")
 
     def start(self, *names: str) -> None:
         for name in names:

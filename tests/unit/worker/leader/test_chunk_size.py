@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.leader.leader import limits_on
+from worker.leader.group_leader import limits_on
 from worker.leader.serving import LEAST_TOKENS, MIXED_S, PREFILL_S, SLOW_TOKENS, ChunkSize
 
 

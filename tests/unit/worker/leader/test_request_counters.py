@@ -9,7 +9,7 @@ import pytest
 from control.messages import FinishReason, GenerationRequest, LogEntry, Sampling
 from control.requests import Claimed, Emission
 from worker.leader.request import RunningRequest
-from worker.leader.running_requests import RequestCounters
+from worker.leader.request_counters import RequestCounters
 from worker.rank import series
 from worker.rank.counters import Counters
 

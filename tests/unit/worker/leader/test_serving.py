@@ -19,7 +19,7 @@ from worker.engine.step import Forward
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import EmissionAnswer, Exchange
 from worker.leader.request import RunningRequest
-from worker.leader.running_requests import RunningRequests
+from worker.leader.scheduled_requests import ScheduledRequests
 from worker.leader.serving import Serving, ServingContext
 from worker.rank.heartbeat import Progress
 from worker.sampling.sampler import StepSampler
@@ -125,7 +125,7 @@ class Scene:
         exchange.gather_s = 0.0
         self.scheduler = Scheduler(kv_tokens=kv_tokens, token_budget=16, max_sequences=4)
         isolation = CrashIsolation(lease, lambda call: None)
-        self.running = RunningRequests(self.scheduler, Finisher(lambda ids: ""), grammars, isolation)
+        self.running = ScheduledRequests(self.scheduler, Finisher(lambda ids: ""), grammars, isolation)
         self.serving = Serving(
             ServingContext(
                 lease=lease,
