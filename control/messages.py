@@ -203,6 +203,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: int = 300  # how long a replica that is to go may finish what it runs; the rest is given back then
     surge: bool = True  # one more replica than wanted may run while others are replaced
     paused: bool = False  # requests are queued, but leaders claim none
+    engine: str = "furrow"  # what computes: Furrow's ranks, or an external engine of control/engines.py
+    engine_args: dict[str, str] = {}
+    """Options of an external engine."""
     revision: int = 1
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
@@ -212,6 +215,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def least_replicas(self) -> int:
         """As many run whether there are requests or not."""
         return self.replicas if self.min_replicas is None else min(self.min_replicas, self.replicas)
+
+    @property
+    def group_size(self) -> int:
+        """Processes of a replica that beat: its ranks, or the leader of an external engine, which has all devices."""
+        return self.tp if self.engine == "furrow" else 1
 
     @property
     def on_demand(self) -> bool:
@@ -305,6 +313,8 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
 
     images: ImageInput | None = None
     """None: it takes text only."""
+    engine: str = "furrow"
+    """What computes its tokens; it says which requests can be served (control/engines.py)."""
 
 
 encode = msgspec.json.Encoder().encode

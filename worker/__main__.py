@@ -59,6 +59,7 @@ def run_agent() -> None:
     from worker.agent.devices import accelerators
     from worker.agent.facts.publisher import FactsPublisher
     from worker.agent.metrics.host_metrics import HostMetrics
+    from worker.external.host import engine_settings
 
     describe_structs()
     gc.freeze()
@@ -71,7 +72,8 @@ def run_agent() -> None:
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
     memory = None if settings.memory_bytes == 0 else capacity(settings.memory_bytes)
-    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory)
+    engines = engine_settings()
+    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory, engines=tuple(engines))
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
     def leave(_signal: int, _frame: FrameType | None) -> None:
@@ -146,6 +148,10 @@ def main() -> int:
         from worker.agent.needs import print_need
 
         print_need()
+    elif part == "engine":
+        from worker.external.host import become
+
+        become(sys.argv[2], sys.argv[3:])
     elif part == "download":
         from worker.repository.download import download_here
 

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from control import logs
+from control.engines import OWN
 from control.keys import ModelKeys
 from control.messages import Assignment
 from control.process import die_with_parent, name_process
@@ -23,7 +24,11 @@ from control.settings import Settings, host_id
 from control.structs import describe_structs
 from worker.collective import native
 from worker.collective.redis_store import RedisStore
+from worker.external.engine import Address
+from worker.external.host import ADDRESS_VARIABLE
+from worker.leader.engine_leader import EngineLeader
 from worker.leader.group_leader import GroupLeader
+from worker.leader.leader import Leader
 from worker.rank.address import rendezvous_address
 from worker.rank.counters import Labels, counters_of
 from worker.rank.ending import exit_status
@@ -32,6 +37,7 @@ from worker.rank.rank import Rank
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
+from worker.repository.external import external_model
 from worker.selftest.choice import choose_collective
 from worker.weights.cache import WeightCache
 
@@ -67,9 +73,11 @@ def begin(
     rank: int,
     device: str,
     clients: tuple[SyncRedis, SyncRedis, SyncRedis],
-) -> GroupLeader | Rank:
+) -> Leader | Rank:
     """The leader or the rank, ready to run. SIGUSR1 drains a leader. Raises FurrowError."""
     spec = assignment.spec
+    if spec.engine != OWN:
+        return begin_engine(assignment, clients)
     check_device(device)
     use_threads(len(assignment.ranks), device)
     if spec.tp > 1:
@@ -87,12 +95,29 @@ def begin(
     assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
     owner = f"{host_id()}/{os.getpid()}"
     leader = GroupLeader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
+    drain_on_signal(leader)
+    return leader
+
+
+def begin_engine(assignment: Assignment, clients: tuple[SyncRedis, SyncRedis, SyncRedis]) -> EngineLeader:
+    """The leader of an external engine, ready to run. Raises FurrowError."""
+    spec = assignment.spec
+    model = external_model(Path(os.environ["FURROW_FOLDER"]), spec)
+    address = Address.parse(os.environ[ADDRESS_VARIABLE])
+    counters = counters_of(Labels(spec.name, assignment.replica, 0))
+    owner = f"{host_id()}/{os.getpid()}"
+    leader = EngineLeader(clients, assignment, owner, model.fingerprint, model.assets, address, counters)
+    drain_on_signal(leader)
+    return leader
+
+
+def drain_on_signal(leader: Leader) -> None:
+    """Let SIGUSR1 drain a leader."""
 
     def drain(_signal: int, _frame: FrameType | None) -> None:
         leader.signals.draining = True
 
     signal.signal(signal.SIGUSR1, drain)
-    return leader
 
 
 def check_device(device: str) -> None:

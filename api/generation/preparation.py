@@ -40,6 +40,7 @@ from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
+from control.engines import refuse
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, PromptImage, ReasoningBudget, Sampling
 from control.requests import Enqueue, member_rid
@@ -451,6 +452,8 @@ async def _prepared(
         limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
         admit_one = partial(admit, body, **limits, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
+        for one in admitted:
+            refuse(served.assets.engine, one.sampling, images=bool(prompts.images))
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
     members = await served.run(size, caller.images.tenant, admitted)

@@ -6,6 +6,7 @@ import msgspec
 
 from control.access import ApiKey
 from control.access.usage import Usage
+from control.engines import OWN
 from control.messages import LOOKUP_TOKENS, GenerationRequest
 from control.operations.checks.findings import Finding
 from control.operations.checks.report import HostReport, RedisCard
@@ -39,6 +40,9 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     spread: bool = False
     drain_s: int = 300
     surge: bool = True
+    engine: str = OWN
+    """An external engine: what `control/engines.py` names."""
+    engine_args: dict[str, str] = {}
 
 
 class ModelNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from control.bounds import refusal
+from control.engines import OWN, check_engine, parse_arguments
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import LOOKUP_TOKENS, ModelSpec
@@ -40,9 +42,12 @@ def build_spec(
     spread: bool = False,
     drain_s: int = 300,
     surge: bool = True,
+    engine: str = OWN,
+    engine_args: Mapping[str, str] | Sequence[str] = (),
     demo: Path | None = None,
 ) -> ModelSpec:
-    """The desired state that the options describe. `demo`: folder of the demonstration model, where there is one.
+    """The desired state that the options describe. `engine_args`: `name=value` each, or by name. `demo`: folder of the
+    demonstration model, where there is one.
 
     Raises RequestError, DevicesError or SettingsError.
     """
@@ -53,6 +58,18 @@ def build_spec(
             raise SettingsError(text)
     source = model_source(model, demo)
     placed = parse_devices(devices, tp)
+    arguments = engine_args if isinstance(engine_args, Mapping) else parse_arguments(engine_args)
+    check_engine(engine, arguments)
+    if engine != OWN:
+        own_options = {
+            "--quant": quant,
+            "--dtype": None if dtype == "auto" else dtype,
+            "--kv-tokens": kv_tokens,
+            "--dequantize": dequantize or None,
+            "--deterministic": deterministic or None,
+            "--spread": spread or None,
+        }
+        check_own_options(engine, own_options)
     quant = canonical_quant(quant)
     check_quant(quant, dtype, placed)
     if deterministic:
@@ -80,7 +97,19 @@ def build_spec(
         images=images,
         lookup=lookup,
         deterministic=deterministic,
+        engine=engine,
+        engine_args=dict(arguments),
     )
+
+
+def check_own_options(engine: str, given: Mapping[str, object]) -> None:
+    """Raise SettingsError for an option that only Furrow's own engine has; `given`: by option, None where it is not."""
+    for option, value in given.items():
+        if value is not None:
+            raise SettingsError(
+                f"{option} is an option of Furrow's own engine, not of {engine}: leave it out. Options of {engine} are "
+                "named with --engine-arg NAME=VALUE."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,9 +36,10 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     key = keys.host(host.id)
     words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
     memory = () if host.memory is None else ("memory", host.memory)
+    engines = ("engines", ",".join(host.engines))
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
-        write("HSET", key, *words, *memory, "standby", standby, parse=int),
+        write("HSET", key, *words, *memory, *engines, "standby", standby, parse=int),
         _end(key),
     ]
 
@@ -102,15 +104,23 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     return [host_of(name, beat, name in drained) for name, beat in zip(names, beats, strict=True) if beat is not None]
 
 
-def beat_of(host_id: str) -> Call[tuple[str, int | None] | None]:
-    """The devices of a host and the memory that it tells, which one of an older version does not; None without a
-    heartbeat."""
+def beat_of(host_id: str) -> Call[HostBeat | None]:
+    """What a host tells of itself; None without a heartbeat."""
 
-    def parse(reply: list[str | None]) -> tuple[str, int | None] | None:
-        devices, memory = reply
-        return None if devices is None else (devices, None if memory is None else int(memory))
+    def parse(reply: list[str | None]) -> HostBeat | None:
+        devices, memory, engines = reply
+        return None if devices is None else HostBeat(devices, None if memory is None else int(memory), engines or "")
 
-    return read("HMGET", keys.host(host_id), "devices", "memory", parse=parse)
+    return read("HMGET", keys.host(host_id), "devices", "memory", "engines", parse=parse)
+
+
+class HostBeat(NamedTuple):
+    """Fields of a heartbeat: devices and engines with commas between them, and the memory in bytes, which a host of an
+    older version does not tell."""
+
+    devices: str
+    memory: int | None = None
+    engines: str = ""
 
 
 def free_memory(client: SyncRedis) -> dict[str, int]:
@@ -128,10 +138,10 @@ def free_memory(client: SyncRedis) -> dict[str, int]:
     }
 
 
-def host_of(name: str, beat: tuple[str, int | None], drained: bool) -> Host:
+def host_of(name: str, beat: HostBeat, drained: bool) -> Host:
     """The host with this heartbeat."""
-    devices, memory = beat
-    return Host(name, tuple(filter(None, devices.split(","))), drained, memory)
+    devices = tuple(filter(None, beat.devices.split(",")))
+    return Host(name, devices, drained, beat.memory, tuple(filter(None, beat.engines.split(","))))
 
 
 def put_need(model: str, need: ModelNeed) -> Call[int]:
@@ -375,7 +385,10 @@ def assign(client: SyncRedis, host_id: str, assignment: Assignment) -> None:
     field = f"{spec.name} {assignment.replica}"
     # Its name first: what was left behind under a name that nobody knows would never be looked for.
     run(
-        client, catalog.put_replica(spec.name, assignment.replica, catalog.Assigned(revision=spec.revision, tp=spec.tp))
+        client,
+        catalog.put_replica(
+            spec.name, assignment.replica, catalog.Assigned(revision=spec.revision, tp=spec.group_size)
+        ),
     )
     run(client, write("HSET", keys.assignments(host_id), field, encode(assignment), parse=int))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from control.engines import OWN
 from control.messages import Assignment, ModelSpec
 from control.placement.need import ModelNeed
 from control.sizes import in_words
@@ -26,6 +27,8 @@ class Host:
     drained: bool = False
     memory: int | None = None
     """Bytes that CPU ranks may have together; None where it does not tell, as one of an older version."""
+    engines: tuple[str, ...] = ()
+    """External engines that it offers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,8 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
         return []
     sizes = _least(spec, parts, room)
     chosen = None if parts or spec.spread else _one_host(spec, room, sizes)
-    chosen = chosen or _several_hosts(spec, missing, parts, room, sizes)
+    if spec.engine == OWN:  # an external engine is one process on one host
+        chosen = chosen or _several_hosts(spec, missing, parts, room, sizes)
     if chosen is None:
         return [_unplaceable(spec, replica, room, sizes)]
     kv_tokens, sizes = _with_share(spec, chosen, parts, room, sizes)
@@ -322,6 +326,13 @@ def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> s
 
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: list[int]) -> Unplaceable:
+    if spec.engine != OWN and not any(spec.engine in host.engines for host in room.hosts):
+        why = (
+            f"no living host offers the engine {spec.engine}. Start a worker with --engine-command "
+            f"{spec.engine}=PROGRAM, --engine-python {spec.engine}=PYTHON or --engine-url {spec.engine}=URL, or put "
+            "its program on the worker's PATH"
+        )
+        return Unplaceable(spec.name, replica, why)
     if sizes and any(choose_devices(spec, host, room.free[host.id]) is not None for host in room.hosts):
         ranks = f"its {spec.tp} ranks need" if spec.tp > 1 else "it needs"
         has = [f"{host.id} has {in_words(max(0, room.left[host.id]))}" for host in room.hosts if host.id in room.left]
@@ -344,6 +355,8 @@ def choose_devices(spec: ModelSpec, host: Host, free: list[str]) -> list[str] | 
     A spec that names devices gets exactly these. One that names none gets accelerators where the host has any, the CPU
     only where it has none: a missing GPU is never replaced silently.
     """
+    if spec.engine != OWN and spec.engine not in host.engines:
+        return None
     if spec.devices:
         missing = [device for device in spec.devices if device != "cpu" and device not in free]
         return None if missing else list(spec.devices)

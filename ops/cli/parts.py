@@ -11,7 +11,7 @@ import click
 from control.operations.options import redis_option
 from control.process import python_command
 from control.settings import redis_reference
-from ops.cli.options import demo_environment, memory_option
+from ops.cli.options import demo_environment, engine_environment, engine_options, memory_option
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -33,6 +33,7 @@ def become(module: str, *arguments: str, **environment: str) -> NoReturn:
     help="Address of /metrics and /health of this host's ranks [default: 127.0.0.1:9464, or a free port].",
 )
 @memory_option
+@engine_options
 @click.option("--agent", is_flag=True, hidden=True, help="Become the agent: for the supervisor, which calls it.")
 def worker(
     redis_url: str | None,
@@ -41,6 +42,7 @@ def worker(
     metrics: str | None,
     memory: str | None,
     agent: bool,
+    **engines: tuple[str, ...],
 ) -> None:
     """Run this host's agent, which starts and watches the ranks that the farm assigns to the host.
 
@@ -57,7 +59,8 @@ def worker(
         "FURROW_METRICS": metrics,
         "FURROW_MEMORY": memory,
     }
-    become("worker.agent.supervision", **{name: value for name, value in given.items() if value})
+    named = {name: value for name, value in given.items() if value}
+    become("worker.agent.supervision", **named, **engine_environment(**engines))
 
 
 @click.command(context_settings=PASS_ON, short_help="Run one HTTP API process.")

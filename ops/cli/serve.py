@@ -23,7 +23,15 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
-from ops.cli.options import demo_environment, idle_option, memory_option, model_options
+from ops.cli.options import (
+    ENGINE_OPTIONS,
+    demo_environment,
+    engine_environment,
+    engine_options,
+    idle_option,
+    memory_option,
+    model_options,
+)
 from ops.cli.tables import echo_line
 from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
@@ -61,6 +69,7 @@ GRACE_S = 5.0
     help="Memory limit of the private server, such as 2GiB [default: a quarter of the machine's].",
 )
 @memory_option
+@engine_options
 @api_options
 @click.pass_context
 def serve(
@@ -89,6 +98,7 @@ def serve(
     """
     if "FURROW_PARENT" in os.environ:
         die_with_parent()
+    engines = engine_environment(**{name: options.pop(name) for name in ENGINE_OPTIONS})
     ollama_port: int | None = options["ollama_port"]
     arguments = take_api_arguments(context, options)
     if not models and not folders:
@@ -103,7 +113,7 @@ def serve(
         redis, server = named_or_private(redis_url, data, port, redis_memory, stack)
         # By its folder: neither a command line nor the children's environment has the private server's password.
         named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
-        limits = {"FURROW_MEMORY": memory} if memory else {}
+        limits = {"FURROW_MEMORY": memory, **engines} if memory else engines
         fixed = {FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
         supervisor = Supervisor({**named, **fixed, **limits, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]

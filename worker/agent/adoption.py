@@ -86,7 +86,7 @@ def adopt_replicas(
             replicas[key] = replica, record
     for process in supervisor.inherited:
         tag = process.tag
-        if tag.get("kind") != "rank":
+        if tag.get("kind") not in ("rank", "engine"):
             continue
         pair = replicas.get(record_key((tag["model"], tag["replica"])))
         if pair is None:

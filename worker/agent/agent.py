@@ -160,7 +160,8 @@ class Agent:
         """Keep one while anything runs, and for a while after the start."""
         if (standby := self._standby) is None:
             return
-        models, now = {replica.preparation for replica in self.replicas.alive}, time.monotonic()
+        now = time.monotonic()
+        models = {one for replica in self.replicas.alive if (one := replica.preparation) is not None}
         if models or self._reconciler.preparing or self._on_demand:
             self._used = now
         if self.stopping or now > self._used + IDLE_S:

@@ -15,6 +15,7 @@ from control.replicas.health import Beat
 from worker.agent.context_switches import context_switches
 from worker.agent.replica import ReplicaProcesses
 from worker.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
+from worker.external.engine import ENGINE_LOST
 from worker.rank.reachability import Reachability
 
 log = structlog.get_logger()
@@ -118,7 +119,7 @@ class FailureDetector:
         """Ranks leave a poisoned epoch and stop beating; the one that is blamed, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
-            if poison.kind == "deadline":
+            if poison.kind in ("deadline", ENGINE_LOST):
                 self._replica.kill(poison.rank, poison.message)
         elif time.monotonic() - self._poisoned[1] > POISON_IGNORED_S:
             for rank in self._replica.pids():

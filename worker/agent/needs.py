@@ -14,11 +14,13 @@ from typing import Generic, TypeVar
 import msgspec
 import structlog
 
+from control.engines import OWN
 from control.errors import FurrowError
 from control.messages import ModelAssets, ModelSpec
 from control.placement.need import ModelNeed
 from control.process import child_environment, die_with_parent, python_command
 from worker.repository import assets, source, validation
+from worker.repository.external import external_model
 from worker.repository.files import ModelFiles
 
 log = structlog.get_logger()
@@ -51,6 +53,8 @@ def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
 
 def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:
     """What an API process needs of a model before it is loaded. Raises as a load."""
+    if spec.engine != OWN:
+        return external_model(place, spec).assets
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     assets.check_tokenizer(files)

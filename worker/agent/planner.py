@@ -179,7 +179,7 @@ class Planner:
             (host, one) for host, assignments in held.items() if host not in living for one in assignments
         ):
             model, replica = one.spec.name, one.replica
-            beats = health.heartbeats(self._client, model, replica, one.spec.tp)
+            beats = health.heartbeats(self._client, model, replica, one.spec.group_size)
             holder = run(self._client, lease.holder(model, replica))
             leads = 0 in one.ranks and holder is not None and holder.rpartition("/")[0] == host
             heard = any(beat is not None and beat.host == host for rank, beat in enumerate(beats) if rank in one.ranks)

@@ -68,10 +68,11 @@ class RankExits:
             self._supervisor.forget(exit.pid)
             return
         killed_for = replica.killed.pop(exit.pid, None)
-        what = f"rank {exit.rank} (pid {exit.pid}) {describe(exit.status)}"
-        if replica.draining and exit.status == STOPPED:
+        what = f"{replica.describe(exit.rank)} (pid {exit.pid}) {describe(exit.status)}"
+        is_rank = exit.rank < replica.assignment.spec.group_size
+        if replica.draining and is_rank and exit.status == STOPPED:
             replica.stop()  # its leader has finished, and the others with it
-        if replica.failed is not None or (replica.stopping and exit.status == STOPPED):
+        if replica.failed is not None or (replica.stopping and (exit.status == STOPPED or not is_rank)):
             log.info("rank ended", model=exit.place[0], rank=exit.rank, status=what, action="rank_exit")
             self._free_lock(replica, exit)
             self._supervisor.forget(exit.pid)
@@ -81,7 +82,7 @@ class RankExits:
         )
         if killed_for is None and exit.status == -signal.SIGKILL and self._kills.claim():
             killed_for = OUT_OF_MEMORY
-        given_up = exit.status == REFUSED or not replica.pause()
+        given_up = (is_rank and exit.status == REFUSED) or not replica.pause()
         try:
             # The epoch of now may be a later one than that in which a rank died while there was no agent.
             past = self._replicas.detectors[exit.place].seen_in(exit.pid) if exit.past else None
@@ -96,9 +97,8 @@ class RankExits:
         """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
         exit, (model, name) = notice.exit, notice.exit.place
         replica, kind = self._replicas.by_place[exit.place], poison_kind(exit.status)
-        said = (
-            run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid)) or notice.killed_for
-        )
+        reason = run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid))
+        said = reason or notice.killed_for or replica.last_words(exit.rank) or None
         what = f"{notice.what}: {said}" if said else notice.what
         if said:
             log.error(

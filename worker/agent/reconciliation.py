@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from control.engines import OWN
 from control.host_memory import is_all
 from control.messages import Assignment
 from control.placement import farm
@@ -66,7 +67,9 @@ class Reconciler:
     @property
     def worlds(self) -> dict[Place, int]:
         """The replicas to look at, with their numbers of ranks; a refused one has none."""
-        running = {place: one.assignment.spec.tp for place, one in self._replicas.by_place.items() if not one.stopping}
+        running = {
+            place: one.assignment.spec.group_size for place, one in self._replicas.by_place.items() if not one.stopping
+        }
         return dict.fromkeys(self._refused, 0) | running
 
     @property
@@ -125,7 +128,7 @@ class Reconciler:
     def _has_memory(self, assignment: Assignment, folder: Path) -> bool:
         """True if the ranks may start: their memory was assigned and is there, or is not planned. What a model that was
         downloaded needs is told to placement, which assigns it or takes the replica back."""
-        if self._memory is None:
+        if self._memory is None or assignment.spec.engine != OWN:
             return True
         spec, size = assignment.spec, sum(assignment.memory)
         if not assignment.memory and self._starts_alone(assignment):
@@ -160,7 +163,12 @@ class Reconciler:
         self._needs_told_at = time.monotonic()
         for replica in self._replicas.by_place.values():
             spec = replica.assignment.spec
-            if replica.assignment.memory or replica.stopping or (spec.devices and "cpu" not in spec.devices):
+            if (
+                spec.engine != OWN
+                or replica.assignment.memory
+                or replica.stopping
+                or (spec.devices and "cpu" not in spec.devices)
+            ):
                 continue
             if not health.overview(self._client, spec.name).rolled_out:
                 continue

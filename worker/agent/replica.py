@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import structlog
 
+from control.engines import OWN
 from control.messages import Assignment, encode
 from control.process import python_command
 from control.replicas.health import Beat
@@ -19,6 +21,17 @@ from control.version import VERSION
 from worker.agent.standby import Preparation, Standby, rank_environment
 from worker.agent.supervision.client import ChildProcess, SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE, Ending, Tag
+from worker.external.engine import ENGINE_RANK, Address, Launch
+from worker.external.host import (
+    ADDRESS_VARIABLE,
+    address_of,
+    engine_command,
+    engine_environment,
+    engine_settings,
+    last_lines,
+    log_file,
+    settings_of,
+)
 from worker.native.host import to_be_compiled
 
 log = structlog.get_logger()
@@ -111,9 +124,11 @@ class ReplicaProcesses:
         return self.assignment.spec.name, self.assignment.replica
 
     @property
-    def preparation(self) -> Preparation:
-        """The model that a standby prepares for a rank of this replica."""
+    def preparation(self) -> Preparation | None:
+        """The model that a standby prepares for a rank of this replica; None for an external engine's."""
         assignment = self.assignment
+        if assignment.spec.engine != OWN:
+            return None
         return Preparation(self.folder, assignment.spec.dtype, assignment.devices[0], 0 in assignment.ranks)
 
     @property
@@ -133,19 +148,35 @@ class ReplicaProcesses:
         """Start every rank that has no process, once the pause is over."""
         if self.stopping or self.failed is not None or time.monotonic() < self.due:
             return
-        parts = zip(self.assignment.ranks, self.assignment.devices, strict=True)
-        missing = [(rank, device) for rank, device in parts if rank not in self.processes]
+        missing = [(rank, device) for rank, device in self._parts if rank not in self.processes]
         if missing and self._end_outdated():
             return  # until they are gone
-        if missing and self.standby is not None and self.standby.awaited(self.preparation):
+        preparation = self.preparation
+        if missing and preparation and self.standby is not None and self.standby.awaited(preparation):
             self._compile_early(*missing[0])
             return
         for rank, device in missing:
-            self.processes[rank] = self._spawn(rank, device)
+            is_engine = rank == ENGINE_RANK and self.assignment.spec.engine != OWN
+            self.processes[rank] = self._spawn_engine() if is_engine else self._spawn(rank, device)
+
+    @property
+    def _parts(self) -> list[tuple[int, str]]:
+        """The processes of this host's part: ranks with their devices, or the leader of an external engine and the
+        engine itself, which has all devices."""
+        assignment = self.assignment
+        if assignment.spec.engine == OWN:
+            return list(zip(assignment.ranks, assignment.devices, strict=True))
+        settings = engine_settings().get(assignment.spec.engine)
+        runs_already = settings is not None and bool(settings.url)
+        return [(0, "cpu")] if runs_already else [(0, "cpu"), (ENGINE_RANK, "")]
 
     def _end_outdated(self) -> bool:
         """End ranks that run another version of Furrow than a rank that starts now would: a group has one version."""
-        outdated = [rank for rank, process in self.processes.items() if process.tag.get("version") != VERSION]
+        outdated = [
+            rank
+            for rank, process in self.processes.items()
+            if process.tag.get("version") != VERSION and process.tag.get("kind") != "engine"
+        ]
         for rank in outdated:
             self.outdated.add(self.processes[rank].pid)
             self.kill(rank)
@@ -173,7 +204,45 @@ class ReplicaProcesses:
             "FURROW_FOLDER": self.folder,
             "FURROW_HOST_ID": self.host_id,
             "FURROW_REDIS_URL": self.redis_url,
+            **self._engine_duty,
         }
+
+    @property
+    def _engine_duty(self) -> dict[str, str]:
+        return {} if self.assignment.spec.engine == OWN else {ADDRESS_VARIABLE: str(self._engine_address)}
+
+    @property
+    def _engine_address(self) -> Address:
+        """Where this replica's external engine listens. Raises OSError, or SettingsError on a host without it."""
+        name = self.assignment.spec.engine
+        return address_of(name, settings_of(name), self.host_id, *self.place)
+
+    def _spawn_engine(self) -> ChildProcess:
+        """Start the external engine, with its log in a file of its own."""
+        spec = self.assignment.spec
+        settings, address = settings_of(spec.engine), self._engine_address
+        launch = Launch(
+            model=Path(self.folder),
+            name=spec.name,
+            address=address,
+            devices=tuple(self.assignment.devices),
+            arguments=spec.engine_args,
+            context=spec.max_context,
+            memory=settings.memory,
+            by_module=settings.by_module,
+        )
+        if address.socket:
+            Path(address.socket).unlink(missing_ok=True)  # of a process that has ended; a bind would fail
+        model, replica = self.place
+        words = [str(log_file(model, replica)), *engine_command(spec.engine, settings, launch)]
+        tag: Tag = {"kind": "engine", "model": model, "replica": replica, "rank": ENGINE_RANK, "version": VERSION}
+        environment = engine_environment(spec.engine, launch)
+        process = self.supervisor.spawn(
+            python_command("worker", "engine", *words), environment, tag, self._ending(ENGINE_RANK)
+        )
+        log.info("spawned", model=model, replica=replica, engine=spec.engine, pid=process.pid, action="engine_spawn")
+        self._watch(ENGINE_RANK, process)
+        return process
 
     def _spawn(self, rank: int, device: str) -> ChildProcess:
         duty = self._duty(rank, device)
@@ -333,4 +402,16 @@ class ReplicaProcesses:
         )
 
     def pids(self) -> dict[int, int]:
-        return {rank: process.pid for rank, process in self.processes.items()}
+        """Of the processes that beat, by rank; an external engine does not."""
+        size = self.assignment.spec.group_size
+        return {rank: process.pid for rank, process in self.processes.items() if rank < size}
+
+    def describe(self, rank: int) -> str:
+        """What a process of it is, in a message."""
+        spec = self.assignment.spec
+        return f"the engine {spec.engine}" if rank >= spec.group_size else f"rank {rank}"
+
+    def last_words(self, rank: int) -> str:
+        """The end of an external engine's log; empty for a rank, which has its reason in Redis."""
+        spec = self.assignment.spec
+        return "" if rank < spec.group_size else last_lines(log_file(*self.place))

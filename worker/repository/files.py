@@ -86,7 +86,7 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
     config = _read_json(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
-    weights = _weight_files(folder)
+    weights = weight_files(folder)
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelFilesAway(
@@ -128,7 +128,7 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
     return content
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
         named = _read_json(folder / INDEX).get("weight_map")

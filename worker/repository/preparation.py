@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from control.engines import OWN
 from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway
 from control.messages import Assignment
 from control.quantization import check_quant
@@ -24,6 +25,7 @@ from worker.native.host import INSTEAD, check_host
 from worker.repository import assets, quantized, source, torch_part, validation
 from worker.repository.download import Download
 from worker.repository.downloaded import Downloaded, Tell
+from worker.repository.external import external_model
 from worker.repository.gguf import gate
 from worker.repository.multimodal import tower_tensors
 
@@ -44,6 +46,10 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     """Resolve and validate the model's files, before any process is spawned. Returns the folder, or the GGUF file.
     `tell` is called with the progress of a download, which `fetch` does, in this process by default."""
     spec = assignment.spec
+    if spec.engine != OWN:
+        place = source.resolve(spec.source, tell=tell, fetch=fetch, gguf=spec.gguf)
+        external_model(place, spec)
+        return place
     check_quant(spec.quant, spec.dtype, assignment.devices)
     if spec.quant is not None:
         check_host(f"--quant {spec.quant}", INSTEAD)

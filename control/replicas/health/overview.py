@@ -207,7 +207,7 @@ def _ranks_by_replica(about: _Model) -> dict[str, tuple[int, int]]:
     ranks = {name: (about.assigned[name].revision, about.assigned[name].tp) for name in in_order(about.assigned)}
     current = sum(revision == spec.revision for revision, _ in ranks.values())
     missing = 0 if spec.unload else max(0, about.wanted - current)
-    return ranks | dict.fromkeys(islice(free_names(ranks), missing), (spec.revision, spec.tp))
+    return ranks | dict.fromkeys(islice(free_names(ranks), missing), (spec.revision, spec.group_size))
 
 
 def _replica(

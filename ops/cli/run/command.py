@@ -19,7 +19,7 @@ from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.settings import redis_reference
-from ops.cli.options import model_options
+from ops.cli.options import ENGINE_OPTIONS, engine_environment, engine_options, model_options
 from ops.cli.run import settings
 from ops.cli.run.api import Api
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
@@ -41,6 +41,7 @@ KEY_VARIABLE = "FURROW_API_KEY"
 @click.option("--history/--no-history", default=True, help="Keep the inputs for the arrow keys of the next time.")
 @click.option("--verbose", is_flag=True, help="Print the logs of the processes that are started.")
 @model_options
+@engine_options
 @redis_option
 def run(
     model: str,
@@ -65,6 +66,7 @@ def run(
     if url is not None and redis_url is not None:
         raise click.UsageError("give --url or --redis, not both")
     given = _settings(assigned)
+    os.environ.update(engine_environment(**{name: options.pop(name) for name in ENGINE_OPTIONS}))
     spec = build_spec(model, demo=MODEL_DIR, **options)
     one_answer = prompt is not None or not interactive()
     text = _text(prompt) if one_answer else ""

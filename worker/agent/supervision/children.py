@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -28,6 +29,11 @@ class Child:
     said: list[str] = field(default_factory=list)
     status: int | None = None
     lines: LineBuffer = field(default_factory=LineBuffer)
+
+    @property
+    def is_group(self) -> bool:
+        """True if it leads a process group, whose processes end with it: an external engine starts its own."""
+        return self.tag.get("kind") == "engine"
 
     def describe(self) -> dict[str, Any]:
         """The child as a new agent learns of it."""
@@ -83,7 +89,10 @@ class Children:
         child = self._children.get(pid)
         if child is not None and child.status is None:
             with suppress(ProcessLookupError):
-                os.kill(pid, number)
+                if child.is_group and os.getpgid(pid) == pid:
+                    os.killpg(pid, number)
+                else:
+                    os.kill(pid, number)
 
     def forget(self, pid: int) -> None:
         child = self._children.get(pid)
@@ -96,6 +105,9 @@ class Children:
         if child is None or child.status is not None:
             return False
         child.status = status
+        if child.is_group:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         if child.process is not None:
             child.process.returncode = status
         if child.channel is not None:

@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 CHUNK_BYTES = 1 << 16
 
 Tag = dict[str, Any]
-"""The agent's label of a child. The supervisor stores it and never reads it."""
+"""The agent's label of a child. The supervisor stores it, and reads only its `kind`."""
 
 
 class Ending(NamedTuple):

@@ -1,0 +1,1 @@
+"""External engines, vLLM, SGLang and llama-server: started, asked for tokens by ids, and heard."""

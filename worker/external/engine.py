@@ -1,0 +1,195 @@
+"""What an external engine is to its leader: a command, a readiness, and a request by token ids with its answers.
+
+An engine is one module. It knows its HTTP interface and nothing of Redis, requests or epochs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from control.messages import Sampling, TokenLogprobs
+
+ENGINE_RANK = 1
+"""The place of an engine's process beside its leader, which is rank 0."""
+ENGINE_LOST = "engine_lost"
+"""Kind of poison where an engine does not answer any more."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an engine listens: a Unix socket in a folder of its user alone, or a port of this host."""
+
+    socket: str = ""
+    url: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Of `str(address)`."""
+        return cls(socket=text.removeprefix("unix:")) if text.startswith("unix:") else cls(url=text)
+
+    def __str__(self) -> str:
+        return f"unix:{self.socket}" if self.socket else self.url
+
+    @property
+    def base_url(self) -> str:
+        """For an HTTP client, which is told of the socket apart."""
+        return "http://engine" if self.socket else self.url
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an engine is started for."""
+
+    model: Path
+    """A folder, or the first GGUF file."""
+    name: str
+    address: Address
+    devices: tuple[str, ...]
+    """One for each part of the model: `cpu`, or `cuda:0`, …"""
+    arguments: Mapping[str, str]
+    """Options that the model names, checked by `control.engines.check_engine`."""
+    context: int | None = None
+    """Most positions of a sequence; None: the model's own."""
+    memory: int | None = None
+    """Bytes that it may take; None: not limited."""
+    by_module: bool = False
+    """True if a Python module is run, and not the engine's program."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a sequence that an engine computes in one request."""
+
+    tokens: list[int]
+    """All before it: the prompt and what was generated."""
+    sampling: Sampling
+    most: int
+    """Tokens that it has at most, from 1 on."""
+    least: int = 0
+    """So many of its first tokens are no stop ids."""
+    seed: int = 0
+    """In [0, 2**63)."""
+    bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Added to the logits, by token."""
+    counts: bool = True
+    """True if the engine itself applies the presence and the frequency penalty; False where `bias` has them."""
+    salt: str = ""
+    """Only pieces with the same salt share prefixes, where the engine shares any."""
+    eos_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an answer of the engine brings: the next tokens of a piece, in order, each once."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    """One for each token where the request wants them."""
+    end: str = ""
+    """Why the piece ended, in the engine's word; empty while it goes on."""
+    error: str = ""
+    """What the engine says went wrong; empty for a piece that did not fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """An engine's own gauges; None where it tells nothing."""
+
+    kv_usage: float | None = None
+    """Part of its KV memory in use, 0 to 1."""
+    running: int | None = None
+    waiting: int | None = None
+    prefix_queries: int | None = None
+    """Prompt tokens that were looked up in its prefix cache since its start."""
+    prefix_hits: int | None = None
+
+
+class Engine(ABC):
+    """An external engine's interface. An object of it serves one piece after another; it has no state but its model."""
+
+    name: ClassVar[str]
+    """As in `control.engines.ENGINES`."""
+    health: ClassVar[str] = "/health"
+    """Path that answers 200 once the model is loaded."""
+    metrics: ClassVar[str] = "/metrics"
+    streams: ClassVar[bool] = True
+    """False where only a whole answer has all its tokens: then pieces are short."""
+    counts_alone: ClassVar[bool] = True
+    """True if its presence and frequency penalties count generated tokens alone, as OpenAI's do."""
+    takes_socket: ClassVar[bool] = True
+    """True if it can listen on a Unix socket."""
+    sequences: ClassVar[tuple[str, int]]
+    """Its option for the number of sequences that it runs at once, and the default."""
+
+    def __init__(self, model: str) -> None:
+        """`model`: the name by which the engine knows its model."""
+        self.model = model
+
+    @classmethod
+    @abstractmethod
+    def command(cls, launch: Launch) -> list[str]:
+        """The arguments behind the program's, or the module's, name."""
+
+    @classmethod
+    def environment(cls, launch: Launch) -> dict[str, str]:
+        """Variables beside those of the worker. No engine looks for files on a network, or tells anybody of its use."""
+        gpus = [device.partition(":")[2] for device in launch.devices if device != "cpu"]
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        return {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", **visible}
+
+    @abstractmethod
+    def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+        """Path and JSON body of the request for a piece."""
+
+    @abstractmethod
+    def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        """The news in one event of the stream, or in the whole answer; `have` tokens of the piece are here already."""
+
+    def stats(self, samples: Mapping[str, float]) -> EngineStats:
+        """The gauges among the samples of its /metrics, each summed over its labels."""
+        return EngineStats()
+
+    @classmethod
+    def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
+        """Most positions of a sequence with these options, where the specification has `context`; None: the model's
+        own."""
+        return context
+
+    @classmethod
+    def most_sequences(cls, arguments: Mapping[str, str]) -> int:
+        """How many sequences it runs at once."""
+        option, default = cls.sequences
+        return int(arguments.get(option, default))
+
+
+def options(arguments: Mapping[str, str]) -> list[str]:
+    """Options on a command line, each in one word."""
+    words: list[str] = []
+    for name, value in sorted(arguments.items()):
+        if value == "true":
+            words.append(f"--{name}")
+        elif value != "false":
+            words.append(f"--{name}={value}")
+    return words
+
+
+def seed_of(seed: str, choice: int, position: int) -> int:
+    """The seed of a piece that begins at `position` of a choice's output, in [0, 2**63). The same seed for a later
+    piece would repeat the noise of the first."""
+    digest = hashlib.blake2b(f"{seed}/{choice}/{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def choice_grammar(texts: list[str]) -> str:
+    """GBNF for one of these texts."""
+    return "root ::= " + " | ".join(_quoted(text) for text in texts)
+
+
+def _quoted(text: str) -> str:
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(character, character) for character in text) + '"'

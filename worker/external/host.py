@@ -1,0 +1,197 @@
+"""What a host offers of external engines, and the process of one.
+
+The operator of a host says how an engine is started there, by options of `furrow worker`; a model's specification
+never does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from control.cache.files import folder
+from control.engines import ENGINES
+from control.errors import SettingsError
+from control.process import die_with_parent
+from control.settings import host_id
+from worker.external.engine import Address, Engine, Launch
+from worker.external.llama_server import LlamaServer
+from worker.external.sglang import Sglang
+from worker.external.vllm import Vllm
+
+VARIABLE = "FURROW_ENGINES"
+"""Environment variable of a worker: the settings of each engine by its name, as JSON."""
+ADDRESS_VARIABLE = "FURROW_ENGINE_ADDRESS"
+"""Environment variable of a leader: where its engine listens."""
+CLASSES: Mapping[str, type[Engine]] = {one.name: one for one in (Vllm, Sglang, LlamaServer)}
+LAST_LINES = 4
+"""Of an engine's log, without the indented ones of a traceback: they say why it ended."""
+LAST_BYTES = 8192
+_SECRET = ("FURROW_", "REDIS_URL", "OPENAI_", "ANTHROPIC_", "HF_TOKEN", "HUGGING_FACE_")
+"""Beginnings of variables that no engine gets."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a host runs one engine."""
+
+    command: list[str] = []
+    """The program with its first arguments."""
+    by_module: bool = False
+    """True if it is a Python with the engine's module."""
+    url: str = ""
+    """Of a server that runs already, and is not this host's to start."""
+    memory: int | None = None
+    """Bytes that one of its processes may take."""
+
+
+def engine_settings(environment: Mapping[str, str] = os.environ) -> dict[str, EngineSettings]:
+    """The engines of this host: those that the operator named, and those whose program is on the PATH. Raises
+    SettingsError."""
+    return _offered(environment.get(VARIABLE) or "{}", environment.get("PATH"))
+
+
+@functools.lru_cache(maxsize=4)
+def _offered(named_text: str, path: str | None) -> dict[str, EngineSettings]:
+    try:
+        named = msgspec.json.decode(named_text, type=dict[str, EngineSettings])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{VARIABLE} can't be read: {error}. Use the options of `furrow worker`.") from error
+    offered: dict[str, EngineSettings] = {}
+    for name, engine in ENGINES.items():
+        settings = named.get(name, EngineSettings())
+        if (
+            not settings.command
+            and not settings.url
+            and engine.program
+            and (found := shutil.which(engine.program, path=path))
+        ):
+            settings = msgspec.structs.replace(settings, command=[found])
+        if settings.command or settings.url:
+            offered[name] = settings
+    return offered
+
+
+def settings_of(name: str) -> EngineSettings:
+    """Of an engine on this host. Raises SettingsError where the host does not offer it."""
+    settings = engine_settings().get(name)
+    if settings is None:
+        raise SettingsError(f"host {host_id()} does not offer the engine {name}: {offering(name)}")
+    return settings
+
+
+def offering(name: str) -> str:
+    """How a host offers an engine, as advice."""
+    return (
+        f"start its worker with --engine-command {name}=PROGRAM, --engine-python {name}=PYTHON or --engine-url "
+        f"{name}=URL, or put its program on the worker's PATH"
+    )
+
+
+def named_settings(
+    python: Mapping[str, str], command: Mapping[str, str], url: Mapping[str, str], memory: Mapping[str, int]
+) -> dict[str, EngineSettings]:
+    """Of the options --engine-python, --engine-command, --engine-url and --engine-memory, each by engine. Raises
+    SettingsError."""
+    settings: dict[str, EngineSettings] = {}
+    for name in {*python, *command, *url, *memory}:
+        if name not in ENGINES:
+            raise SettingsError(f"engine {name!r} is unknown: use {', '.join(ENGINES)}")
+        words: list[str] = []
+        if name in python:
+            if not ENGINES[name].module:
+                title = ENGINES[name].title
+                raise SettingsError(f"--engine-python {name}: {title} is no Python program; use --engine-command")
+            words = [_program(python[name], f"--engine-python {name}"), "-m", ENGINES[name].module]
+        if name in command:
+            program, *rest = shlex.split(command[name]) or [""]
+            words = [_program(program, f"--engine-command {name}"), *rest]
+        settings[name] = EngineSettings(command=words, by_module=name in python, url=url.get(name, ""), memory=memory.get(name))
+    return settings
+
+
+def _program(path: str, option: str) -> str:
+    found = shutil.which(str(Path(path).expanduser()))
+    if found is None:
+        raise SettingsError(f"{option}={path}: there is no such program, or it may not be run")
+    return str(Path(found).absolute())
+
+
+def address_of(name: str, settings: EngineSettings, host_id: str, model: str, replica: str) -> Address:
+    """Where the engine of a replica listens on this host: at the same place after each start. Raises OSError where its
+    folder can't be made."""
+    if settings.url:
+        return Address(url=settings.url)
+    digest = hashlib.blake2b(f"{host_id}\n{model}\n{replica}".encode(), digest_size=8)
+    if not CLASSES[name].takes_socket:
+        return Address(url=f"http://127.0.0.1:{20_000 + int.from_bytes(digest.digest()[:2], 'big') % 10_000}")
+    return Address(socket=str(_private_folder() / f"{digest.hexdigest()}.sock"))
+
+
+def _private_folder() -> Path:
+    """A folder for sockets, of this user alone; its path is short, as a socket's must be. Raises OSError."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    place = Path(base) / f"furrow-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    about = place.lstat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise PermissionError(f"{place} belongs to another user, or others may enter it: remove it")
+    return place
+
+
+def log_file(model: str, replica: str) -> Path:
+    """Where the engine of a replica writes."""
+    name = f"{model}-{replica}".replace("/", "--")
+    return folder("engines") / f"{name}.log"
+
+
+def last_lines(path: Path) -> str:
+    """The end of an engine's log; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = [line.strip()[:300] for line in lines if line.strip() and not line.startswith((" ", "\t"))]
+    return " | ".join(told[-LAST_LINES:])
+
+
+def engine_command(name: str, settings: EngineSettings, launch: Launch) -> list[str]:
+    """The command of an engine's process."""
+    return [*settings.command, *CLASSES[name].command(launch)]
+
+
+def engine_environment(name: str, launch: Launch) -> dict[str, str]:
+    """The variables of an engine's process: the worker's without its secrets, and the engine's own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(_SECRET)}
+    return kept | CLASSES[name].environment(launch)
+
+
+def become(log_path: str, command: list[str]) -> NoReturn:
+    """Turn this process into an engine's, in a process group of its own, with its output in a log file. The engine ends
+    with its supervisor."""
+    die_with_parent()
+    path = Path(log_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_suffix(".before.log"))
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.setsid()
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FURROW_")}
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        print(f"{command[0]} can't be run: {error}", flush=True)
+        os._exit(127)

@@ -1,0 +1,106 @@
+"""llama.cpp's llama-server: /completion with token ids.
+
+Its stream has no event for a token that ends inside a UTF-8 character, so such a token would be lost. Whole answers
+have all tokens (`return_tokens`). A sequence is therefore computed in short pieces, each a whole answer; the server's
+prompt cache makes the next one cheap. Source: tools/server/server-context.cpp, `process_token`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, choice_grammar, options
+
+_CONTEXT = 4096
+"""Positions of a sequence where neither the model's specification nor an option says how many."""
+
+
+class LlamaServer(Engine):
+    name = "llama-server"
+    streams = False
+    counts_alone = False  # its penalties count the prompt too
+    sequences = ("parallel", 8)
+
+    @classmethod
+    def command(cls, launch: Launch) -> list[str]:
+        listen = (
+            [f"--host={launch.address.socket}"]
+            if launch.address.socket
+            else ["--host=127.0.0.1", f"--port={launch.address.url.rpartition(':')[2]}"]
+        )
+        arguments = {"parallel": str(cls.sequences[1]), **launch.arguments}
+        if "ctx-size" not in arguments:  # that of all sequences together
+            arguments["ctx-size"] = str((launch.context or _CONTEXT) * int(arguments["parallel"]))
+        if all(device == "cpu" for device in launch.devices):
+            arguments.setdefault("n-gpu-layers", "0")
+        words = [word for option in options(arguments) for word in option.split("=", 1)]  # it knows no --name=value
+        return [
+            "--model",
+            str(launch.model),
+            "--alias",
+            launch.name,
+            *[word for option in listen for word in option.split("=", 1)],
+            "--metrics",
+            "--no-webui",
+            "--offline",
+            *words,
+        ]
+
+    @classmethod
+    def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
+        if "ctx-size" not in arguments:
+            return context or _CONTEXT
+        return int(arguments["ctx-size"]) // cls.most_sequences(arguments)
+
+    def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+        sampling = piece.sampling
+        stops_at_eos = any(token in sampling.stop_ids for token in piece.eos_ids)
+        body: dict[str, Any] = {
+            "prompt": piece.tokens,
+            "n_predict": min(piece.most, piece.least) if piece.least else piece.most,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "typical_p": sampling.typical_p,
+            "repeat_penalty": sampling.repetition_penalty,
+            "repeat_last_n": -1,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p", "typ_p"],
+            "seed": piece.seed >> 31,  # 32 bits
+            "ignore_eos": piece.least > 0 or not stops_at_eos,
+            "logit_bias": [[token, value] for token, value in piece.bias.items()],
+            "cache_prompt": True,
+            "return_tokens": True,
+            "stream": False,
+        }
+        if (grammar := sampling.grammar) is not None:
+            match grammar.kind:
+                case "json_schema":
+                    body["json_schema"] = json.loads(grammar.text)
+                case "choice":
+                    body["grammar"] = choice_grammar(json.loads(grammar.text))
+                case _:
+                    body["json_schema"] = {"type": "object"}
+        return "/completion", body
+
+    def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if "error" in answer:
+            error = answer["error"]
+            return Part([], error=str(error.get("message", error) if isinstance(error, dict) else error))
+        tokens = [int(token) for token in answer.get("tokens") or ()]
+        end = {"eos": "stop", "word": "stop", "limit": "length"}.get(str(answer.get("stop_type")), "length")
+        if answer.get("truncated"):
+            return Part(tokens, end="context")
+        return Part(tokens, end=end)
+
+    def stats(self, samples: Mapping[str, float]) -> EngineStats:
+        running, waiting = samples.get("llamacpp:requests_processing"), samples.get("llamacpp:requests_deferred")
+        return EngineStats(
+            kv_usage=samples.get("llamacpp:kv_cache_usage_ratio"),
+            running=None if running is None else int(running),
+            waiting=None if waiting is None else int(waiting),
+        )

@@ -1,0 +1,106 @@
+"""SGLang: /generate with `input_ids`. Its stream is cumulative unless the server was started otherwise.
+
+Source: sglang/srt/managers/io_struct.py and tokenizer_manager.py. No SGLang has run here: the tests have a server of
+its shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options
+
+
+class Sglang(Engine):
+    name = "sglang"
+    takes_socket = False
+    sequences = ("max-running-requests", 128)
+
+    @classmethod
+    def command(cls, launch: Launch) -> list[str]:
+        arguments = {"max-running-requests": str(cls.sequences[1]), **launch.arguments}
+        if launch.context is not None:
+            arguments.setdefault("context-length", str(launch.context))
+        if len(launch.devices) > 1:
+            arguments["tp-size"] = str(len(launch.devices))
+        if "cpu" in launch.devices:
+            arguments["device"] = "cpu"
+        return [
+            f"--model-path={launch.model}",
+            f"--served-model-name={launch.name}",
+            "--host=127.0.0.1",
+            f"--port={launch.address.url.rpartition(':')[2]}",
+            "--load-format=safetensors",
+            "--skip-tokenizer-init",
+            "--sampling-defaults=openai",
+            "--grammar-backend=llguidance",
+            "--enable-metrics",
+            *options(arguments),
+        ]
+
+    @classmethod
+    def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
+        return int(arguments["context-length"]) if "context-length" in arguments else context
+
+    def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
+        sampling = piece.sampling
+        parameters: dict[str, Any] = {
+            "max_new_tokens": piece.most,
+            "min_new_tokens": piece.least,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "sampling_seed": piece.seed >> 31,  # 32 bits
+            "stop_token_ids": sampling.stop_ids,
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if piece.counts:
+            parameters["presence_penalty"] = sampling.presence_penalty
+            parameters["frequency_penalty"] = sampling.frequency_penalty
+        if piece.bias:
+            parameters["logit_bias"] = {str(token): value for token, value in piece.bias.items()}
+        if (grammar := sampling.grammar) is not None:
+            match grammar.kind:
+                case "json_schema":
+                    parameters["json_schema"] = grammar.text
+                case "json_object":
+                    parameters["json_schema"] = '{"type": "object"}'
+                case "choice":
+                    parameters["regex"] = "|".join(_escaped(text) for text in json.loads(grammar.text))
+                case _:
+                    parameters["regex"] = grammar.text
+        return "/generate", {"input_ids": piece.tokens, "sampling_params": parameters, "stream": True}
+
+    def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if "error" in answer:
+            error = answer["error"]
+            return Part([], error=str(error.get("message", error) if isinstance(error, dict) else error))
+        about: dict[str, Any] = answer.get("meta_info") or {}
+        tokens = [int(token) for token in answer.get("output_ids") or ()]
+        count = int(about.get("completion_tokens", have + len(tokens)))
+        # Of a cumulative stream the rest is new. A delta may repeat a token when it ends: the count says how many.
+        fresh = tokens[have:] if len(tokens) == count else tokens[: max(0, count - have)]
+        reason = about.get("finish_reason")
+        if reason is None:
+            return Part(fresh)
+        kind = str(reason.get("type", "stop")) if isinstance(reason, dict) else str(reason)
+        if kind == "abort":
+            return Part(fresh, end="abort", error=str(reason.get("message") or ""))
+        return Part(fresh, end=kind)
+
+    def stats(self, samples: Mapping[str, float]) -> EngineStats:
+        running, waiting = samples.get("sglang:num_running_reqs"), samples.get("sglang:num_queue_reqs")
+        return EngineStats(
+            kv_usage=samples.get("sglang:token_usage"),
+            running=None if running is None else int(running),
+            waiting=None if waiting is None else int(waiting),
+        )
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{character}" if character in r".^$*+?{}[]\|()" else character for character in text)

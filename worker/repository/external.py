@@ -1,0 +1,98 @@
+"""The files of a model that an external engine serves: what an API process needs of them, whatever the type of the
+model is. Only the engine reads the weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from control.engines import ENGINES
+from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
+from control.messages import ModelAssets, ModelSpec
+from worker.repository.assets import check_tokenizer, read_assets
+from worker.repository.files import ModelFiles, is_gguf, weight_files
+from worker.repository.fingerprint import fingerprints
+from worker.repository.gguf.configuration import configuration
+from worker.weights.gguf import GgufModel, read_model
+
+
+@dataclass(frozen=True)
+class ExternalModel:
+    """What a leader and an API process know of a model that an external engine serves."""
+
+    files: ModelFiles
+    assets: ModelAssets
+    fingerprint: str
+    """Of the files."""
+
+
+def external_model(place: Path, spec: ModelSpec) -> ExternalModel:
+    """The model in a folder, or a GGUF file. Raises ModelFilesError for one that the engine can't take, or that has no
+    tokenizer."""
+    engine = ENGINES[spec.engine]
+    if is_gguf(place) != engine.gguf:
+        needed = "a GGUF file" if engine.gguf else "a folder with safetensors"
+        raise ModelFilesError(f"{engine.title} needs {needed}, and {place} is none. Name another source or engine.")
+    try:
+        files = _gguf_files(place) if engine.gguf else _folder_files(place)
+        check_tokenizer(files)
+        assets = read_assets(files, spec.max_context)
+        return ExternalModel(files, assets, fingerprints(files, spec.engine).stored)
+    except OSError as error:
+        raise ModelFilesAway(f"The files of {place} can't be read: {error}. Repair the file system.") from error
+
+
+def _folder_files(folder: Path) -> ModelFiles:
+    config = _read_object(folder / "config.json")
+    if config is None:
+        raise ModelFilesAway(f"{folder / 'config.json'} is missing: is {folder} a model folder?")
+    text = config.get("text_config")
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ModelFilesAway(
+            f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
+        )
+    return ModelFiles(
+        config=config | text if isinstance(text, dict) else config,
+        weights=weight_files(folder),
+        folder=folder,
+        tokenizer=tokenizer,
+        tokenizer_config=_read_object(folder / "tokenizer_config.json") or {},
+        generation_config=_read_object(folder / "generation_config.json") or {},
+    )
+
+
+def _gguf_files(path: Path) -> ModelFiles:
+    model = read_model(path)
+    try:
+        config = configuration(model)
+    except UnsupportedArchitecture:  # of Furrow's own engine
+        config = _least_configuration(model)
+    return ModelFiles(config=config, weights=model.files, folder=path.parent, gguf=model)
+
+
+def _least_configuration(model: GgufModel) -> dict[str, Any]:
+    embedding = model.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise model.wrong("token_embd.weight", None, "a matrix is needed")
+    return {
+        "model_type": model.architecture,
+        "max_position_embeddings": model.whole(f"{model.architecture}.context_length"),
+        "vocab_size": embedding.shape[0],
+        "eos_token_id": model.whole("tokenizer.ggml.eos_token_id", None, least=0),
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
+    return content
