@@ -98,7 +98,8 @@ class RankExits:
         exit, (model, name) = notice.exit, notice.exit.place
         replica, kind = self._replicas.by_place[exit.place], poison_kind(exit.status)
         reason = run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid))
-        said = reason or notice.killed_for or replica.last_words(exit.rank) or None
+        words = replica.last_words(exit.rank) if exit.status > 0 else ""  # who is killed says nothing of it
+        said = reason or notice.killed_for or words or None
         what = f"{notice.what}: {said}" if said else notice.what
         if said:
             log.error(

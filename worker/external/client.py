@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import Coroutine
@@ -20,6 +21,7 @@ import structlog
 from worker.external.engine import Address, Engine, EngineStats, Part, Piece
 
 log = structlog.get_logger()
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request, else
 
 T = TypeVar("T")
 
@@ -112,6 +114,7 @@ class EngineClient:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._client.aclose())
         self._loop.close()
 

@@ -83,8 +83,8 @@ class Sglang(Engine):
         about: dict[str, Any] = answer.get("meta_info") or {}
         tokens = [int(token) for token in answer.get("output_ids") or ()]
         count = int(about.get("completion_tokens", have + len(tokens)))
-        # Of a cumulative stream the rest is new. A delta may repeat a token when it ends: the count says how many.
-        fresh = tokens[have:] if len(tokens) == count else tokens[: max(0, count - have)]
+        # The count tells a cumulative stream from one of deltas, and bounds both: the last event may repeat a token.
+        fresh = tokens[have:count] if len(tokens) >= count else tokens[: max(0, count - have)]
         reason = about.get("finish_reason")
         if reason is None:
             return Part(fresh)

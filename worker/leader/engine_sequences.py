@@ -57,8 +57,8 @@ class SequenceNews:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     end: str = ""
     error: str = ""
-    lost: bool = False
-    """True if the connection to the engine is gone."""
+    broken: bool = False
+    """True if the engine failed at it or cut the connection: it may be gone."""
 
 
 class EngineSequences:
@@ -238,7 +238,7 @@ class EngineSequences:
         log.warning(
             "a piece failed", rid=running.sequence.rid, failure=output.failure, error=part.error, action="engine_piece"
         )
-        news.lost = output.failure == "lost"
+        news.broken = output.failure in ("lost", "failed")
         if output.failure == "refused" or running.tries >= TRIES:
             news.error = part.error or "it aborted the request"
         news.end = news.end or "abort"

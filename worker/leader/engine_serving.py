@@ -75,7 +75,7 @@ class EngineServing(RequestLoop):
 
     def _apply(self, news: SequenceNews) -> None:
         """Log what came of a sequence, and let it go on or end."""
-        if news.lost and not self._client.is_ready():
+        if news.broken and not self._client.is_ready():
             message = f"{self._title} does not answer: {news.error or 'its connection ended'}"
             raise Poisoned(ENGINE_LOST, message, ENGINE_RANK)
         sequence = news.sequence
