@@ -10,12 +10,13 @@ import psutil
 import structlog
 
 from control.redis.clients import SyncRedis
+from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import Beat
 from worker.agent.context_switches import context_switches
 from worker.agent.replica import ReplicaProcesses
 from worker.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
-from worker.external.engine import ENGINE_LOST
+from worker.external.engine import ENGINE_LOST, ENGINE_RANK
 from worker.rank.reachability import Reachability
 
 log = structlog.get_logger()
@@ -49,8 +50,9 @@ class FailureDetector:
 
     @property
     def seen(self) -> dict[int, int]:
-        """The epoch in which each process of the replica beat last, by pid."""
-        return {pid: self._seen[pid] for pid in self._replica.pids().values() if pid in self._seen}
+        """The epoch in which each process of the replica beat last, or served as its engine, by pid."""
+        pids = [process.pid for process in self._replica.processes.values()]
+        return {pid: self._seen[pid] for pid in pids if pid in self._seen}
 
     def adopt(self, seen: dict[int, int]) -> None:
         """Go on where an earlier agent was. What happened since is not known, so every rank gets time to be heard."""
@@ -69,6 +71,7 @@ class FailureDetector:
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
             self._replica.ready()
+        self._judge_engine(look)
         if self._reachability.note():
             self._absence.forget()
         self._end_absent(epoch, beats)
@@ -84,6 +87,23 @@ class FailureDetector:
                 self._silent_since.pop(pid, None)
             elif beat is None and self._seen.get(pid) == epoch:
                 self._silent(rank, pid, epoch, ran=before.get(pid) != self._run[pid])
+
+    def _judge_engine(self, look: health.Look) -> None:
+        """Kill an external engine that its leader blames: its next epoch waits for another one. The process that served
+        in that epoch is meant, not one that was started since."""
+        engine = self._replica.engine
+        if engine is None:
+            return
+        leader = look.beats[0]
+        if leader is None or leader.phase == "ready":
+            if leader is not None:
+                self._seen[engine.pid] = leader.epoch
+            return
+        for poison in run(self._client, health.poison_history(*self._replica.place))[:1]:
+            blamed = poison.rank == ENGINE_RANK and poison.kind in ("deadline", ENGINE_LOST)
+            if blamed and self._seen.get(engine.pid) == poison.epoch:
+                log.error("engine hangs", model=self._replica.place[0], pid=engine.pid, action="engine_kill")
+                self._replica.kill(ENGINE_RANK, poison.message)
 
     def _may_be_alive(self, leader: Beat) -> bool:
         """False if the leader's last heartbeat is that of a process of this host which has ended since."""
@@ -119,7 +139,7 @@ class FailureDetector:
         """Ranks leave a poisoned epoch and stop beating; the one that is blamed, or stays, is killed."""
         if self._poisoned is None or self._poisoned[0] != poison.epoch:
             self._poisoned = (poison.epoch, time.monotonic())
-            if poison.kind in ("deadline", ENGINE_LOST):
+            if poison.kind == "deadline":
                 self._replica.kill(poison.rank, poison.message)
         elif time.monotonic() - self._poisoned[1] > POISON_IGNORED_S:
             for rank in self._replica.pids():

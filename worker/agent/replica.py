@@ -406,6 +406,11 @@ class ReplicaProcesses:
         size = self.assignment.spec.group_size
         return {rank: process.pid for rank, process in self.processes.items() if rank < size}
 
+    @property
+    def engine(self) -> ChildProcess | None:
+        """The process of its external engine, while there is one."""
+        return None if self.assignment.spec.engine == OWN else self.processes.get(ENGINE_RANK)
+
     def describe(self, rank: int) -> str:
         """What a process of it is, in a message."""
         spec = self.assignment.spec

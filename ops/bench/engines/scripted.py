@@ -276,7 +276,7 @@ def main() -> None:
     shape, *words = sys.argv[1:]
     delay = float(os.environ.get("SCRIPTED_LOAD_S", "0"))
     rate = float(os.environ.get("SCRIPTED_RATE", "0"))
-    script = Script(shape, rate=rate)
+    script = Script(shape, last=int(os.environ.get("SCRIPTED_LAST", "200")), rate=rate)
     print(f"a scripted {shape} starts: {' '.join(words)}", flush=True)
     if delay:
         with suppress(KeyboardInterrupt):
