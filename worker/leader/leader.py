@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -149,8 +151,14 @@ class Leader:
         self.signals = StopSignals()
 
     def stop(self) -> None:
-        """Let `run` return soon."""
+        """Let `run` return soon. An idle leader waits for the bell, which a thread rings: this may be called by the
+        handler of a signal, and Redis may be away."""
         self.signals.stopping = True
+        threading.Thread(target=self._ring, name="stop", daemon=True).start()
+
+    def _ring(self) -> None:
+        with suppress(RedisUnavailable):  # without it the leader looks at its signals after IDLE_BLOCK_MS
+            run(self._client, catalog.ring(self._spec.name, "stop"))
 
     def run(self) -> None:
         """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""

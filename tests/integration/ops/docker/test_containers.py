@@ -123,7 +123,7 @@ class Health(http.server.BaseHTTPRequestHandler):
 def test_health_of_an_api() -> None:
     """Healthy at 200; an error status and nobody there are told."""
     with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
         assert check("ops.docker.api_healthy", f"{base}/health").returncode == 0
         refused = check("ops.docker.api_healthy", f"{base}/other")

@@ -61,7 +61,7 @@ class Replica:
 
     def stop(self) -> None:
         self.stopping = True
-        self.leader.signals.stopping = True
+        self.leader.stop()
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended is None
 
