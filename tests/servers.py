@@ -89,5 +89,5 @@ def serving(binary: Path = NEW, *options: str, password: str = "") -> Iterator[S
     try:
         yield server.start()
     finally:
-        server.stop()
+        server.kill()  # nothing of it is needed any more, and a stop waits for its next tick, 0.1 s
         shutil.rmtree(folder, ignore_errors=True)
