@@ -41,5 +41,6 @@ def leading(url: str, name: str, folder: Path, owner: str = "host/1") -> Iterato
             yield leader
         finally:
             leader.stop()
+            leader.wake()
             thread.join(40)
             assert not thread.is_alive()

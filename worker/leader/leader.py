@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,13 +150,12 @@ class Leader:
         self.signals = StopSignals()
 
     def stop(self) -> None:
-        """Let `run` return soon. An idle leader waits for the bell, which a thread rings: this may be called by the
-        handler of a signal, and Redis may be away."""
+        """Let `run` return soon."""
         self.signals.stopping = True
-        threading.Thread(target=self._ring, name="stop", daemon=True).start()
 
-    def _ring(self) -> None:
-        with suppress(RedisUnavailable):  # without it the leader looks at its signals after IDLE_BLOCK_MS
+    def wake(self) -> None:
+        """Have `run` look at its signals now, if it waits for requests; without this it looks after IDLE_BLOCK_MS."""
+        with suppress(RedisUnavailable):
             run(self._client, catalog.ring(self._spec.name, "stop"))
 
     def run(self) -> None:

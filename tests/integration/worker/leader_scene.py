@@ -63,6 +63,7 @@ class LeaderScene:
 
     def stop(self) -> None:
         self.leader.stop()
+        self.leader.wake()
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 
