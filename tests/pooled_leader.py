@@ -40,6 +40,7 @@ def leading(url: str, name: str, folder: Path, owner: str = "host/1") -> Iterato
             until(lambda: catalog.get_assets(clients[0], name) is not None, 40)
             yield leader
         finally:
-            leader.signals.stopping = True
+            leader.stop()
+            leader.wake()
             thread.join(40)
             assert not thread.is_alive()

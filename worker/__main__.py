@@ -33,7 +33,7 @@ def run_agent() -> None:
         if agent is None:  # nothing was started yet
             forget_unused(supervisor.records if FOLDER_VARIABLE in os.environ else {})  # else none is bound yet
             os._exit(0)
-        agent.stopping = True
+        agent.stop()
 
     try:
         supervisor = SupervisorClient(take_channel(), stop)

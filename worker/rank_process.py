@@ -59,6 +59,8 @@ def run_rank() -> int:
 
         def stop(_signal: int, _frame: FrameType | None) -> None:
             life.stop()
+            if isinstance(life, Leader):  # on a thread: Redis may be away
+                threading.Thread(target=life.wake, name="wake", daemon=True).start()
 
         signal.signal(signal.SIGTERM, stop)
         life.run()

@@ -95,6 +95,12 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
 end
 return found
 """
+RESTORE = """
+redis.call('FLUSHDB')
+for i, key in ipairs(KEYS) do
+  redis.call('RESTORE', key, ARGV[2 * i - 1], ARGV[2 * i], 'ABSTTL')
+end
+"""
 SLACK_MS = 2_000
 """Times to live are told at two moments, between which a machine may pause."""
 
@@ -109,6 +115,7 @@ def farm(request: pytest.FixtureRequest) -> Iterator[Farm]:
         settings = client.connection_pool.connection_kwargs | {"decode_responses": False}
         pool = redis.ConnectionPool(connection_class=client.connection_pool.connection_class, **settings)
         with closing(redis.Redis.from_pool(pool)) as raw:
+            raw.set_response_callback("INFO", bytes)  # for `changes`, which reads one line of many
             yield Farm(client, raw, None)
 
 
@@ -133,9 +140,23 @@ def send(farm: Farm, text: str, words: Words) -> Exception | None:
     return None
 
 
-def writes(farm: Farm) -> int:
+def changes(info: bytes) -> int:
     """The server's count of changes: every command that changes a key adds to it."""
-    return int(farm.blocking.info("persistence")["rdb_changes_since_last_save"])
+    count = re.search(rb"rdb_changes_since_last_save:(\d+)", info)
+    assert count is not None, info
+    return int(count[1])
+
+
+def send_and_count(farm: Farm, digest: str, words: Words) -> tuple[Exception | None, int]:
+    """As `send` for a script that the server has, and the count of changes after it, in one round trip."""
+    keys, args = words
+    with farm.blocking.pipeline(transaction=False) as commands:
+        commands.evalsha(digest, len(keys), *keys, *args)
+        commands.info("persistence")
+        result, info = commands.execute(raise_on_error=False)
+    if isinstance(result, Exception) and not isinstance(result, redis_errors.ResponseError):
+        raise result
+    return result if isinstance(result, Exception) else None, changes(info)
 
 
 def snapshot(farm: Farm) -> Snapshot:
@@ -150,11 +171,7 @@ def saved(farm: Farm) -> list[tuple[bytes, int, bytes]]:
 
 def restore(farm: Farm, keys: list[tuple[bytes, int, bytes]]) -> None:
     """Those keys and no others."""
-    with farm.blocking.pipeline(transaction=False) as commands:
-        commands.flushdb()
-        for key, lapses, value in keys:
-            commands.restore(key, lapses, value, absttl=True)
-        commands.execute()
+    evaluate(farm, RESTORE, [key for key, _, _ in keys], [part for _, *parts in keys for part in parts])
 
 
 def changed(before: Snapshot, after: Snapshot) -> list[bytes]:
@@ -195,18 +212,18 @@ def mutated(words: Words, draw: random.Random) -> Iterator[tuple[str, Words]]:
 def hostile_calls(farm: Farm, name: str, text: str) -> Iterator[tuple[str, Exception]]:
     """Each call that failed, after it was seen that nothing had changed."""
     words = words_of(CALLS[name](Scene(farm)))
-    scene, before, count = saved(farm), snapshot(farm), writes(farm)
+    scene, before, digest = saved(farm), snapshot(farm), farm.client.script_load(text)
+    count = changes(farm.blocking.execute_command("INFO", "persistence"))
     for what, mutation in mutated(words, random.Random(7)):
-        error = send(farm, text, mutation)
-        if (written := writes(farm)) != count:
-            wrote = changed(before, snapshot(farm))
-            assert error is None or wrote == [], f"{name} failed ({error}) where {what}, and had written"
-            if wrote:  # it took what it was given: the next case meets the same scene anew
-                restore(farm, scene)
-                written = writes(farm)
-        count = written
+        error, written = send_and_count(farm, digest, mutation)
         if error is not None:
+            unchanged = written == count or changed(before, snapshot(farm)) == []
+            assert unchanged, f"{name} failed ({error}) where {what}, and had written"
             yield what, error
+        elif written != count:  # it took what it was given: the next case meets the same scene anew
+            restore(farm, scene)
+            written = changes(farm.blocking.execute_command("INFO", "persistence"))
+        count = written
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

@@ -96,6 +96,11 @@ class Agent:
         if self._standby is not None and not self.leaving:
             self._standby.stop()
 
+    def stop(self) -> None:
+        """End every rank, then `run`; for any thread."""
+        self.stopping = True
+        self.replicas.hurry()
+
     def adopt(self) -> None:
         """Go on with the processes of the agent before this one, if there was any."""
         if self.replicas.adopt():

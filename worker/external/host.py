@@ -114,7 +114,9 @@ def named_settings(
         if name in command:
             program, *rest = shlex.split(command[name]) or [""]
             words = [_program(program, f"--engine-command {name}"), *rest]
-        settings[name] = EngineSettings(command=words, by_module=name in python, url=url.get(name, ""), memory=memory.get(name))
+        settings[name] = EngineSettings(
+            command=words, by_module=name in python, url=url.get(name, ""), memory=memory.get(name)
+        )
     return settings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -82,6 +83,11 @@ class Leader(ABC):
     def stop(self) -> None:
         """Let `run` return soon."""
         self.signals.stopping = True
+
+    def wake(self) -> None:
+        """Have `run` look at its signals now, if it waits for requests; without this it looks after IDLE_BLOCK_MS."""
+        with suppress(RedisUnavailable):
+            run(self._client, catalog.ring(self._spec.name, "stop"))
 
     def run(self) -> None:
         """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""

@@ -33,6 +33,8 @@ TOKENS_PER_S = 20_000
 LATE_MS = 10.0
 """p99 from emit to socket, at half the load."""
 OVERHEAD_MS = 2.0
+INSIDE_CALLS = 1.5
+"""Times the processor time of a token of plain text."""
 BUSY = 0.8
 """Of its core: a client process beyond it might be what is measured."""
 GROWTH_MIB = 8.0
@@ -55,12 +57,17 @@ class Seen:
     resident: list[float] = field(default_factory=list[float])
     leaders: dict[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def api_us(self) -> float:
+        """Microseconds of the API's processor time a token."""
+        return 1e6 * self.shares["api"] / self.arrivals["tokens_per_second"]
+
     def line(self) -> str:
         a, shares = self.arrivals, ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
         return (
             f"{self.name:<10}{a['tokens_per_second']:>9.0f} tok/s of {self.load.clients * self.load.rate:.0f}, "
             f"{a['tokens_per_read']:.2f} a read, {a['bytes_per_token']:.0f} bytes each; "
-            f"{1e6 * self.shares['api'] / a['tokens_per_second']:.1f} µs of processor a token; "
+            f"{self.api_us:.1f} µs of processor a token; "
             f"late p50 {a['p50_ms']:.1f} ms, p99 {a['p99_ms']:.1f} ms, max {a['max_ms']:.0f} ms; of a core: {shares}"
         )
 
@@ -89,17 +96,19 @@ def fanout(
     """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
 
     The leaders emit through Redis as real ones do, and stamp each token just before; the clients read raw bytes and
-    compare. Beside it the same bytes at the same moments come from a bare Litestar stream. Exit status 1 where a
-    figure is missed.
+    compare. In the last load each answer is a call, whose argument is the text. Beside them the same bytes at the same
+    moments come from a bare Litestar stream. Exit status 1 where a figure is missed.
     """
     click.echo(describe())
     own, others = split_cores()
     os.sched_setaffinity(0, others)
     full = Load(clients, replicas, rate, tokens)
     half = replace(full, rate=rate / 2)
+    calls = replace(full, calls=True)
     with TemporaryDirectory(prefix="furrow-bench-") as folder:
         scratch = Path(folder)
-        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds)] if only is None else []
+        loads = [("half load", half, seconds), ("full load", full, 60 * minutes or seconds), ("calls", calls, seconds)]
+        loads = loads if only is None else []
         seen = [bare(own, others, scratch, full, seconds)] if only is None else []
         with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
             seen += [streams(others, scratch, url, part, address, *each) for each in loads]
@@ -112,19 +121,20 @@ def fanout(
 
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
-    """The figures with limits; `seen`: the bare stream, half load and full load, or nothing without streams."""
+    """The figures with limits; `seen`: the bare stream, half load, full load and calls, or nothing without streams."""
     found = _of_streams(*seen) if seen else []
     if overhead is not None:
         found.append(Figure("p50 of the overhead of a whole answer", overhead.p50, OVERHEAD_MS, "ms"))
     return found
 
 
-def _of_streams(_: Seen, half: Seen, full: Seen) -> list[Figure]:
+def _of_streams(_: Seen, half: Seen, full: Seen, calls: Seen) -> list[Figure]:
     found = [
         Figure("tokens/s to the clients", full.arrivals["tokens_per_second"], TOKENS_PER_S, at_least=True),
         Figure("streams at one time", full.load.clients, 1000, at_least=True),
         Figure("p99 from emit to socket at half load", half.arrivals["p99_ms"], LATE_MS, "ms"),
         Figure("the clients' share of their core", full.shares["clients"], BUSY),
+        Figure("processor time a token in calls, times that of text", calls.api_us / full.api_us, INSIDE_CALLS),
     ]
     quarter = len(full.resident) // 4
     if len(full.resident) > FLAT_AFTER_S:

@@ -44,7 +44,7 @@ def main(path: Path, load_json: str, whole: bool) -> None:
     tokenizer, tokens = publish(client)
     names = ["r0"] if whole else [f"r{index}" for index in range(load.replicas)]
     ring = Ring(path, load.clients)
-    replicas = [Replica(client, name, load.slots, tokenizer, tokens, ring) for name in names]
+    replicas = [Replica(client, name, load, tokenizer, tokens, ring) for name in names]
     if whole:
         did = answer_whole(replicas[0], url, ring, lambda: stopped)
     else:

@@ -11,6 +11,7 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import msgspec
 
 from control.process import die_with_parent
 from ops.bench.fanout.ring import TOKENS, Ring
-from ops.bench.fanout.schedule import Load
+from ops.bench.fanout.schedule import TOOL, Load
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
 _OK = b"HTTP/1.1 200"
@@ -75,14 +76,13 @@ class Reader:
         self._wanted = load.first_answer(number)
 
     def ask(self) -> None:
-        body = msgspec.json.encode(
-            {
-                "model": "scripted",
-                "messages": [{"role": "user", "content": f"stream {self._number}"}],
-                "stream": True,
-                "max_tokens": self._wanted,
-            }
-        )
+        fields = {
+            "model": "scripted",
+            "messages": [{"role": "user", "content": f"stream {self._number}"}],
+            "stream": True,
+            "max_tokens": self._wanted,
+        }
+        body = msgspec.json.encode({**fields, "tools": [TOOL]} if self._load.calls else fields)
         head = f"POST {self._path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         self.socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
@@ -127,22 +127,24 @@ class Reader:
         self.ask()
 
 
-def serve_all(readers: list[Reader], seconds: float) -> dict[str, Any]:
-    """Start every client, wait until each has its first token, then count for so many seconds."""
-    selector, unstarted, quiet = selectors.DefaultSelector(), list(readers), time.monotonic() + _PATIENCE_S
+def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> dict[str, Any]:
+    """Start every client, wait until each has its first token, then count for so many seconds. A client connects when
+    it asks: a connection that says nothing for long is closed."""
+    selector, unstarted, quiet = selectors.DefaultSelector(), list(range(clients)), time.monotonic() + _PATIENCE_S
     arrivals, until = Arrivals(), float("inf")
     waiting = set[Reader]()
     while (now := time.monotonic()) < until:
         while unstarted and len(waiting) < _AT_THE_DOOR:
-            waiting.add(unstarted[-1])
-            selector.register(unstarted[-1].socket, selectors.EVENT_READ, unstarted[-1])
-            unstarted.pop().ask()
+            client = reader(unstarted.pop())
+            waiting.add(client)
+            selector.register(client.socket, selectors.EVENT_READ, client)
+            client.ask()
         for key, _ in selector.select(timeout=1.0):
             key.data.read(arrivals)
             if waiting and key.data.seq:
                 waiting.discard(key.data)
         if until == float("inf"):
-            if not waiting:
+            if not waiting and not unstarted:
                 print("begin", flush=True)
                 arrivals, until = Arrivals(), time.monotonic() + seconds
             elif now > quiet:
@@ -161,9 +163,12 @@ def main(address: str, path: str, ring_path: Path, load_json: str, seconds: floa
     load = msgspec.json.decode(load_json, type=Load)
     host, _, port = address.rpartition(":")
     ring = Ring(ring_path, load.clients)
+
+    def reader(number: int) -> Reader:
+        return Reader(number, (host, int(port)), path, load, ring)
+
     try:
-        readers = [Reader(number, (host, int(port)), path, load, ring) for number in range(load.clients)]
-        seen = serve_all(readers, seconds)
+        seen = serve_all(reader, load.clients, seconds)
     except OSError as error:
         print(f"readers: {error}", file=sys.stderr)
         sys.exit(1)

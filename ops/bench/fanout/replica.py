@@ -15,7 +15,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.requests import Claimed, Emission
 from ops.bench.fanout.ring import TOKENS, Ring
-from ops.bench.fanout.schedule import TEXT
+from ops.bench.fanout.schedule import CALL, TEXT, Load
 from ops.bench.fanout.scripted_leader import ScriptedLeader
 from ops.demo import MODEL_DIR
 from worker.leader.request import RunningRequest
@@ -67,12 +67,20 @@ class Replica(ScriptedLeader):
     """Leads as many streams as it has slots, and writes to the ring when each token leaves."""
 
     def __init__(
-        self, client: SyncRedis, name: str, slots: int, tokenizer: Tokenizer, tokens: Sequence[int], ring: Ring
+        self, client: SyncRedis, name: str, load: Load, tokenizer: Tokenizer, tokens: Sequence[int], ring: Ring
     ) -> None:
-        super().__init__(client, MODEL, name, tokenizer.decode, lambda params: tokens, slots)
+        super().__init__(client, MODEL, name, tokenizer.decode, self._answer, load.slots)
+        self._load = load
+        self._text = list(tokens)
+        self._call: list[int] = tokenizer.encode(CALL, add_special_tokens=False).ids
         self._tokenizer, self._ring = tokenizer, ring
         self.numbers: dict[str, int] = {}
         """The client of each request."""
+
+    def _answer(self, params: GenerationRequest) -> Sequence[int]:
+        if not self._load.calls:
+            return self._text
+        return [*self._call, *self._text * -(-params.sampling.max_tokens // len(self._text))]
 
     def on_claim(self, claimed: Claimed, request: RunningRequest) -> None:
         self.numbers[claimed.rid] = number_of(request.params, self._tokenizer)

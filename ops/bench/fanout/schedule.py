@@ -11,6 +11,12 @@ TEXT = (
     "and then, when the wind had gone, she lit the lamp again and waited for the morning. "
 )
 """The text of every stream, repeated."""
+CALL = '<tool_call>\n{"name": "write", "arguments": {"text": "'
+"""As the demonstration model begins a call; the text follows."""
+TOOL = {
+    "type": "function",
+    "function": {"name": "write", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class Load:
     rate: float
     tokens: int
     """Of one answer; then its client asks again."""
+    calls: bool = False
+    """Each answer is the beginning of one call, whose argument is the text."""
 
     @property
     def slots(self) -> int:

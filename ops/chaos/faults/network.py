@@ -18,6 +18,8 @@ from ops.chaos.system.target import Target
 
 MET_WITHIN_S = 20.0
 """Limit until enough answers are due; an idle farm sends some commands too."""
+DELAYED_S = (1.0, 4.0)
+"""How long bytes are late."""
 LONGEST_DELAY_S = 0.3
 """Each way. Much more would let a lock of two seconds lapse."""
 
@@ -85,7 +87,7 @@ def delay(target: Target, proxy: Proxy, random: random.Random) -> str:
     seconds, before = random.uniform(0.02, LONGEST_DELAY_S), proxy.counts.delayed
     proxy.delay(seconds)
     took = ping_s(proxy)
-    target.rest(random.uniform(1.0, 4.0))
+    target.rest(random.uniform(*DELAYED_S))
     late = proxy.counts.delayed - before
     if took < 2 * seconds or not late:
         raise NoEffect(f"an answer took {took:.3f} s with a delay of {seconds:.3f} s each way")

@@ -15,6 +15,8 @@ from typing import Any
 
 import redis
 from redis import exceptions as redis_errors
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from ops.common.waiting import until
 from ops.local import server_child
@@ -41,9 +43,15 @@ class Node:
         return ("127.0.0.1", self.port)
 
     def client(self) -> redis.Redis:
-        """For its own commands: 2 s of patience, text replies."""
-        password = self.password or None
-        return redis.Redis(port=self.port, password=password, decode_responses=True, protocol=2, socket_timeout=2.0)
+        """For its own commands: 2 s of patience, text replies, no attempt but the first, after which others pause."""
+        return redis.Redis(
+            port=self.port,
+            password=self.password or None,
+            decode_responses=True,
+            protocol=2,
+            socket_timeout=2.0,
+            retry=Retry(NoBackoff(), 0),
+        )
 
     def ask(self, *words: Any) -> Any:
         """The raw reply of one command."""

@@ -62,7 +62,8 @@ class LeaderScene:
             self.ended.append(error)
 
     def stop(self) -> None:
-        self.leader.signals.stopping = True
+        self.leader.stop()
+        self.leader.wake()
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended == []
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -24,6 +26,8 @@ READ_LIMIT_S = 5.0
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128
+    """With socketserver's five, clients that connect at the same moment wait for a second or more."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that leaves early is no error of this process."""
@@ -46,6 +50,8 @@ class MetricsServer:
         """`health`: the body of /health; without `ok` its status is 503. Raises OSError for a port in use."""
         self._health, self._registry = health, registry
         self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._stopping = False
 
     @property
     def address(self) -> str:
@@ -53,11 +59,20 @@ class MetricsServer:
         return f"{host}:{port}"
 
     def start(self) -> None:
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
+        """Stop at once: a connection wakes the thread. `serve_forever` would look for its end every half second."""
+        self._stopping = True
+        address: Any = self._server.server_address
+        with suppress(OSError):
+            socket.create_connection(address, READ_LIMIT_S).close()
+        self._thread.join()
         self._server.server_close()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._server.handle_request()
 
     def _answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environment.get("PATH_INFO", ""), environment.get("REQUEST_METHOD", "")

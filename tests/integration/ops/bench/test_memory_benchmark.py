@@ -20,6 +20,6 @@ def test_a_need_is_neither_below_the_peak_nor_far_above_it(peak: int, holds: boo
 
 @pytest.mark.skipif(threads_here() is None, reason="no compiler")
 def test_a_rank_takes_at_most_what_it_needs(tmp_path: Path) -> None:
-    run = CliRunner().invoke(memory, ["--case", "tiny:int8", "--models", str(tmp_path)])
+    run = CliRunner().invoke(memory, ["--case", "tiny:int8", "--kv-tokens", "2048", "--models", str(tmp_path)])
     assert "needs" in run.output and "taken" in run.output
     assert run.exit_code == 0 and "MISSED" not in run.output, run.output

@@ -60,6 +60,8 @@ class Writer:
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harmless, "OUTAGES_S", (0.3,))
     monkeypatch.setattr(harmless, "WEIGHTS", (1,))
+    monkeypatch.setattr(network, "DELAYED_S", (0.5, 0.5))
+    monkeypatch.setattr(servers, "LOADING_S", (0.8, 0.8))
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", [["worker"], ["api", "--port", "0"], ["models", "list"]], ids=lambda verb: verb[0])
 def test_an_unreachable_redis_is_waited_for_and_then_named(verb: list[str]) -> None:
     """Every part tells that it waits, then ends naming the URL without its password, and the remedy."""
-    ended = furrow(*verb, "--redis", "redis://:hunter2@127.0.0.1:1/0", FURROW_REDIS_WAIT="3")
+    ended = furrow(*verb, "--redis", "redis://:hunter2@127.0.0.1:1/0", FURROW_REDIS_WAIT="1")
     assert ended.returncode == 1
     assert ended.stderr.count("waiting for Redis at redis://127.0.0.1:1") == 1, "it is told once"
     assert "can't be reached" in ended.stderr and "--redis" in ended.stderr
@@ -152,7 +152,7 @@ def test_a_wait_without_a_worker_says_so_and_ends_in_time(new_server: Server) ->
     """Within five seconds, and with status 1 at the limit; the model stays desired."""
     with connect(new_server.url) as client:
         client.flushall()
-    command = [sys.executable, "-m", "ops.cli", "models", "load", "demo", "--wait", "--timeout", "8"]
+    command = [sys.executable, "-m", "ops.cli", "models", "load", "demo", "--wait", "--timeout", "4"]
     environment = clean_environment(REDIS_URL=new_server.url)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
@@ -162,7 +162,7 @@ def test_a_wait_without_a_worker_says_so_and_ends_in_time(new_server: Server) ->
     assert "desired" in desired and "no worker is alive. Run `furrow worker`" in lines[-1]
     assert time.monotonic() - began < 5
     _, errors = process.communicate(timeout=40)
-    assert process.returncode == 1 and "not as desired after 8 s" in errors and "no worker is alive" in errors
+    assert process.returncode == 1 and "not as desired after 4 s" in errors and "no worker is alive" in errors
     with connect(new_server.url) as client:
         assert catalog.get_spec(client, "demo") is not None
 

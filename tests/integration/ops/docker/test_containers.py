@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from control import keys
 from control.placement import farm
@@ -57,7 +59,7 @@ def test_no_command_line_in_the_container_of_redis_shows_the_password(redis_of_c
     assert PASSWORD not in " ".join([*REDIS["command"], *server.cmdline()])
     assert (server.children(), "redis.sock" in " ".join(server.cmdline())) == ([], True)
     with pytest.raises(redis.exceptions.AuthenticationError):
-        redis.Redis(unix_socket_path=str(redis_of_compose.socket)).ping()
+        redis.Redis(unix_socket_path=str(redis_of_compose.socket), retry=Retry(NoBackoff(), 0)).ping()
 
 
 def test_redis_as_compose_starts_it_is_fit(redis_of_compose: Server) -> None:
@@ -123,7 +125,7 @@ class Health(http.server.BaseHTTPRequestHandler):
 def test_health_of_an_api() -> None:
     """Healthy at 200; an error status and nobody there are told."""
     with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
         assert check("ops.docker.api_healthy", f"{base}/health").returncode == 0
         refused = check("ops.docker.api_healthy", f"{base}/other")

@@ -89,7 +89,7 @@ class AgentScene:
         return self.redis.client.hgetall(self.redis.keys.status)
 
     def stop(self) -> None:
-        self.agent.stopping = True
+        self.agent.stop()
         if self.thread.is_alive():
             self.thread.join(40)
         assert not self.thread.is_alive()

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from tests.integration.worker.agent.agent_scene import SCRIPT, AgentScene
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.supervisor import supervised
+from worker.agent import agent as agent_module
+from worker.agent import planner
 from worker.agent import replica as replica_module
 
 
@@ -53,6 +55,9 @@ def scene(
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(replica_module, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(planner, "REST_S", 0.05)
+    monkeypatch.setattr(agent_module, "TICK_S", 0.05)
+    monkeypatch.setattr(agent_module, "STEADY_TICK_S", 0.1)
     with supervised() as supervisor:
         scene = AgentScene(redis, tmp_path, model, supervisor, memory)
         yield scene

@@ -282,6 +282,16 @@ def test_a_stopped_agent_leaves_no_process(scene: AgentScene) -> None:
     assert [process.poll() for process in processes] == [0, 0]
 
 
+def test_a_stop_does_not_wait_for_the_next_tick(scene: AgentScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "TICK_S", 20.0)
+    scene.thread.start()
+    until(lambda: scene.redis.client.exists(keys.host(HOST)), 40.0)
+    until(lambda: time.monotonic() - scene.agent.turned_at > 0.3, 40.0)  # it waits
+    began = time.monotonic()
+    scene.stop()
+    assert time.monotonic() - began < 10.0
+
+
 def test_check_names_what_is_wrong_with_a_source(tmp_path: Path) -> None:
     """The gates' errors are Furrow's own, fit for an operator."""
     spec = ModelSpec(name=MODEL, source=str(tmp_path / "gone"))

@@ -78,11 +78,15 @@ def test_named_kv_tokens_stay(scene: AgentScene) -> None:
 @pytest.mark.parametrize("memory", [64 * 2**20])
 def test_a_model_that_fits_nowhere_is_not_started(scene: AgentScene) -> None:
     want(scene)
-    until(lambda: scene.status().get("state") == "unplaceable", 40.0)
+
+    def detail() -> str:
+        """Without the reason for a moment, while what was assigned before its need was known is retired."""
+        [overview] = health.overviews(scene.redis.client)
+        return overview.replicas[0].detail if overview.replicas else ""
+
+    until(lambda: "of memory; host has 64 MiB left" in detail(), 40.0)
+    assert scene.status().get("state") == "unplaceable" and "furrow models plan" in detail()
     assert held(scene) == [] and not scene.pids(0)
-    [overview] = health.overviews(scene.redis.client)
-    [replica] = overview.replicas
-    assert "of memory; host has 64 MiB left" in replica.detail and "furrow models plan" in replica.detail
 
 
 def test_a_need_that_is_known_after_the_download_is_told_before_a_start(
@@ -200,15 +204,18 @@ def test_what_was_started_before_its_need_was_known_is_counted_as_it_serves(
     looked_at = replace(looked_at, replicas=[replica])
     monkeypatch.setattr(health, "overview", lambda client, model: looked_at)
     catalog.put_spec(redis.client, ModelSpec(name="second", source=str(MODEL_DIR), kv_tokens=1024))
+    expected = [MODEL] if counted is None else sorted([MODEL, "second"])
     for _ in range(20):
         farm.beat_host(redis.client, host, 1, 1)
         planner.turn()
+        held = {one.spec.name: one for one in farm.assignments(redis.client, "one")}
+        if counted is not None and sorted(held) == expected:
+            break
         time.sleep(0.1)
-    held = {one.spec.name: one for one in farm.assignments(redis.client, "one")}
+    assert sorted(held) == expected
     if counted is None:
-        assert list(held) == [MODEL] and held[MODEL].memory == []
+        assert held[MODEL].memory == []
     else:
-        assert sorted(held) == sorted([MODEL, "second"])
         assert held[MODEL].memory == need.bytes_with(held[MODEL].kv_tokens or 0)
         assert state == "failed" or held[MODEL].kv_tokens == counted
 

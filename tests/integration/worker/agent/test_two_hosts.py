@@ -28,7 +28,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
-LONG = 300
+LONG = 160
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from control.errors import GroupError
 from control.keys import ModelKeys
 from control.messages import Assignment, ModelSpec
 from control.records import catalog
+from control.redis import streams as streams_module
 from control.redis.connection import Call
 from control.replicas import health
 from control.replicas.health import write_poison
@@ -150,6 +152,19 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
     until(lambda: not scene.thread.is_alive(), 40.0)
     assert scene.ended == [] and scene.state("late") == "queued" and scene.log("late") == []
     assert scene.redis.client.get(scene.redis.keys.lock) is None
+
+
+def test_an_idle_leader_stops_at_once(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for a request until its look at the queue ends."""
+    monkeypatch.setattr(streams_module, "LONGEST_BLOCK_MS", 5_000)
+    monkeypatch.setattr(serving_module, "IDLE_BLOCK_MS", 5_000)
+    scene.leader._blocking.connection_pool.connection_kwargs["socket_timeout"] = 10.0
+    scene.ask("whole")
+    scene.answer("whole")
+    until(lambda: any(one["cmd"] == "xread" for one in scene.redis.client.client_list()), 40.0)
+    began = time.monotonic()
+    scene.stop()
+    assert time.monotonic() - began < 2.5
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
 
-GONE_AFTER_S = 0.6
-RESTART_S = 2.5
+GONE_AFTER_S = 0.3
+RESTART_S = 1.5
 """For a process to start again: longer than the other replica waits before it takes over."""
 TOKENS = 24
 
@@ -61,7 +61,8 @@ class Replica:
 
     def stop(self) -> None:
         self.stopping = True
-        self.leader.signals.stopping = True
+        self.leader.stop()
+        self.leader.wake()
         self.thread.join(40)
         assert not self.thread.is_alive() and self.ended is None
 
@@ -141,7 +142,7 @@ class TwoReplicas:
 @pytest.fixture
 def farm(redis: ReplicaRedis, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoReplicas]:
     monkeypatch.setattr(exchange, "REPLICA_GONE_S", GONE_AFTER_S)
-    monkeypatch.setattr(exchange, "LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(exchange, "LOOK_EVERY_S", 0.1)
     farm = TwoReplicas(redis, folder, monkeypatch)
     yield farm
     farm.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,11 +25,19 @@ times as many."""
 def held(reader: Any) -> int:
     """The characters in strings of a reader and its parts: the next push adds to them and searches them again. Lists
     are left out, as they are joined once."""
-    if isinstance(reader, str):
-        return len(reader)
-    if not type(reader).__module__.startswith("api.chat.reading"):
-        return 0
-    return sum(held(value) for value in vars(reader).values())
+    characters = 0
+    for value in vars(reader).values():
+        kind = type(value)
+        if kind is str:
+            characters += len(value)
+        elif is_reader(kind):
+            characters += held(value)
+    return characters
+
+
+@functools.cache
+def is_reader(kind: type) -> bool:
+    return kind.__module__.startswith("api.chat.reading")
 
 
 def held_on_average(parser: AnswerParser, before: str) -> float:
