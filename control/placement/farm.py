@@ -6,6 +6,7 @@ Every function raises RedisUnavailable while Redis is away.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -102,36 +103,37 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     return [host_of(name, beat, name in drained) for name, beat in zip(names, beats, strict=True) if beat is not None]
 
 
-def beat_of(host_id: str) -> Call[tuple[str, int | None] | None]:
-    """The devices of a host and the memory that it tells, which one of an older version does not; None without a
-    heartbeat."""
+class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The heartbeat of an agent. An older version tells no `version` or no `memory`."""
 
-    def parse(reply: list[str | None]) -> tuple[str, int | None] | None:
-        devices, memory = reply
-        return None if devices is None else (devices, None if memory is None else int(memory))
-
-    return read("HMGET", keys.host(host_id), "devices", "memory", parse=parse)
-
-
-def free_memory(client: SyncRedis) -> dict[str, int]:
-    """Bytes that ranks may still take on each host that beats now: of those that it plans what is not assigned, else
-    what is free."""
-    hosts = known_hosts(client)
-    said = run_every(client, [read("HMGET", keys.host(name), "memory_bytes", "memory", parse=list) for name in hosts])
-    assigned = {
-        host: sum(sum(one.memory) for one in assignments) for host, assignments in all_assignments(client).items()
-    }
-    return {
-        host: int(free) if planned is None else max(0, int(planned) - assigned.get(host, 0))
-        for host, (free, planned) in zip(hosts, said, strict=True)
-        if free is not None
-    }
+    devices: list[str]
+    version: str | None = None
+    memory: int | None = None
+    """Bytes that the CPU ranks of the host may have together; None where it does not plan them."""
+    free: int = 0
+    """Bytes of the host's memory that are free."""
 
 
-def host_of(name: str, beat: tuple[str, int | None], drained: bool) -> Host:
+def beat_of(host_id: str) -> Call[HostBeat | None]:
+    """None without a heartbeat."""
+
+    def parse(reply: list[str | None]) -> HostBeat | None:
+        devices, version, memory, free = reply
+        if devices is None:
+            return None
+        return HostBeat(
+            devices=[device for device in devices.split(",") if device],
+            version=version,
+            memory=None if memory is None else int(memory),
+            free=int(free or 0),
+        )
+
+    return read("HMGET", keys.host(host_id), "devices", "version", "memory", "memory_bytes", parse=parse)
+
+
+def host_of(name: str, beat: HostBeat, drained: bool) -> Host:
     """The host with this heartbeat."""
-    devices, memory = beat
-    return Host(name, tuple(filter(None, devices.split(","))), drained, memory)
+    return Host(name, tuple(beat.devices), drained, beat.memory)
 
 
 def put_need(model: str, need: ModelNeed) -> Call[int]:
@@ -205,6 +207,20 @@ def has_on_demand() -> Call[bool]:
     return read("EXISTS", keys.ON_DEMAND, parse=bool)
 
 
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a device of a host, in bytes; of `cpu` that of all CPU ranks together."""
+
+    device: str
+    given: int | None
+    """What ranks may have together; None where it is not planned."""
+    assigned: int
+    """What replicas were given of it, those that leave included."""
+    left: int
+    """What a rank may still be given: the rest, or what is free where it is not planned."""
+    free: int
+    """What no process uses now."""
+
+
 class HostCard(msgspec.Struct, kw_only=True):
     """`alive`: its agent has a heartbeat; its ranks serve without one. `replicas`: assigned, as `model:replica`."""
 
@@ -215,27 +231,51 @@ class HostCard(msgspec.Struct, kw_only=True):
     """Of its agent; None while that is away, and of one that does not tell it."""
     devices: list[str]
     replicas: list[str]
+    memory: list[DeviceMemory] = []
+    """Empty while its agent is away."""
+    assigned: dict[str, int] = {}
+    """Bytes that its ranks of each of the `replicas` may take; none for those whose need is not known."""
 
 
 def host_cards(client: SyncRedis) -> list[HostCard]:
     """Every known host with its assignments."""
-    living = {host.id: host for host in living_hosts(client)}
-    drained = drained_hosts(client)
-    assignments = all_assignments(client)
-    versions = run_every(
-        client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in assignments]
+    names = known_hosts(client)
+    drained, *replies = run_every(
+        client,
+        [read("SMEMBERS", keys.DRAINED, parse=set), *map(beat_of, names), *map(assignments_of, names)],
     )
-    return [
-        HostCard(
-            id=name,
-            alive=name in living,
-            drained=name in drained,
-            version=version,
-            devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assigned),
-        )
-        for (name, assigned), version in zip(assignments.items(), versions, strict=True)
-    ]
+    beats, assignments = replies[: len(names)], replies[len(names) :]
+    return [_host_card(name, name in drained, *own) for name, *own in zip(names, beats, assignments, strict=True)]
+
+
+def _host_card(name: str, drained: bool, beat: HostBeat | None, assignments: list[Assignment]) -> HostCard:
+    by_replica = {f"{one.spec.name}:{one.replica}": one for one in assignments}
+    return HostCard(
+        id=name,
+        alive=beat is not None,
+        drained=drained,
+        version=beat.version if beat is not None else None,
+        devices=beat.devices if beat is not None else [],
+        replicas=sorted(by_replica),
+        memory=_device_memory(beat, assignments) if beat is not None else [],
+        assigned={replica: sum(one.memory) for replica, one in sorted(by_replica.items()) if one.memory},
+    )
+
+
+def _device_memory(beat: HostBeat, assignments: list[Assignment]) -> list[DeviceMemory]:
+    assigned = Counter[str]()
+    for one in assignments:
+        for device, size in zip(one.devices, one.memory, strict=False):
+            assigned[device] += size
+    given = beat.memory
+    left = beat.free if given is None else max(0, given - assigned["cpu"])
+    return [DeviceMemory(device="cpu", given=given, assigned=assigned["cpu"], left=left, free=beat.free)]
+
+
+def free_memory(client: SyncRedis) -> dict[str, int]:
+    """Bytes that CPU ranks may still take on each host that beats now: of those that it plans what is not assigned,
+    else what is free."""
+    return {card.id: memory.left for card in host_cards(client) for memory in card.memory if memory.device == "cpu"}
 
 
 def drained_hosts(client: SyncRedis) -> set[str]:

@@ -48,6 +48,13 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
         """Of each rank, with so many KV tokens."""
         return [rank.least + kv_tokens * rank.bytes_per_token for rank in self.ranks]
 
+    def with_tokens(self, kv_tokens: int) -> list[RankNeed]:
+        """Each rank with so many KV tokens."""
+        return [
+            msgspec.structs.replace(rank, kv=kv_tokens * rank.bytes_per_token, kv_tokens=kv_tokens)
+            for rank in self.ranks
+        ]
+
     @property
     def least_tokens(self) -> int:
         return min(self.context, LEAST_TOKENS)
