@@ -443,5 +443,17 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 
 
 def hold_placement(host_id: str) -> Call[bool]:
-    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    return Call("hold", (keys.PLACEMENT_LOCK,), (host_id, constants.HEARTBEAT_MS), bool)
+    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless. An agent that calls
+    this between its turns hands the lock over to a process that waits for it."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (host_id, constants.HEARTBEAT_MS, 0), bool)
+
+
+def claim_placement(name: str) -> Call[bool]:
+    """Take the placement lock, or wait for it: call again until it is True. `name` is used by no other process, and by
+    this one once."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (name, constants.HEARTBEAT_MS, 1), bool)
+
+
+def release_placement(name: str) -> Call[bool]:
+    """Give back the lock that was claimed under this name."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (name, 1, 0), bool)
