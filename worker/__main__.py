@@ -71,7 +71,8 @@ def run_agent() -> None:
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
     memory = None if settings.memory_bytes == 0 else capacity(settings.memory_bytes)
-    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory)
+    dedicated = settings.memory_bytes is not None
+    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory, dedicated=dedicated)
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
     def leave(_signal: int, _frame: FrameType | None) -> None:

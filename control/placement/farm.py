@@ -35,7 +35,7 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     """The calls of an agent's heartbeat: its version, its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
     words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
-    memory = () if host.memory is None else ("memory", host.memory)
+    memory = () if host.memory is None else ("memory", host.memory, "memory_dedicated", int(host.dedicated))
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, *memory, "standby", standby, parse=int),
@@ -110,6 +110,8 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     memory: int | None = None
     """Bytes that the CPU ranks of the host may have together; None where it does not plan them."""
+    dedicated: bool = False
+    """True if that memory is for ranks alone."""
     free: int = 0
     """Bytes of the host's memory that are free."""
 
@@ -118,22 +120,24 @@ def beat_of(host_id: str) -> Call[HostBeat | None]:
     """None without a heartbeat."""
 
     def parse(reply: list[str | None]) -> HostBeat | None:
-        devices, version, memory, free = reply
+        devices, version, memory, dedicated, free = reply
         if devices is None:
             return None
         return HostBeat(
             devices=[device for device in devices.split(",") if device],
             version=version,
             memory=None if memory is None else int(memory),
+            dedicated=dedicated == "1",
             free=int(free or 0),
         )
 
-    return read("HMGET", keys.host(host_id), "devices", "version", "memory", "memory_bytes", parse=parse)
+    fields = ("devices", "version", "memory", "memory_dedicated", "memory_bytes")
+    return read("HMGET", keys.host(host_id), *fields, parse=parse)
 
 
 def host_of(name: str, beat: HostBeat, drained: bool) -> Host:
     """The host with this heartbeat."""
-    return Host(name, tuple(beat.devices), drained, beat.memory)
+    return Host(name, tuple(beat.devices), drained, beat.memory, beat.dedicated)
 
 
 def put_need(model: str, need: ModelNeed) -> Call[int]:
@@ -396,6 +400,15 @@ def assignments_of(host_id: str) -> Call[list[Assignment]]:
         return [_decode_assignment(value) for value in reply]
 
     return read("HVALS", keys.assignments(host_id), parse=parse)
+
+
+def assignment_of(host_id: str, model: str, replica: str) -> Call[Assignment | None]:
+    """What a host was given of a replica; None where it has none of it."""
+
+    def parse(reply: str | None) -> Assignment | None:
+        return None if reply is None else _decode_assignment(reply)
+
+    return read("HGET", keys.assignments(host_id), f"{model} {replica}", parse=parse)
 
 
 def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:

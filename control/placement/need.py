@@ -59,6 +59,11 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
     def least_tokens(self) -> int:
         return min(self.context, LEAST_TOKENS)
 
+    @property
+    def context_tokens(self) -> int:
+        """Those of one sequence of the whole context, with its recurrent state."""
+        return self.context + max(rank.state_tokens for rank in self.ranks)
+
 
 class HostFit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the ranks of one replica fit on one host, in bytes."""

@@ -26,6 +26,8 @@ class Host:
     drained: bool = False
     memory: int | None = None
     """Bytes that CPU ranks may have together; None where it does not tell, as one of an older version."""
+    dedicated: bool = False
+    """True if that memory is for ranks alone. Otherwise it is all that the machine has, for other programs too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,13 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unplaceable:
-    """The living hosts don't have the devices; `why` names what is asked for and what there is."""
+    """The living hosts don't have the devices; `why` names what is asked for and what there is. `waits`: others give
+    back the memory that it needs."""
 
     model: str
     replica: str
     why: str
+    waits: bool = False
 
 
 Action = Assign | Withdraw | Unplaceable
@@ -95,6 +99,8 @@ class Room:
         self.hosts = [host for host in hosts if not host.drained]
         self.free = {host.id: list(host.devices) for host in self.hosts}
         self.left = {host.id: host.memory for host in self.hosts if host.memory is not None}
+        self.shared = {host.id for host in self.hosts if not host.dedicated}
+        """Hosts of which a half of what is left stays free."""
         self.crowd: Counter[str] = Counter()
         self.pending: Counter[str] = Counter()
         """By model, the bytes that its replicas without a place need at least. No share of KV memory takes them."""
@@ -123,6 +129,13 @@ class Room:
     def holds(self, host_id: str, size: int) -> bool:
         """True if so many bytes of the host's memory are left."""
         return size <= 0 or size <= self.left.get(host_id, size)
+
+    def share(self, host_id: str, each: int, least: int) -> int:
+        """The KV tokens that a replica may have on a host of which it takes `least` bytes without any, and `each` for
+        one: what is left beside all that is still to be placed, or a half of it where other programs have the memory
+        too."""
+        left = self.left[host_id] - self.pending.total() - least
+        return left // (each * (2 if host_id in self.shared else 1))
 
     def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], wanted: Wanted) -> None:
         """Keep memory for what is still to be placed; `replicas` counts those that each model has. Models that sleep
@@ -168,7 +181,7 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     missing = [rank for rank in range(spec.tp) if rank not in there]
     if not missing:
         return []
-    sizes = _least(spec, parts, room)
+    sizes = least_sizes(spec, parts, room)
     chosen = None if parts or spec.spread else _one_host(spec, room, sizes)
     chosen = chosen or _several_hosts(spec, missing, parts, room, sizes)
     if chosen is None:
@@ -186,6 +199,7 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
             devices=[devices[rank] for rank in ranks],
             memory=[sizes[rank] if devices[rank] == "cpu" else 0 for rank in ranks] if sizes else [],
             kv_tokens=kv_tokens,
+            kv_target=next((one.kv_target for one in parts.values()), None),
         )
         if part is not None and host_id in room.left:
             room.left[host_id] += bytes_of(part, room.needs)
@@ -217,8 +231,7 @@ def with_memory(parts: Parts, room: Room) -> Parts:
 
 
 def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
-    """KV tokens for a replica that has its places: half of what the hosts of all its ranks have left, as of a new
-    one."""
+    """KV tokens for a replica that has its places: of what the hosts of all its ranks have left, as of a new one."""
     shares = [need.least_tokens] if sum(len(part.ranks) for part in parts.values()) < len(need.ranks) else []
     for host_id, part in parts.items():
         ranks = [need.ranks[rank] for rank, device in zip(part.ranks, part.devices, strict=True) if device == "cpu"]
@@ -226,12 +239,12 @@ def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
         if host_id not in room.left or not each:
             shares.append(need.least_tokens)
             continue
-        left = room.left[host_id] + bytes_of(part, room.needs) - room.pending.total()
-        shares.append((left - sum(rank.least for rank in ranks)) // (2 * each))
+        least = sum(rank.least for rank in ranks) - bytes_of(part, room.needs)  # beside what it has by now
+        shares.append(room.share(host_id, each, least))
     return max(need.least_tokens, min(shares))
 
 
-def _least(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:
+def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:
     """The bytes of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
     already; empty where its need is not known."""
     need = room.need_of(spec)
@@ -244,11 +257,9 @@ def _least(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:
 def _with_share(
     spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: list[int]
 ) -> tuple[int | None, list[int]]:
-    """The KV tokens of a replica whose specification names none, and the bytes of its ranks with them: half of what its
-    hosts have left beside the least of all that is still to be placed, and the other half is for models to come."""
+    """The KV tokens of a replica whose specification names none, and the bytes of its ranks with them."""
     need = room.need_of(spec)
     room.pending[spec.name] = max(0, room.pending[spec.name] - sum(sizes))
-    reserved = room.pending.total()
     if parts:
         return next(part.kv_tokens for part in parts.values()), sizes
     if need is None or spec.kv_tokens is not None:
@@ -258,8 +269,7 @@ def _with_share(
         on_cpu = [need.ranks[rank] for rank, device in devices.items() if device == "cpu"]
         each = sum(rank.bytes_per_token for rank in on_cpu)
         if host_id in room.left and each:
-            left = room.left[host_id] - reserved - sum(rank.least for rank in on_cpu)
-            shares.append(left // (2 * each))
+            shares.append(room.share(host_id, each, sum(rank.least for rank in on_cpu)))
     if not shares:
         return None, sizes
     tokens = max(need.least_tokens, min(shares))

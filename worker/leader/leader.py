@@ -23,6 +23,7 @@ from control.replicas.lease import Lease, acquire, release
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import LOOP, BackgroundCall, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
+from worker.leader.kv_share import KvShare
 from worker.leader.running_requests import RunningRequests
 from worker.leader.serving import (
     LEAST_TOKENS,
@@ -138,6 +139,10 @@ class Leader:
         self._decode = vocabulary.decode
         self._grammars = Grammars(vocabulary.for_grammars, assets.eos_ids)
         self._pooling = pooling_of(files.config)
+        self._share: KvShare | None = None
+        is_chosen = assignment.kv_tokens is not None or assignment.spec.kv_tokens is None
+        if is_chosen and rank_worker.device == "cpu":  # a GPU's pages are allocated for good
+            self._share = KvShare(owner.rpartition("/")[0], self._spec.name, self._replica)
         self._backoff = Backoff()
         self._chunk_size = ChunkSize(self._limits.least_chunk)
         self._steps = 0
@@ -219,11 +224,16 @@ class Leader:
         worker = self._rank_worker
         client = self._heartbeat_client
         progress = Progress(worker, self._counters)
-        with worker.heartbeat(client, lease.model, lease.replica, lease.epoch, progress, lease) as heartbeat:
+        if self._share is not None:  # it may have fallen since this process was started
+            self._share.take(run(self._client, self._share.reading))
+        own = lease.model, lease.replica, lease.epoch
+        with worker.heartbeat(client, *own, progress, lease, self._share) as heartbeat:
             ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
             try:
                 with ranks as group:
                     kv_tokens, formation = group.form(self._load_command)
+                    if self._share is not None:
+                        kv_tokens = self._share.within(kv_tokens)
                     self._backend = self._backend_of(group)
                     self._check_deterministic()
                     self._publish(kv_tokens, formation)
@@ -265,6 +275,7 @@ class Leader:
             chunk_size=self._chunk_size,
             images=images,
             signals=self.signals,
+            share=self._share,
         )
         serving = Serving(context)
         counting = BackgroundCall[bool]("recount")
@@ -324,6 +335,8 @@ class Leader:
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
         if self._rank_worker.images is None:
             assets = msgspec.structs.replace(assets, images=None)
+        if self._share is not None:
+            self._share.assets = assets
         words = [
             catalog.put_replica(name, self._replica, assigned),
             catalog.put_weights(name, self._replica, self._weights),

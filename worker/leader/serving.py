@@ -25,6 +25,7 @@ from worker.engine.images import EngineImages
 from worker.engine.step import Forward, Step
 from worker.leader.exchange import EmissionAnswer, Exchange
 from worker.leader.group import Group
+from worker.leader.kv_share import KvShare
 from worker.leader.request import RunningRequest, score_targets
 from worker.leader.running_requests import Capacity, RunningRequests
 from worker.rank.heartbeat import Progress
@@ -143,6 +144,8 @@ class ServingContext:
     images: EngineImages | None = None
     """Those of the leader's own rank; None where the model takes text only."""
     signals: StopSignals = field(default_factory=StopSignals)
+    share: KvShare | None = None
+    """None where the replica's KV memory stays as it is."""
 
 
 class Serving:
@@ -161,6 +164,9 @@ class Serving:
         self._scheduler = context.running.scheduler
         self._isolation = context.running.isolation
         self._signals = context.signals
+        self._share = context.share
+        self._lowered_in = 0
+        """The count of steps when the limit of KV memory was lowered last."""
         self._last_contact = time.monotonic()
         """The time of the last command to the ranks."""
         self.overlap_below_s = OVERLAP_BELOW_S
@@ -199,6 +205,7 @@ class Serving:
         """One step, or a wait for a request where there is none."""
         self._check()
         self._resume()
+        self._keep_to_share()
         if not (self._isolation.active or self._signals.draining):
             self._take_over()
         if self._scheduler.has_work:
@@ -212,6 +219,27 @@ class Serving:
             self._progress.idle()
             self._running.prepare_grammars()
             self._last_contact = time.monotonic()
+
+    def _keep_to_share(self) -> None:
+        """Lower the limit of KV memory where the replica's share has fallen. The limit is told once the ranks have
+        forgotten all that is above it: an idle group runs a step for that."""
+        scheduler, share = self._scheduler, self._share
+        limit = scheduler.kv_limit
+        if share is not None and share.within(limit) < limit:
+            scheduler.lower_kv_limit(share.within(limit))
+            if scheduler.kv_limit < limit:
+                self._lowered_in = scheduler.steps
+        if self._progress.kv_limit == scheduler.kv_limit:
+            return
+        is_told = scheduler.ranks_know_all or scheduler.steps > self._lowered_in
+        if not is_told and not scheduler.has_work and not self._isolation.active:
+            self._prove()
+            is_told = True
+        if is_told:
+            self._progress.kv_limit = scheduler.kv_limit
+            for call in share.publication(scheduler.kv_limit) if share is not None else ():
+                self._exchange.publish(call)
+                log.info("gave KV memory back", kv_tokens=scheduler.kv_limit, action="kv_give_back")
 
     def give_back(self) -> None:
         """Put every request back into its queue; another epoch continues it from its log. Raises RedisUnavailable."""
