@@ -232,6 +232,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
     memory: list[int] = []
     """Bytes of the host's memory that each rank of `ranks` may take; empty where its need is not known."""
+    device_memory: list[int] = []
+    """Bytes of its accelerator's memory that each rank of `ranks` may take, 0 for one on a CPU; empty where that is not
+    planned."""
     kv_tokens: int | None = None
     """Those of the replica where the specification names none; None: as many as the free memory holds at load."""
     kv_target: int | None = None

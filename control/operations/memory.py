@@ -13,11 +13,14 @@ from control.redis.connection import run
 
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What each rank of a replica needs with `kv_tokens`: those of the specification, or the fewest with which the
-    model is placed. `hosts` says what each has left for all of them. Empty where the need is not known yet."""
+    model is placed. `hosts` says what each has left for all of them, or its accelerators for one. Empty where the need
+    is not known yet."""
 
     model: str
     kv_tokens: int = 0
     ranks: list[RankNeed] = []
+    """On CPUs, or on the devices that the specification names."""
+    gpu_ranks: list[RankNeed] = []
     hosts: list[HostFit] = []
 
 
@@ -28,6 +31,6 @@ def memory_of(client: SyncRedis, model: str) -> ModelMemory:
     if need is None or need.revision != spec.revision:
         return ModelMemory(model=model)
     tokens = spec.kv_tokens or need.least_tokens
-    ranks = need.with_tokens(tokens)
-    hosts = fits_on(ranks, sorted(farm.free_memory(client).items()))
-    return ModelMemory(model=model, kv_tokens=tokens, ranks=ranks, hosts=hosts)
+    need = need.with_tokens(tokens)
+    hosts = fits_on(need, spec.devices, farm.free_memory(client))
+    return ModelMemory(model=model, kv_tokens=tokens, ranks=need.ranks, gpu_ranks=need.gpu_ranks, hosts=hosts)

@@ -17,7 +17,8 @@ from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.demand import Demand
-from control.placement.need import ModelNeed
+from control.placement.host_facts import HostFacts, facts_of
+from control.placement.need import DeviceRoom, ModelNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -35,7 +36,11 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     """The calls of an agent's heartbeat: its version, its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
     words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
-    memory = () if host.memory is None else ("memory", host.memory, "memory_dedicated", int(host.dedicated))
+    memory: tuple[str | int, ...] = ()
+    if host.memory is not None:
+        memory = "memory", host.memory, "memory_dedicated", int(host.dedicated)
+    if host.device_memory:
+        memory += "device_memory", encode(host.device_memory).decode()
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, *memory, "standby", standby, parse=int),
@@ -112,6 +117,8 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that the CPU ranks of the host may have together; None where it does not plan them."""
     dedicated: bool = False
     """True if that memory is for ranks alone."""
+    device_memory: dict[str, int] = {}
+    """Bytes that the ranks on each accelerator may have together; empty where they are not planned."""
     free: int = 0
     """Bytes of the host's memory that are free."""
 
@@ -120,7 +127,7 @@ def beat_of(host_id: str) -> Call[HostBeat | None]:
     """None without a heartbeat."""
 
     def parse(reply: list[str | None]) -> HostBeat | None:
-        devices, version, memory, dedicated, free = reply
+        devices, version, memory, dedicated, device_memory, free = reply
         if devices is None:
             return None
         return HostBeat(
@@ -128,16 +135,17 @@ def beat_of(host_id: str) -> Call[HostBeat | None]:
             version=version,
             memory=None if memory is None else int(memory),
             dedicated=dedicated == "1",
+            device_memory=msgspec.json.decode(device_memory or "{}", type=dict[str, int]),
             free=int(free or 0),
         )
 
-    fields = ("devices", "version", "memory", "memory_dedicated", "memory_bytes")
+    fields = ("devices", "version", "memory", "memory_dedicated", "device_memory", "memory_bytes")
     return read("HMGET", keys.host(host_id), *fields, parse=parse)
 
 
 def host_of(name: str, beat: HostBeat, drained: bool) -> Host:
     """The host with this heartbeat."""
-    return Host(name, tuple(beat.devices), drained, beat.memory, beat.dedicated)
+    return Host(name, tuple(beat.devices), drained, beat.memory, beat.dedicated, beat.device_memory)
 
 
 def put_need(model: str, need: ModelNeed) -> Call[int]:
@@ -221,8 +229,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What replicas were given of it, those that leave included."""
     left: int
     """What a rank may still be given: the rest, or what is free where it is not planned."""
-    free: int
-    """What no process uses now."""
+    free: int | None
+    """What no process uses now; None where that is not known."""
 
 
 class HostCard(msgspec.Struct, kw_only=True):
@@ -246,13 +254,22 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
     names = known_hosts(client)
     drained, *replies = run_every(
         client,
-        [read("SMEMBERS", keys.DRAINED, parse=set), *map(beat_of, names), *map(assignments_of, names)],
+        [
+            read("SMEMBERS", keys.DRAINED, parse=set),
+            *map(beat_of, names),
+            *map(assignments_of, names),
+            *map(facts_of, names),
+        ],
     )
-    beats, assignments = replies[: len(names)], replies[len(names) :]
-    return [_host_card(name, name in drained, *own) for name, *own in zip(names, beats, assignments, strict=True)]
+    count = len(names)
+    beats, assignments, facts = replies[:count], replies[count : 2 * count], replies[2 * count :]
+    own = zip(names, beats, assignments, facts, strict=True)
+    return [_host_card(name, name in drained, beat, held, known) for name, beat, held, known in own]
 
 
-def _host_card(name: str, drained: bool, beat: HostBeat | None, assignments: list[Assignment]) -> HostCard:
+def _host_card(
+    name: str, drained: bool, beat: HostBeat | None, assignments: list[Assignment], facts: HostFacts | None
+) -> HostCard:
     by_replica = {f"{one.spec.name}:{one.replica}": one for one in assignments}
     return HostCard(
         id=name,
@@ -261,25 +278,42 @@ def _host_card(name: str, drained: bool, beat: HostBeat | None, assignments: lis
         version=beat.version if beat is not None else None,
         devices=beat.devices if beat is not None else [],
         replicas=sorted(by_replica),
-        memory=_device_memory(beat, assignments) if beat is not None else [],
-        assigned={replica: sum(one.memory) for replica, one in sorted(by_replica.items()) if one.memory},
+        memory=_device_memory(beat, assignments, facts) if beat is not None else [],
+        assigned={
+            replica: sum(one.memory) + sum(one.device_memory)
+            for replica, one in sorted(by_replica.items())
+            if one.memory or one.device_memory
+        },
     )
 
 
-def _device_memory(beat: HostBeat, assignments: list[Assignment]) -> list[DeviceMemory]:
-    assigned = Counter[str]()
+def _device_memory(beat: HostBeat, assignments: list[Assignment], facts: HostFacts | None) -> list[DeviceMemory]:
+    assigned, unknown = Counter[str](), set[str]()
     for one in assignments:
         for device, size in zip(one.devices, one.memory, strict=False):
             assigned[device] += size
+        for device, size in zip(one.devices, one.device_memory or [0] * len(one.devices), strict=True):
+            assigned[device] += size
+            if not size:
+                unknown.add(device)
     given = beat.memory
     left = beat.free if given is None else max(0, given - assigned["cpu"])
-    return [DeviceMemory(device="cpu", given=given, assigned=assigned["cpu"], left=left, free=beat.free)]
+    memory = [DeviceMemory(device="cpu", given=given, assigned=assigned["cpu"], left=left, free=beat.free)]
+    spaces = facts.devices if facts is not None else {}
+    for device in beat.devices:
+        given = beat.device_memory.get(device)
+        space = spaces.get(device)
+        if given is not None:
+            left = 0 if device in unknown else max(0, given - assigned[device])
+            free = space.free if space is not None else None
+            memory.append(DeviceMemory(device=device, given=given, assigned=assigned[device], left=left, free=free))
+    return memory
 
 
-def free_memory(client: SyncRedis) -> dict[str, int]:
-    """Bytes that CPU ranks may still take on each host that beats now: of those that it plans what is not assigned,
-    else what is free."""
-    return {card.id: memory.left for card in host_cards(client) for memory in card.memory if memory.device == "cpu"}
+def free_memory(client: SyncRedis) -> list[DeviceRoom]:
+    """Bytes that ranks may still take of the devices of each host that beats now: of those that are planned what is not
+    assigned, of the memory of others what is free."""
+    return [DeviceRoom(card.id, memory.left, memory.device) for card in host_cards(client) for memory in card.memory]
 
 
 def drained_hosts(client: SyncRedis) -> set[str]:

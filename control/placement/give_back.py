@@ -14,7 +14,7 @@ import msgspec
 
 from control.messages import Assignment, ModelSpec
 from control.placement.need import ModelNeed
-from control.placement.placement import Assign, Needs, Parts, Room, bytes_of, choose_devices, least_sizes
+from control.placement.placement import Assign, Needs, Parts, Room, Sizes, bytes_of, least_sizes
 
 Held = Mapping[str, Sequence[Assignment]]
 """Assignments by host id."""
@@ -111,16 +111,16 @@ class Asking:
         need = self._room.need_of(spec)
         there = {rank for part in parts.values() for rank in part.ranks}
         missing = [rank for rank in range(spec.tp) if rank not in there]
-        least = least_sizes(spec, parts, self._room)
-        if need is None or not least:
+        if need is None:
             return False
-        several = [least] if parts or spec.kv_tokens is not None else [need.bytes_with(need.context_tokens), least]
+        least = least_sizes(spec, parts, self._room)
+        several = [least] if parts or spec.kv_tokens is not None else [Sizes(need, need.context_tokens), least]
         for sizes in several:
             for host in self._room.hosts:
-                devices = choose_devices(spec, host, self._room.free[host.id])
-                if host.id not in self._room.left or devices is None or any(devices[rank] != "cpu" for rank in missing):
+                devices = self._room.devices_for(spec, host, missing, sizes)
+                if host.id not in self._room.left or devices is None or set(devices.values()) != {"cpu"}:
                     continue
-                if self._lend(host.id, sum(sizes[rank] for rank in missing)):
+                if self._lend(host.id, sizes.on_cpus(devices)):
                     return True
         return False
 

@@ -274,7 +274,8 @@ class RankWorker:
                     cache=self._weights,
                 )
                 context = context_length(files.config)
-                store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
+                tokens, at_most = command.kv_tokens, command.kv_at_most
+                store = store_for(model.cache_layout, tokens, context, self.world_size, at_most=at_most)
             except Exception as error:
                 self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error

@@ -53,15 +53,24 @@ def placement(farms: int, seed: int) -> None:
     conclude([Figure(name, counts[name], 0) for name in VIOLATIONS])
 
 
+def _random_host(chance: random.Random, name: str) -> Host:
+    """With GPUs now and then."""
+    devices = tuple(f"cuda:{index}" for index in range(chance.randint(1, 3))) if chance.random() < 0.2 else ()
+    return Host(
+        name,
+        devices,
+        memory=int(chance.uniform(1, 12) * GIB),
+        dedicated=chance.random() < 0.5,
+        device_memory={device: int(chance.uniform(1, 12) * GIB) for device in devices},
+    )
+
+
 class RandomFarm:
     """Hosts with assignments alone. Replicas serve and end between turns, or not."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._hosts = {
-            f"h{index}": Host(f"h{index}", memory=int(chance.uniform(1, 12) * GIB), dedicated=chance.random() < 0.5)
-            for index in range(chance.randint(1, 4))
-        }
+        self._hosts = {f"h{index}": _random_host(chance, f"h{index}") for index in range(chance.randint(1, 4))}
         self._specs: dict[str, ModelSpec] = {}
         self._needs: dict[str, ModelNeed] = {}
         self._held: dict[str, list[Assignment]] = {host: [] for host in self._hosts}
@@ -93,7 +102,10 @@ class RandomFarm:
                 rank = RankNeed(
                     weights=int(chance.uniform(0.1, 6) * GIB), kv=0, step=0, process=0, bytes_per_token=per_token
                 )
-                self._needs[name] = ModelNeed(revision=self._revision, context=CONTEXT, ranks=[rank] * tp)
+                on_gpu = msgspec.structs.replace(rank, weights=int(rank.weights * chance.uniform(0.5, 1.5)))
+                self._needs[name] = ModelNeed(
+                    revision=self._revision, context=CONTEXT, ranks=[rank] * tp, gpu_ranks=[on_gpu] * tp
+                )
                 replicas, surge = chance.randint(1, 3), chance.random() < 0.5
                 self._specs[name] = ModelSpec(
                     name=name, source="/m", tp=tp, replicas=replicas, surge=surge, revision=self._revision
@@ -185,9 +197,14 @@ class RandomFarm:
     def _check_rest(self) -> None:
         """Of what is unplaced, nothing fits on one host, with what others there could give back."""
         self._counts["unplaced"] += bool(self._unplaced)
-        largest = max((self._left(host) for host in self._hosts.values() if not host.drained), default=0)
+        hosts = [host for host in self._hosts.values() if not host.drained]
+        largest = max((self._left(host) for host in hosts if not host.devices), default=0)
         for name in self._unplaced:
-            if sum(self._needs[name].bytes_with(CONTEXT)) <= largest:
+            need = self._needs[name]
+            each = max(rank.least + CONTEXT * rank.bytes_per_token for rank in need.gpu_ranks)
+            left = [[self._left_on(host, one) for one in host.devices] for host in hosts]
+            on_gpus = any(sum(size >= each for size in own) >= len(need.ranks) for own in left)
+            if sum(need.bytes_with(CONTEXT)) <= largest or on_gpus:
                 self._counts["not placed though it fits"] += 1
 
     def _rebalance(self) -> None:
@@ -225,9 +242,17 @@ class RandomFarm:
                 left += max(0, part.kv_tokens - least) * len(part.ranks) * PER_TOKEN
         return left
 
+    def _left_on(self, host: Host, device: str, held: dict[str, list[Assignment]] | None = None) -> int:
+        taken = 0
+        for one in (held or self._held)[host.id]:
+            taken += sum(size for size, own in zip(one.device_memory, one.devices, strict=False) if own == device)
+        return host.device_memory[device] - taken
+
     def _check(self, held: dict[str, list[Assignment]], violation: str) -> None:
         for host in self._hosts.values():
             if sum(sum(one.memory) for one in held[host.id]) > (host.memory or 0):
+                self._counts[violation] += 1
+            if any(self._left_on(host, device, held) < 0 for device in host.devices):
                 self._counts[violation] += 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from control import keys
@@ -11,6 +12,7 @@ from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.host_facts import HostFacts, Space, put_facts
 from control.placement.need import ModelNeed, RankNeed
+from control.placement.placement import Host
 from control.records import catalog
 from control.redis.connection import run
 from control.replicas import health
@@ -133,3 +135,33 @@ def test_memory_that_is_given_planned_and_needed(
     page = visit("#/models/org%2Fsmall", width=width)
     page.get_by_text("A rank needs").wait_for()
     assert not page.get_by_role("table", name="Hosts' memory").count()
+
+
+def test_the_memory_of_gpus(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Each with what ranks may have of it; a model says what a rank needs there, and which GPU lacks what."""
+    devices = {"cuda:0": 24 * GIB, "cuda:1": 8 * GIB}
+    scripted.hosts["epsilon"] = Host("epsilon", tuple(devices), memory=64 * GIB, device_memory=devices)
+    rank = RankNeed(weights=14 * GIB, kv=0, step=GIB, process=GIB, bytes_per_token=2**18)
+    on_gpu = msgspec.structs.replace(rank, weights=7 * GIB, exact=False)
+    spec = ModelSpec(name="org/gpu", source="org/gpu")
+    catalog.put_spec(scripted.client, spec)
+    health.write_status(scripted.client, spec.name, "r0", "unplaceable", "why", host="epsilon", tp=0)
+    need = ModelNeed(revision=1, context=4096, ranks=[rank], gpu_ranks=[on_gpu])
+    run(scripted.client, farm.put_need(spec.name, need))
+    try:
+        page = visit("#/hosts/epsilon")
+        rows = page.get_by_role("table", name="Memory").get_by_role("row")
+        rows.nth(3).wait_for()
+        cells = [" ".join(row.split()) for row in rows.all_inner_texts()]
+        assert cells[2].startswith("cuda:0 24 GiB 0 bytes of 24 GiB 24 GiB") and cells[3].startswith("cuda:1 8.0 GiB")
+        page = visit("#/models/org%2Fgpu")
+        page.get_by_text("A rank needs on a GPU").wait_for()
+        fits = page.get_by_role("table", name="Hosts' memory").get_by_role("row")
+        texts = [" ".join(row.split()) for row in fits.all_inner_texts()]
+        assert "epsilon cuda:0 10 GiB 24 GiB fits" in texts
+        assert "epsilon cuda:1 10 GiB 8.0 GiB 2.0 GiB too little" in texts
+    finally:
+        catalog.forget(scripted.client, spec)
+        scripted.client.delete(keys.NEEDS)
+        scripted.client.srem(keys.HOSTS, "epsilon")
+        del scripted.hosts["epsilon"]

@@ -130,22 +130,29 @@ const totalOf = (rank) => rank.weights + rank.kv + rank.step + rank.process;
 // What a rank needs; where a replica has no place, also what each host has left for all ranks of one.
 function memorySection(model, memory) {
   if (!memory?.ranks.length) return null;
-  const largest = memory.ranks.reduce((one, other) => (totalOf(other) > totalOf(one) ? other : one));
-  const about = largest.exact ? "" : "about ";
-  const parts = facts([
-    [memory.ranks.length > 1 ? `Each of ${memory.ranks.length} ranks needs` : "A rank needs", `${about}${bytes(totalOf(largest))}`],
-    ["Weights", `${about}${bytes(largest.weights)}`],
-    ["KV memory", largest.kv ? `${bytes(largest.kv)} for ${count(memory.kv_tokens, "token")}` : "none"],
-    ["A step", bytes(largest.step)],
-    ["The process", bytes(largest.process)],
-  ]);
+  const onGpus = memory.hosts.some(({ device }) => device !== "cpu");
+  const onCpus = !onGpus || memory.hosts.some(({ device }) => device === "cpu");
+  const parts = [onCpus ? need(memory.ranks, memory, onGpus ? " on CPUs" : "") : null, onGpus ? need(memory.gpu_ranks, memory, " on a GPU") : null];
   const isPlaced = model.replicas.filter((one) => one.placed).length >= model.wanted;
-  const hosts = isPlaced || !memory.hosts.length ? null : table(FITS, memory.hosts, { key: ({ host }) => host, label: "Hosts' memory" });
+  const hosts = isPlaced || !memory.hosts.length ? null : table(FITS, memory.hosts, { key: ({ host, device }) => `${host} ${device}`, label: "Hosts' memory" });
   return section("Memory", [parts, hosts], { note: isPlaced ? null : "a replica has no place" });
 }
 
+function need(ranks, { kv_tokens: tokens }, where) {
+  const largest = ranks.reduce((one, other) => (totalOf(other) > totalOf(one) ? other : one));
+  const about = largest.exact ? "" : "about ";
+  const name = ranks.length > 1 ? `Each of ${ranks.length} ranks needs${where}` : `A rank needs${where}`;
+  return facts([
+    [name, `${about}${bytes(totalOf(largest))}`],
+    ["Weights", `${about}${bytes(largest.weights)}`],
+    ["KV memory", largest.kv ? `${bytes(largest.kv)} for ${count(tokens, "token")}` : "none"],
+    ["A step", bytes(largest.step)],
+    ["The process", bytes(largest.process)],
+  ]);
+}
+
 const FITS = [
-  { name: "Host", kind: "name", cell: ({ host }) => hostLink(host) },
+  { name: "Host", kind: "name", cell: ({ host, device }) => [hostLink(host), device === "cpu" ? null : ` ${device}`] },
   { name: "Needs", right: true, cell: ({ needs }) => bytes(needs) },
   { name: "Has", right: true, cell: ({ has }) => bytes(has) },
   { name: "", kind: "short", cell: ({ needs, has }) => (needs <= has ? badge("fits", "good") : badge(`${bytes(needs - has)} too little`, "bad")) },

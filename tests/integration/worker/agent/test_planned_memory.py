@@ -121,7 +121,10 @@ def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
     """A heartbeat without memory, an assignment without bytes; and a need of another form is left out."""
     farm.beat_host(redis.client, Host("old"), 1, 1)
     farm.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
-    assert [(one.id, one.memory) for one in farm.living_hosts(redis.client)] == [("new", GIB), ("old", None)]
+    farm.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
+    living = {one.id: one for one in farm.living_hosts(redis.client)}
+    assert {name: one.memory for name, one in living.items()} == {"gpus": GIB, "new": GIB, "old": None}
+    assert [dict(living[name].device_memory) for name in ("gpus", "new")] == [{"cuda:0": 8 * GIB}, {}]
     redis.client.hset("furrow:needs", "odd", "{}")
     rank = RankNeed(weights=1, kv=0, step=0, process=0)
     redis.run(farm.put_need("m", ModelNeed(revision=1, context=8, ranks=[rank])))
