@@ -44,6 +44,8 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     """Weights that a GGUF file has in blocks become plain numbers."""
     kv_tokens: int | None = None
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
+    kv_at_most: bool = False
+    """`kv_tokens` were chosen by an estimate: on a GPU that has less free memory than that, fewer are reserved."""
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True):

@@ -240,8 +240,18 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     at_once: bool = False  # with the tombstone: another host has these ranks, so nothing is finished first
     memory: list[int] = []
     """Bytes of the host's memory that each rank of `ranks` may take; empty where its need is not known."""
+    device_memory: list[int] = []
+    """Bytes of its accelerator's memory that each rank of `ranks` may take, 0 for one on a CPU; empty where that is not
+    planned."""
     kv_tokens: int | None = None
     """Those of the replica where the specification names none; None: as many as the free memory holds at load."""
+    kv_target: int | None = None
+    """The replica is asked to do with so many. `kv_tokens` and `memory` are its own until its leader does."""
+
+    @property
+    def kv_limit(self) -> int | None:
+        """The most KV tokens with which its ranks may be started; None: the specification's."""
+        return self.kv_tokens if self.kv_target is None else self.kv_target
 
 
 ModelKind = Literal["generate", "embed", "score"]

@@ -56,7 +56,7 @@ def run_agent() -> None:
     from control.redis.readiness import wait_until_ready
     from control.structs import describe_structs
     from worker.agent.agent import Agent
-    from worker.agent.devices import accelerators
+    from worker.agent.devices import accelerators, device_memory
     from worker.agent.facts.publisher import FactsPublisher
     from worker.agent.metrics.host_metrics import HostMetrics
     from worker.external.host import engine_settings
@@ -71,9 +71,17 @@ def run_agent() -> None:
         wait_until_ready(client, settings.redis_wait_s, say)
         check_name(client, host_id())
         supervisor.keep("devices", accelerators())
+        # Before the first rank takes some of it: what is free now, other programs do not have.
+        supervisor.keep("device_memory", {device: space.free for device, space in device_memory().items()})
     memory = None if settings.memory_bytes == 0 else capacity(settings.memory_bytes)
-    engines = engine_settings()
-    host = Host(host_id(), tuple(supervisor.records["devices"]), memory=memory, engines=tuple(engines))
+    host = Host(
+        host_id(),
+        tuple(supervisor.records["devices"]),
+        memory=memory,
+        dedicated=settings.memory_bytes is not None,
+        device_memory=supervisor.records.get("device_memory", {}) if memory is not None else {},
+        engines=tuple(engine_settings()),
+    )
     agent = Agent(client, settings.redis_url, host, supervisor, standby)
 
     def leave(_signal: int, _frame: FrameType | None) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from control.errors import ModelUnavailable
+from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm, rebalance
 from control.placement.farm_view import read_farm_view
@@ -12,8 +16,12 @@ from control.placement.need import ModelNeed
 from control.placement.placement import Host
 from control.placement.rebalance import Move
 from control.redis.clients import SyncRedis
-from control.redis.connection import run_every
+from control.redis.connection import run, run_every
 from control.replicas import health
+
+HANDED_OVER_S = 15.0
+"""A turn of the agent that plans takes less."""
+CLAIM_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +59,35 @@ def next_move(state: Farm) -> Move | None:
     return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.wanted)
 
 
-def begin(client: SyncRedis, move: Move) -> None:
-    """Ask the replica to drain, and assign its successor."""
-    for one in farm.assignments(client, move.source):
-        if rebalance.is_moved(one, move):
-            farm.withdraw(client, move.source, one)
-    farm.assign(client, move.target, move.successor)
+def begin(client: SyncRedis, move: Move, state: Farm) -> bool:
+    """Ask the replica to drain, and assign its successor, while no agent plans. False, and nothing is done, where the
+    farm is not in the `state` any more from which the move follows. Raises SettingsError where no agent hands planning
+    over."""
+    with _planning(client) as name:
+        if read_farm(client) != state or not run(client, farm.claim_placement(name)):
+            return False
+        for one in farm.assignments(client, move.source):
+            if rebalance.is_moved(one, move):
+                farm.withdraw(client, move.source, one)
+        farm.assign(client, move.target, move.successor)
+        return True
+
+
+@contextmanager
+def _planning(client: SyncRedis) -> Generator[str]:
+    """Hold the placement lock; its holder's name. An agent hands it over between two of its turns."""
+    name = f"rebalance {uuid.uuid4().hex}"
+    until = time.monotonic() + HANDED_OVER_S
+    while not run(client, farm.claim_placement(name)):
+        if time.monotonic() > until:
+            raise SettingsError(
+                f"no agent let this command plan within {HANDED_OVER_S:.0f} s; `furrow doctor` tells which agent is ill"
+            )
+        time.sleep(CLAIM_EVERY_S)
+    try:
+        yield name
+    finally:
+        run(client, farm.release_placement(name))
 
 
 def is_over(client: SyncRedis, move: Move) -> bool:

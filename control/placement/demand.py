@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from control.messages import Assignment, ModelSpec
+from control.placement.give_back import Uses, with_lent
 from control.placement.placement import Host, Needs, Parts, Room, Unplaceable, place, wanted_of
 from control.placement.rollout import in_order
 
@@ -296,8 +297,11 @@ def rooms_for_turns(
     held: Mapping[str, Sequence[Assignment]],
     specs: Iterable[ModelSpec],
     models: Iterable[ModelOnDemand],
+    uses: Uses | None = None,
 ) -> tuple[Room, Room]:
-    """The two rooms of `Turns`. `specs`: all that are desired; their missing replicas are placed first."""
+    """The two rooms of `Turns`, beside the KV memory that replicas can give back by their `uses`. `specs`: all that are
+    desired; their missing replicas are placed first."""
+    held = with_lent(held, needs, uses or {})
     spare = {(model.spec.name, replica) for model in models for replica in model.spare_replicas}
     demands = {model.spec.name: model.demand.replicas for model in models}
     there = Counter(one.spec.name for one in {(one.spec.name, one.replica): one for one in _staying(held)}.values())

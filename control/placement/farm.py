@@ -6,9 +6,9 @@ Every function raises RedisUnavailable while Redis is away.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,7 +17,8 @@ from control.clock import now_ms
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.demand import Demand
-from control.placement.need import ModelNeed
+from control.placement.host_facts import HostFacts, facts_of
+from control.placement.need import DeviceRoom, ModelNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -35,7 +36,11 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
     """The calls of an agent's heartbeat: its version, its devices, the free memory, and the state of its standby."""
     key = keys.host(host.id)
     words = ("version", VERSION, "devices", ",".join(host.devices), "pid", pid, "memory_bytes", memory_bytes)
-    memory = () if host.memory is None else ("memory", host.memory)
+    memory: tuple[str | int, ...] = ()
+    if host.memory is not None:
+        memory = "memory", host.memory, "memory_dedicated", int(host.dedicated)
+    if host.device_memory:
+        memory += "device_memory", encode(host.device_memory).decode()
     engines = ("engines", ",".join(host.engines))
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
@@ -104,44 +109,49 @@ def living_hosts(client: SyncRedis) -> list[Host]:
     return [host_of(name, beat, name in drained) for name, beat in zip(names, beats, strict=True) if beat is not None]
 
 
+class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """The heartbeat of an agent. An older version tells no `version` or no `memory`."""
+
+    devices: list[str]
+    version: str | None = None
+    memory: int | None = None
+    """Bytes that the CPU ranks of the host may have together; None where it does not plan them."""
+    dedicated: bool = False
+    """True if that memory is for ranks alone."""
+    device_memory: dict[str, int] = {}
+    """Bytes that the ranks on each accelerator may have together; empty where they are not planned."""
+    free: int = 0
+    """Bytes of the host's memory that are free."""
+    engines: list[str] = []
+    """External engines that it offers."""
+
+
 def beat_of(host_id: str) -> Call[HostBeat | None]:
-    """What a host tells of itself; None without a heartbeat."""
+    """None without a heartbeat."""
 
     def parse(reply: list[str | None]) -> HostBeat | None:
-        devices, memory, engines = reply
-        return None if devices is None else HostBeat(devices, None if memory is None else int(memory), engines or "")
+        devices, version, memory, dedicated, device_memory, free, engines = reply
+        if devices is None:
+            return None
+        return HostBeat(
+            devices=[device for device in devices.split(",") if device],
+            version=version,
+            memory=None if memory is None else int(memory),
+            dedicated=dedicated == "1",
+            device_memory=msgspec.json.decode(device_memory or "{}", type=dict[str, int]),
+            free=int(free or 0),
+            engines=[engine for engine in (engines or "").split(",") if engine],
+        )
 
-    return read("HMGET", keys.host(host_id), "devices", "memory", "engines", parse=parse)
-
-
-class HostBeat(NamedTuple):
-    """Fields of a heartbeat: devices and engines with commas between them, and the memory in bytes, which a host of an
-    older version does not tell."""
-
-    devices: str
-    memory: int | None = None
-    engines: str = ""
-
-
-def free_memory(client: SyncRedis) -> dict[str, int]:
-    """Bytes that ranks may still take on each host that beats now: of those that it plans what is not assigned, else
-    what is free."""
-    hosts = known_hosts(client)
-    said = run_every(client, [read("HMGET", keys.host(name), "memory_bytes", "memory", parse=list) for name in hosts])
-    assigned = {
-        host: sum(sum(one.memory) for one in assignments) for host, assignments in all_assignments(client).items()
-    }
-    return {
-        host: int(free) if planned is None else max(0, int(planned) - assigned.get(host, 0))
-        for host, (free, planned) in zip(hosts, said, strict=True)
-        if free is not None
-    }
+    fields = ("devices", "version", "memory", "memory_dedicated", "device_memory", "memory_bytes", "engines")
+    return read("HMGET", keys.host(host_id), *fields, parse=parse)
 
 
 def host_of(name: str, beat: HostBeat, drained: bool) -> Host:
     """The host with this heartbeat."""
-    devices = tuple(filter(None, beat.devices.split(",")))
-    return Host(name, devices, drained, beat.memory, tuple(filter(None, beat.engines.split(","))))
+    return Host(
+        name, tuple(beat.devices), drained, beat.memory, beat.dedicated, beat.device_memory, tuple(beat.engines)
+    )
 
 
 def put_need(model: str, need: ModelNeed) -> Call[int]:
@@ -215,6 +225,20 @@ def has_on_demand() -> Call[bool]:
     return read("EXISTS", keys.ON_DEMAND, parse=bool)
 
 
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of a device of a host, in bytes; of `cpu` that of all CPU ranks together."""
+
+    device: str
+    given: int | None
+    """What ranks may have together; None where it is not planned."""
+    assigned: int
+    """What replicas were given of it, those that leave included."""
+    left: int
+    """What a rank may still be given: the rest, or what is free where it is not planned."""
+    free: int | None
+    """What no process uses now; None where that is not known."""
+
+
 class HostCard(msgspec.Struct, kw_only=True):
     """`alive`: its agent has a heartbeat; its ranks serve without one. `replicas`: assigned, as `model:replica`."""
 
@@ -225,27 +249,77 @@ class HostCard(msgspec.Struct, kw_only=True):
     """Of its agent; None while that is away, and of one that does not tell it."""
     devices: list[str]
     replicas: list[str]
+    memory: list[DeviceMemory] = []
+    """Empty while its agent is away."""
+    assigned: dict[str, int] = {}
+    """Bytes that its ranks of each of the `replicas` may take; none for those whose need is not known."""
 
 
 def host_cards(client: SyncRedis) -> list[HostCard]:
     """Every known host with its assignments."""
-    living = {host.id: host for host in living_hosts(client)}
-    drained = drained_hosts(client)
-    assignments = all_assignments(client)
-    versions = run_every(
-        client, [read("HGET", keys.host(name), "version", parse=optional_text) for name in assignments]
+    names = known_hosts(client)
+    drained, *replies = run_every(
+        client,
+        [
+            read("SMEMBERS", keys.DRAINED, parse=set),
+            *map(beat_of, names),
+            *map(assignments_of, names),
+            *map(facts_of, names),
+        ],
     )
-    return [
-        HostCard(
-            id=name,
-            alive=name in living,
-            drained=name in drained,
-            version=version,
-            devices=list(living[name].devices) if name in living else [],
-            replicas=sorted(f"{one.spec.name}:{one.replica}" for one in assigned),
-        )
-        for (name, assigned), version in zip(assignments.items(), versions, strict=True)
-    ]
+    count = len(names)
+    beats, assignments, facts = replies[:count], replies[count : 2 * count], replies[2 * count :]
+    own = zip(names, beats, assignments, facts, strict=True)
+    return [_host_card(name, name in drained, beat, held, known) for name, beat, held, known in own]
+
+
+def _host_card(
+    name: str, drained: bool, beat: HostBeat | None, assignments: list[Assignment], facts: HostFacts | None
+) -> HostCard:
+    by_replica = {f"{one.spec.name}:{one.replica}": one for one in assignments}
+    return HostCard(
+        id=name,
+        alive=beat is not None,
+        drained=drained,
+        version=beat.version if beat is not None else None,
+        devices=beat.devices if beat is not None else [],
+        replicas=sorted(by_replica),
+        memory=_device_memory(beat, assignments, facts) if beat is not None else [],
+        assigned={
+            replica: sum(one.memory) + sum(one.device_memory)
+            for replica, one in sorted(by_replica.items())
+            if one.memory or one.device_memory
+        },
+    )
+
+
+def _device_memory(beat: HostBeat, assignments: list[Assignment], facts: HostFacts | None) -> list[DeviceMemory]:
+    assigned, unknown = Counter[str](), set[str]()
+    for one in assignments:
+        for device, size in zip(one.devices, one.memory, strict=False):
+            assigned[device] += size
+        for device, size in zip(one.devices, one.device_memory or [0] * len(one.devices), strict=True):
+            assigned[device] += size
+            if not size:
+                unknown.add(device)
+    given = beat.memory
+    left = beat.free if given is None else max(0, given - assigned["cpu"])
+    memory = [DeviceMemory(device="cpu", given=given, assigned=assigned["cpu"], left=left, free=beat.free)]
+    spaces = facts.devices if facts is not None else {}
+    for device in beat.devices:
+        given = beat.device_memory.get(device)
+        space = spaces.get(device)
+        if given is not None:
+            left = 0 if device in unknown else max(0, given - assigned[device])
+            free = space.free if space is not None else None
+            memory.append(DeviceMemory(device=device, given=given, assigned=assigned[device], left=left, free=free))
+    return memory
+
+
+def free_memory(client: SyncRedis) -> list[DeviceRoom]:
+    """Bytes that ranks may still take of the devices of each host that beats now: of those that are planned what is not
+    assigned, of the memory of others what is free."""
+    return [DeviceRoom(card.id, memory.left, memory.device) for card in host_cards(client) for memory in card.memory]
 
 
 def drained_hosts(client: SyncRedis) -> set[str]:
@@ -368,6 +442,15 @@ def assignments_of(host_id: str) -> Call[list[Assignment]]:
     return read("HVALS", keys.assignments(host_id), parse=parse)
 
 
+def assignment_of(host_id: str, model: str, replica: str) -> Call[Assignment | None]:
+    """What a host was given of a replica; None where it has none of it."""
+
+    def parse(reply: str | None) -> Assignment | None:
+        return None if reply is None else _decode_assignment(reply)
+
+    return read("HGET", keys.assignments(host_id), f"{model} {replica}", parse=parse)
+
+
 def assignments(client: SyncRedis, host_id: str) -> list[Assignment]:
     """As `assignments_of`, run."""
     return run(client, assignments_of(host_id))
@@ -416,5 +499,17 @@ def remove_assignment(client: SyncRedis, host_id: str, model: str, replica: str)
 
 
 def hold_placement(host_id: str) -> Call[bool]:
-    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless."""
-    return Call("hold", (keys.PLACEMENT_LOCK,), (host_id, constants.HEARTBEAT_MS), bool)
+    """Take or keep the placement lock; one agent plans at a time, and a plan repeated is harmless. An agent that calls
+    this between its turns hands the lock over to a process that waits for it."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (host_id, constants.HEARTBEAT_MS, 0), bool)
+
+
+def claim_placement(name: str) -> Call[bool]:
+    """Take the placement lock, or wait for it: call again until it is True. `name` is used by no other process, and by
+    this one once."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (name, constants.HEARTBEAT_MS, 1), bool)
+
+
+def release_placement(name: str) -> Call[bool]:
+    """Give back the lock that was claimed under this name."""
+    return Call("hold", (keys.PLACEMENT_LOCK,), (name, 1, 0), bool)

@@ -22,6 +22,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why this user can make no file there; empty where it can."""
 
 
+class DeviceSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of an accelerator, in bytes; `free` is what no process uses."""
+
+    total: int
+    free: int
+
+
 class FilesHere(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The files of a model on a host: their fingerprint, or the reason why there is none."""
 
@@ -52,6 +59,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels that are switched off, each with the reason."""
     files: dict[str, FilesHere]
     """By model, for all models of the farm; one whose files are still to be downloaded is absent."""
+    devices: dict[str, DeviceSpace] = {}
+    """By accelerator, as far as its driver tells."""
     program: str = ""
     """The command that SIGUSR2 to `furrow worker` runs, without its arguments; empty where no command started it."""
     old_ranks: dict[str, str] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,20 +45,51 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     context: int
     ranks: list[RankNeed]
+    """Of a host's memory, on CPUs; where the specification names accelerators for a rank, of theirs."""
+    gpu_ranks: list[RankNeed] = []
+    """Of an accelerator's memory, about; empty where the model can't be on one, or where that is not known."""
+
+    def rank_on(self, rank: int, device: str) -> RankNeed | None:
+        """The need of a rank on a device; None where it is not known."""
+        ranks = self.ranks if device == "cpu" else self.gpu_ranks
+        return ranks[rank] if rank < len(ranks) else None
 
     def bytes_with(self, kv_tokens: int) -> list[int]:
         """Of each rank, with so many KV tokens."""
         return [rank.least + kv_tokens * rank.bytes_per_token for rank in self.ranks]
 
+    def with_tokens(self, kv_tokens: int) -> ModelNeed:
+        """The same with so many KV tokens."""
+        several = (
+            [msgspec.structs.replace(rank, kv=kv_tokens * rank.bytes_per_token, kv_tokens=kv_tokens) for rank in ranks]
+            for ranks in (self.ranks, self.gpu_ranks)
+        )
+        ranks, gpu_ranks = several
+        return msgspec.structs.replace(self, ranks=ranks, gpu_ranks=gpu_ranks)
+
     @property
     def least_tokens(self) -> int:
         return min(self.context, LEAST_TOKENS)
 
+    @property
+    def context_tokens(self) -> int:
+        """Those of one sequence of the whole context, with its recurrent state."""
+        return self.context + max(rank.state_tokens for rank in self.ranks)
 
-class HostFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the ranks of one replica fit on one host, in bytes."""
+
+class DeviceRoom(NamedTuple):
+    """The bytes that ranks may still take of a device of a host; of `cpu` all CPU ranks together."""
 
     host: str
+    left: int
+    device: str = "cpu"
+
+
+class HostFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the ranks of one replica fit on the CPUs of a host, or one of them on an accelerator; in bytes."""
+
+    host: str
+    device: str = "cpu"
     needs: int
     has: int
 
@@ -65,10 +98,31 @@ class HostFit(msgspec.Struct, frozen=True, kw_only=True):
         return self.needs <= self.has
 
 
-def fits_on(ranks: Sequence[RankNeed], hosts: Iterable[tuple[str, int]]) -> list[HostFit]:
-    """For each host by name and free bytes: all ranks of a replica there."""
-    needs = sum(rank.total for rank in ranks)
-    return [HostFit(host=name, needs=needs, has=free) for name, free in hosts]
+def fits_on(need: ModelNeed, devices: Sequence[str], rooms: Iterable[DeviceRoom]) -> list[HostFit]:
+    """Of hosts with accelerators each of these, unless the specification names other `devices`; of the others their
+    memory."""
+    rooms = list(rooms)
+    accelerated = set[str]() if devices else {room.host for room in rooms if room.device != "cpu"}
+    named = set(devices)
+    fits = list[HostFit]()
+    for room in rooms:
+        ranks = need.ranks if room.device == "cpu" else need.gpu_ranks
+        if (
+            not ranks
+            or room.host in (accelerated if room.device == "cpu" else ())
+            or (named and room.device not in named)
+        ):
+            continue
+        sizes = [rank.total for rank in ranks]
+        needs = sum(sizes) if room.device == "cpu" else max(sizes)
+        fits.append(HostFit(host=room.host, device=room.device, needs=needs, has=room.left))
+    return fits
+
+
+def is_enough(fits: Iterable[HostFit], tp: int) -> bool:
+    """True if one host has the memory for all ranks, on its CPUs or on as many accelerators."""
+    fitting = Counter((one.host, one.device == "cpu") for one in fits if one.fits)
+    return any(on_cpus or count >= tp for (_, on_cpus), count in fitting.items())
 
 
 def most_kv_tokens(ranks: Sequence[RankNeed], free: int) -> int:

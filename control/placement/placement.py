@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from control.engines import OWN
 from control.messages import Assignment, ModelSpec
-from control.placement.need import ModelNeed
+from control.placement.need import ModelNeed, RankNeed
 from control.sizes import in_words
+
+GPU_SHARE = 0.9
+"""KV memory's part of what an accelerator has left beside a model: the need there is an estimate, and memory gets
+fragmented."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,11 @@ class Host:
     drained: bool = False
     memory: int | None = None
     """Bytes that CPU ranks may have together; None where it does not tell, as one of an older version."""
+    dedicated: bool = False
+    """True if that memory is for ranks alone. Otherwise it is all that the machine has, for other programs too."""
+    device_memory: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes that the ranks on each accelerator may have together; one whose memory is not planned is absent, and has
+    one rank at most."""
     engines: tuple[str, ...] = ()
     """External engines that it offers."""
 
@@ -51,11 +60,13 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Unplaceable:
-    """The living hosts don't have the devices; `why` names what is asked for and what there is."""
+    """The living hosts don't have the devices; `why` names what is asked for and what there is. `waits`: others give
+    back the memory that it needs."""
 
     model: str
     replica: str
     why: str
+    waits: bool = False
 
 
 Action = Assign | Withdraw | Unplaceable
@@ -89,43 +100,126 @@ def bytes_of(assignment: Assignment, needs: Needs) -> int:
     return sum(by_rank.get(rank, 0) for rank, device in parts if device == "cpu")
 
 
+class Sizes:
+    """The bytes that each rank of a replica takes with so many KV tokens, by the device that it is on."""
+
+    def __init__(self, need: ModelNeed | None, tokens: int) -> None:
+        """`need`: None where it is not known."""
+        self.need, self.tokens = need, tokens
+
+    def of(self, rank: int, device: str) -> int | None:
+        """None where it is not known."""
+        need = None if self.need is None else self.need.rank_on(rank, device)
+        return None if need is None else need.least + self.tokens * need.bytes_per_token
+
+    def on_cpus(self, ranks: Mapping[int, str]) -> int:
+        """Of those of these ranks that are on CPUs; 0 where it is not known."""
+        return sum(self.of(rank, device) or 0 for rank, device in ranks.items() if device == "cpu")
+
+
 class Room:
     """The capacity that is left while a plan is made: `free` accelerators, `left` bytes and a count of replicas, by
-    host id. A host that tells no memory has no entry in `left`, and is never full."""
+    host id. A host that tells no memory has no entry in `left`, and is never full. `left_on` has the bytes that are
+    left on accelerators whose memory is planned, by host id and device."""
 
     def __init__(self, hosts: Iterable[Host], needs: Needs | None = None) -> None:
         self.needs: Needs = needs or {}
         self.hosts = [host for host in hosts if not host.drained]
         self.free = {host.id: list(host.devices) for host in self.hosts}
         self.left = {host.id: host.memory for host in self.hosts if host.memory is not None}
+        self.left_on = {(host.id, device): size for host in self.hosts for device, size in host.device_memory.items()}
+        self.shared = {host.id for host in self.hosts if not host.dedicated}
+        """Hosts of which a half of what is left stays free."""
         self.crowd: Counter[str] = Counter()
         self.pending: Counter[str] = Counter()
         """By model, the bytes that its replicas without a place need at least. No share of KV memory takes them."""
+        self._taken: list[tuple[str, Assignment]] = []
 
     def take(self, host_id: str, assignment: Assignment) -> None:
         """One more replica, or a part of one, is on the host."""
+        self._taken.append((host_id, assignment))
         self.crowd[host_id] += 1
         if host_id in self.free:
             self.free[host_id] = [device for device in self.free[host_id] if device not in assignment.devices]
         if host_id in self.left:
             self.left[host_id] -= bytes_of(assignment, self.needs)
+        sizes = assignment.device_memory or [0] * len(assignment.devices)
+        for device, size in zip(assignment.devices, sizes, strict=True):
+            if (host_id, device) in self.left_on:  # a rank of which nothing is known may have it all
+                self.left_on[host_id, device] = max(0, self.left_on[host_id, device] - size) if size else 0
 
     def without(self, parts: Parts) -> Room:
         """The capacity without the replica of these `parts`."""
         room = Room(self.hosts, self.needs)
         room.pending = self.pending.copy()
-        room.crowd = self.crowd - Counter(parts.keys())
-        for host in self.hosts:
-            held = parts[host.id].devices if host.id in parts else []
-            room.free[host.id] = [one for one in host.devices if one in self.free[host.id] or one in held]
-            if host.id in self.left:
-                given_back = bytes_of(parts[host.id], self.needs) if host.id in parts else 0
-                room.left[host.id] = self.left[host.id] + given_back
+        for host_id, assignment in self._taken:
+            part = parts.get(host_id)
+            if part is None or (part.spec.name, part.replica) != (assignment.spec.name, assignment.replica):
+                room.take(host_id, assignment)
         return room
+
+    def replace(self, host_id: str, old: Assignment | None, assignment: Assignment) -> None:
+        """As `take`, in place of what the host had of the replica."""
+        if old is None:
+            self.take(host_id, assignment)
+            return
+        other = self.without({host_id: old})
+        other.take(host_id, assignment)
+        self._taken = other._taken
+        self.free, self.left, self.left_on, self.crowd = other.free, other.left, other.left_on, other.crowd
 
     def holds(self, host_id: str, size: int) -> bool:
         """True if so many bytes of the host's memory are left."""
         return size <= 0 or size <= self.left.get(host_id, size)
+
+    def devices_for(self, spec: ModelSpec, host: Host, ranks: Iterable[int], sizes: Sizes) -> dict[int, str] | None:
+        """A device of the host for each of these ranks, or None where it has not so many with enough memory.
+
+        Ranks for which the specification names devices get exactly these. The others get accelerators where the host
+        has any, the CPU only where it has none: a missing GPU is never replaced silently. An accelerator that nobody
+        has goes before one on which other ranks leave enough memory.
+        """
+        chosen: dict[int, str] = {}
+        for rank in ranks:
+            device = self._device_for(spec, host, rank, sizes, chosen)
+            if device is None:
+                return None
+            chosen[rank] = device
+        return chosen
+
+    def _device_for(
+        self, spec: ModelSpec, host: Host, rank: int, sizes: Sizes, chosen: Mapping[int, str]
+    ) -> str | None:
+        if not host.devices and not spec.devices:
+            return "cpu"
+        named = [spec.devices[rank]] if spec.devices else [one for one in host.devices if one not in chosen.values()]
+        if named == ["cpu"]:
+            return "cpu"
+        fitting = [device for device in named if self._holds_on(host.id, device, sizes.of(rank, device))]
+        free = [device for device in fitting if device in self.free[host.id] and device not in chosen.values()]
+        shared = [one for one in fitting if (host.id, one) in self.left_on and one not in chosen.values()]
+        return next(iter(free or sorted(shared, key=lambda one: -self.left_on[host.id, one])), None)
+
+    def _holds_on(self, host_id: str, device: str, size: int | None) -> bool:
+        """True if an accelerator has so many bytes left, or nobody has it where either is not known."""
+        left = self.left_on.get((host_id, device))
+        if left is None or size is None:
+            return device in self.free[host_id]
+        return size <= left
+
+    def share(self, host_id: str, each: int, least: int) -> int:
+        """The KV tokens that a replica may have on a host of which it takes `least` bytes without any, and `each` for
+        one: what is left beside all that is still to be placed, or a half of it where other programs have the memory
+        too."""
+        left = self.left[host_id] - self.pending.total() - least
+        return left // (each * (2 if host_id in self.shared else 1))
+
+    def share_on(self, host_id: str, device: str, need: RankNeed, chosen: Iterable[str]) -> int:
+        """The KV tokens that a rank may have on an accelerator: most of what is left, as its need is an estimate. Where
+        other models wait, and no accelerator but those `chosen` for this one is free, their part stays."""
+        waiting = 0 if set(self.free[host_id]).difference(chosen) else self.pending.total()
+        left = int(GPU_SHARE * (self.left_on[host_id, device] - need.least - waiting))
+        return left // need.bytes_per_token
 
     def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], wanted: Wanted) -> None:
         """Keep memory for what is still to be placed; `replicas` counts those that each model has. Models that sleep
@@ -171,13 +265,15 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     missing = [rank for rank in range(spec.tp) if rank not in there]
     if not missing:
         return []
-    sizes = _least(spec, parts, room)
+    sizes = least_sizes(spec, parts, room)
     chosen = None if parts or spec.spread else _one_host(spec, room, sizes)
     if spec.engine == OWN:  # an external engine is one process on one host
         chosen = chosen or _several_hosts(spec, missing, parts, room, sizes)
     if chosen is None:
         return [_unplaceable(spec, replica, room, sizes)]
-    kv_tokens, sizes = _with_share(spec, chosen, parts, room, sizes)
+    room.pending[spec.name] = max(0, room.pending[spec.name] - sum(_on_cpus(sizes, spec.tp)))
+    kv_tokens = _share(spec, chosen, parts, room)
+    sizes = Sizes(sizes.need, spec.kv_tokens or kv_tokens or sizes.tokens)
     actions: list[Action] = []
     for host_id, rank_devices in chosen.items():
         part = parts.get(host_id)
@@ -188,14 +284,36 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
             replica=replica,
             ranks=ranks,
             devices=[devices[rank] for rank in ranks],
-            memory=[sizes[rank] if devices[rank] == "cpu" else 0 for rank in ranks] if sizes else [],
+            memory=_memory(sizes, devices),
+            device_memory=_device_memory(sizes, devices, room, host_id),
             kv_tokens=kv_tokens,
+            kv_target=next((one.kv_target for one in parts.values()), None),
         )
-        if part is not None and host_id in room.left:
-            room.left[host_id] += bytes_of(part, room.needs)
-        room.take(host_id, assignment)
+        room.replace(host_id, part, assignment)
         actions.append(Assign(host_id, assignment))
     return actions
+
+
+def _memory(sizes: Sizes, devices: Mapping[int, str]) -> list[int]:
+    """The bytes of each rank of its host's memory, in their order; empty where they are not known."""
+    if sizes.need is None:
+        return []
+    return [(sizes.of(rank, "cpu") or 0) if devices[rank] == "cpu" else 0 for rank in sorted(devices)]
+
+
+def _device_memory(sizes: Sizes, devices: Mapping[int, str], room: Room, host_id: str) -> list[int]:
+    """The bytes of each rank of its accelerator's memory; empty where none is planned."""
+    if not any((host_id, device) in room.left_on for device in devices.values()):
+        return []
+    return [
+        (sizes.of(rank, devices[rank]) or 0) if (host_id, devices[rank]) in room.left_on else 0
+        for rank in sorted(devices)
+    ]
+
+
+def _on_cpus(sizes: Sizes, tp: int) -> list[int]:
+    """The bytes of all ranks if they were on CPUs; empty where they are not known."""
+    return [] if sizes.need is None else [sizes.of(rank, "cpu") or 0 for rank in range(tp)]
 
 
 def with_memory(parts: Parts, room: Room) -> Parts:
@@ -208,21 +326,25 @@ def with_memory(parts: Parts, room: Room) -> Parts:
     kv_tokens = next((part.kv_tokens for part in parts.values() if part.kv_tokens is not None), None)
     if spec.kv_tokens is None and kv_tokens is None and any("cpu" in part.devices for part in parts.values()):
         kv_tokens = _share_of(parts, need, room)
-    sizes = need.bytes_with(spec.kv_tokens or kv_tokens or need.least_tokens)
+    sizes = Sizes(need, spec.kv_tokens or kv_tokens or need.least_tokens)
     changed: Parts = {}
     for host_id, part in parts.items():
         if host_id not in room.left or part.memory:
             continue
-        devices = zip(part.ranks, part.devices, strict=True)
-        memory = [sizes[rank] if device == "cpu" else 0 for rank, device in devices]
-        changed[host_id] = msgspec.structs.replace(part, memory=memory, kv_tokens=kv_tokens)
-        room.left[host_id] += bytes_of(part, room.needs) - bytes_of(changed[host_id], room.needs)
+        devices = dict(zip(part.ranks, part.devices, strict=True))
+        is_counted = spec.kv_tokens is not None or kv_tokens is not None
+        changed[host_id] = msgspec.structs.replace(
+            part,
+            memory=_memory(sizes, devices),
+            device_memory=_device_memory(sizes, devices, room, host_id) if is_counted else [],
+            kv_tokens=kv_tokens,
+        )
+        room.replace(host_id, part, changed[host_id])
     return changed
 
 
 def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
-    """KV tokens for a replica that has its places: half of what the hosts of all its ranks have left, as of a new
-    one."""
+    """KV tokens for a replica that has its places: of what the hosts of all its ranks have left, as of a new one."""
     shares = [need.least_tokens] if sum(len(part.ranks) for part in parts.values()) < len(need.ranks) else []
     for host_id, part in parts.items():
         ranks = [need.ranks[rank] for rank, device in zip(part.ranks, part.devices, strict=True) if device == "cpu"]
@@ -230,60 +352,50 @@ def _share_of(parts: Parts, need: ModelNeed, room: Room) -> int:
         if host_id not in room.left or not each:
             shares.append(need.least_tokens)
             continue
-        left = room.left[host_id] + bytes_of(part, room.needs) - room.pending.total()
-        shares.append((left - sum(rank.least for rank in ranks)) // (2 * each))
+        least = sum(rank.least for rank in ranks) - bytes_of(part, room.needs)  # beside what it has by now
+        shares.append(room.share(host_id, each, least))
     return max(need.least_tokens, min(shares))
 
 
-def _least(spec: ModelSpec, parts: Parts, room: Room) -> list[int]:
-    """The bytes of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
-    already; empty where its need is not known."""
+def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
+    """Of each rank of a replica with the fewest KV tokens that it may have, or with those that its ranks have
+    already."""
     need = room.need_of(spec)
-    if need is None:
-        return []
     held = next((part.kv_tokens for part in parts.values()), None)
-    return need.bytes_with(spec.kv_tokens or held or need.least_tokens)
+    return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens)
 
 
-def _with_share(
-    spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: list[int]
-) -> tuple[int | None, list[int]]:
-    """The KV tokens of a replica whose specification names none, and the bytes of its ranks with them: half of what its
-    hosts have left beside the least of all that is still to be placed, and the other half is for models to come."""
+def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room) -> int | None:
+    """The KV tokens of a replica whose specification names none; None where its ranks are to find out."""
     need = room.need_of(spec)
-    room.pending[spec.name] = max(0, room.pending[spec.name] - sum(sizes))
-    reserved = room.pending.total()
     if parts:
-        return next(part.kv_tokens for part in parts.values()), sizes
+        return next(part.kv_tokens for part in parts.values())
     if need is None or spec.kv_tokens is not None:
-        return None, sizes
+        return None
     shares = list[int]()
     for host_id, devices in chosen.items():
         on_cpu = [need.ranks[rank] for rank, device in devices.items() if device == "cpu"]
         each = sum(rank.bytes_per_token for rank in on_cpu)
         if host_id in room.left and each:
-            left = room.left[host_id] - reserved - sum(rank.least for rank in on_cpu)
-            shares.append(left // (2 * each))
-    if not shares:
-        return None, sizes
-    tokens = max(need.least_tokens, min(shares))
-    return tokens, need.bytes_with(tokens)
+            shares.append(room.share(host_id, each, sum(rank.least for rank in on_cpu)))
+        for rank, device in devices.items():
+            known = need.rank_on(rank, device)
+            if (host_id, device) in room.left_on and known is not None and known.bytes_per_token:
+                shares.append(room.share_on(host_id, device, known, devices.values()))
+    return max(need.least_tokens, min(shares)) if shares else None
 
 
-def _one_host(spec: ModelSpec, room: Room, sizes: list[int]) -> dict[str, dict[int, str]] | None:
+def _one_host(spec: ModelSpec, room: Room, sizes: Sizes) -> dict[str, dict[int, str]] | None:
     """All ranks with their devices on the host with the fewest replicas among those that have devices and memory."""
     for host in room.emptiest():
-        devices = choose_devices(spec, host, room.free[host.id])
-        if devices is None:
-            continue
-        needed = sum(size for size, device in zip(sizes, devices, strict=False) if device == "cpu")
-        if room.holds(host.id, needed):
-            return {host.id: dict(enumerate(devices))}
+        devices = room.devices_for(spec, host, range(spec.tp), sizes)
+        if devices is not None and room.holds(host.id, sizes.on_cpus(devices)):
+            return {host.id: devices}
     return None
 
 
 def _several_hosts(
-    spec: ModelSpec, missing: list[int], parts: Parts, room: Room, sizes: list[int]
+    spec: ModelSpec, missing: list[int], parts: Parts, room: Room, sizes: Sizes
 ) -> dict[str, dict[int, str]] | None:
     """The missing ranks over as few hosts as have the devices and the memory, or as evenly as they allow where the spec
     wants that.
@@ -292,40 +404,26 @@ def _several_hosts(
     """
     kinds = {device.partition(":")[0] for part in parts.values() for device in part.devices}
     accelerated = kinds != {"cpu"} if kinds else any(host.devices for host in room.hosts)
-    hosts = [host.id for host in room.for_parts(parts) if spec.devices or bool(host.devices) == accelerated]
-    free = {host_id: list(room.free[host_id]) for host_id in hosts}
-    taken: Counter[str] = Counter()
-    chosen: dict[str, dict[int, str]] = {host_id: {} for host_id in hosts}
+    hosts = [host for host in room.for_parts(parts) if spec.devices or bool(host.devices) == accelerated]
+    chosen: dict[str, dict[int, str]] = {host.id: {} for host in hosts}
     left = list(missing)
     even = -(-spec.tp // len(hosts)) if spec.spread and hosts else spec.tp
     for most in (even, spec.tp):
-        for host_id in hosts:
-            have = len(parts[host_id].ranks) if host_id in parts else 0
+        for host in hosts:
+            have = len(parts[host.id].ranks) if host.id in parts else 0
             for rank in list(left):
-                device = _device(spec, rank, free[host_id], accelerated)
-                size = sizes[rank] if sizes and device == "cpu" else 0
+                devices = room.devices_for(spec, host, [*chosen[host.id], rank], sizes)
                 if (
-                    device is not None
-                    and have + len(chosen[host_id]) < most
-                    and room.holds(host_id, taken[host_id] + size)
+                    devices is not None
+                    and have + len(chosen[host.id]) < most
+                    and room.holds(host.id, sizes.on_cpus(devices))
                 ):
-                    chosen[host_id][rank] = device
-                    taken[host_id] += size
-                    free[host_id] = [other for other in free[host_id] if other != device]
+                    chosen[host.id] = devices
                     left.remove(rank)
     return None if left else {host_id: rank_devices for host_id, rank_devices in chosen.items() if rank_devices}
 
 
-def _device(spec: ModelSpec, rank: int, free: list[str], accelerated: bool) -> str | None:
-    """The devices among `free` for the ranks of the spec, or None."""
-    if spec.devices:
-        return spec.devices[rank] if spec.devices[rank] in ("cpu", *free) else None
-    if not accelerated:
-        return "cpu"
-    return free[0] if free else None
-
-
-def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: list[int]) -> Unplaceable:
+def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unplaceable:
     if spec.engine != OWN and not any(spec.engine in host.engines for host in room.hosts):
         why = (
             f"no living host offers the engine {spec.engine}. Start a worker with --engine-command "
@@ -333,19 +431,40 @@ def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: list[int]) ->
             "its program on the worker's PATH"
         )
         return Unplaceable(spec.name, replica, why)
-    if sizes and any(choose_devices(spec, host, room.free[host.id]) is not None for host in room.hosts):
-        ranks = f"its {spec.tp} ranks need" if spec.tp > 1 else "it needs"
-        has = [f"{host.id} has {in_words(max(0, room.left[host.id]))}" for host in room.hosts if host.id in room.left]
-        why = (
-            f"{ranks} {in_words(sum(sizes))} of memory; {'; '.join(has)} left. `furrow models plan` shows what fits: "
-            "--quant, fewer --kv-tokens, or more hosts"
-        )
-        return Unplaceable(spec.name, replica, why)
+    ranks = f"its {spec.tp} ranks need" if spec.tp > 1 else "it needs"
+    remedy = "`furrow models plan` shows what fits: --quant, fewer --kv-tokens, or more hosts"
+    if on_cpus := _on_cpus(sizes, spec.tp):
+        on_gpus = [_left_on(spec, host, room, sizes) for host in room.hosts]
+        if there := [text for text in on_gpus if text]:
+            largest = max(sizes.of(rank, "cuda") or 0 for rank in range(spec.tp))
+            each = " each" if spec.tp > 1 else ""
+            why = f"{ranks} {in_words(largest)} of a GPU's memory{each}; {'; '.join(there)} left. {remedy}"
+            return Unplaceable(spec.name, replica, why)
+        if any(choose_devices(spec, host, room.free[host.id]) is not None for host in room.hosts):
+            has = [
+                f"{host.id} has {in_words(max(0, room.left[host.id]))}" for host in room.hosts if host.id in room.left
+            ]
+            why = f"{ranks} {in_words(sum(on_cpus))} of memory; {'; '.join(has)} left. {remedy}"
+            return Unplaceable(spec.name, replica, why)
     needed = ", ".join(spec.devices) or f"{spec.tp} devices of one kind"
     has = [f"{host.id} has {', '.join(room.free[host.id]) or 'cpu only'}" for host in room.hosts]
     there = "; ".join(has) or "no host is alive"
     return Unplaceable(
         spec.name, replica, f"asked for {needed}; {there}. Start a worker that has them, or change --devices"
+    )
+
+
+def _left_on(spec: ModelSpec, host: Host, room: Room, sizes: Sizes) -> str:
+    """What the accelerators of a host have left on which ranks might be; empty where it is not known, or where the
+    number of devices is too small."""
+    names = [device for device in host.devices if (host.id, device) in room.left_on and sizes.of(0, device) is not None]
+    names = [device for device in names if not spec.devices or device in spec.devices]
+    if len(names) < len(set(spec.devices) - {"cpu"} if spec.devices else range(spec.tp)):
+        return ""
+    return (
+        f"{host.id} has {', '.join(f'{in_words(room.left_on[host.id, one])} on {one}' for one in names)}"
+        if names
+        else ""
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from control.messages import Assignment, ModelSpec
 from control.placement.placement import Assign, Host, Needs, Room, Unplaceable, Wanted, Withdraw, bytes_of, place
-from control.placement.rollout import Place, free_names, plan
+from control.placement.rollout import Place, free_names, is_giving_back, plan
 
 Held = dict[str, list[Assignment]]
 """Assignments by host id."""
@@ -62,8 +62,8 @@ def next_move(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Need
 
 
 def is_settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> bool:
-    """True if no replica leaves, and the planner has nothing to do."""
-    if any(one.withdrawn for own in held.values() for one in own):
+    """True if no replica leaves or gives memory back, and the planner has nothing to do."""
+    if any(one.withdrawn for own in held.values() for one in own) or is_giving_back(held):
         return False
     actions = plan(specs, hosts, held, _all_places(held), needs=needs, wanted=wanted)
     return all(isinstance(one, Unplaceable) for one in actions)

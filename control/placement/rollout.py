@@ -6,13 +6,14 @@ rolled out replica by replica: the new one serves before an old one is asked to 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from control.messages import Assignment, ModelSpec
+from control.placement.give_back import Asking, Uses, given_back
 from control.placement.placement import (
     Action,
     Assign,
@@ -100,6 +101,7 @@ def plan(
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
     wanted: Wanted | None = None,
+    uses: Uses | None = None,
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
 
@@ -108,10 +110,14 @@ def plan(
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
     to go. `needs` has what is known of the memory of models: no host is given more CPU ranks than its memory holds.
-    `wanted` has the replicas of models on demand.
+    `wanted` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for and taken
+    back where a replica has no place.
     """
     wanted = wanted or {}
+    smaller = given_back(held, needs or {}, uses or {})
+    held = _with(held, smaller)
     actions, replicas = _standing(hosts, held, unattended)
+    actions = [*smaller, *actions]
     room = _room(hosts, held, needs)
     actions += [
         Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
@@ -125,7 +131,60 @@ def plan(
         else:
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
             actions += Rollout(spec, wanted_of(spec, wanted), mine, room, _drained(hosts), *states).actions()
-    return actions
+    return _asking(actions, specs, held, replicas, _room(hosts, _after(held, actions), needs), uses or {})
+
+
+def is_giving_back(held: Mapping[str, Sequence[Assignment]]) -> bool:
+    """True while a replica has KV memory that it was asked to give back."""
+    return any(one.kv_target is not None for assignments in held.values() for one in assignments)
+
+
+def _with(held: dict[str, list[Assignment]], assigned: Iterable[Assign]) -> dict[str, list[Assignment]]:
+    """The assignments once these are made."""
+    changed = {host_id: list(assignments) for host_id, assignments in held.items()}
+    for action in assigned:
+        place = action.assignment.spec.name, action.assignment.replica
+        others = [one for one in changed.get(action.host, []) if (one.spec.name, one.replica) != place]
+        changed[action.host] = [*others, action.assignment]
+    return changed
+
+
+def _after(held: dict[str, list[Assignment]], actions: list[Action]) -> dict[str, list[Assignment]]:
+    """The assignments once the actions are carried out; what is withdrawn leaves."""
+    changed = _with(held, (one for one in actions if isinstance(one, Assign)))
+    leaving = {(one.host, one.model, one.replica) for one in actions if isinstance(one, Withdraw)}
+    return {
+        host_id: [
+            msgspec.structs.replace(one, withdrawn=True) if (host_id, one.spec.name, one.replica) in leaving else one
+            for one in assignments
+        ]
+        for host_id, assignments in changed.items()
+    }
+
+
+def _asking(
+    actions: list[Action],
+    specs: list[ModelSpec],
+    held: dict[str, list[Assignment]],
+    replicas: dict[str, dict[str, Replica]],
+    room: Room,
+    uses: Uses,
+) -> list[Action]:
+    """The actions with what is asked of others for replicas that have no place."""
+    by_name = {spec.name: spec for spec in specs}
+    if not any(isinstance(one, Unplaceable) for one in actions):
+        return actions
+    asking = Asking(_after(held, actions), room, uses)
+    rest: list[Action] = []
+    for action in actions:
+        if isinstance(action, Unplaceable):
+            replica = replicas.get(action.model, {}).get(action.replica)
+            if asking.ask(by_name[action.model], replica.parts if replica is not None else {}):
+                why = f"waits for KV memory that {', '.join(asking.lenders)} gives back"
+                rest.append(Unplaceable(action.model, action.replica, why, waits=True))
+                continue
+        rest.append(action)
+    return [*rest, *asking.actions()]
 
 
 def _standing(

@@ -15,7 +15,7 @@ from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.placement import farm
-from control.placement.need import HostFit, RankNeed, fits_on, most_kv_tokens
+from control.placement.need import DeviceRoom, HostFit, ModelNeed, RankNeed, fits_on, is_enough, most_kv_tokens
 from control.sizes import in_words
 from ops.cli.options import model_options
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
@@ -31,12 +31,14 @@ HERE = "this host"
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`ranks` are those of one replica, `remedies` what would make it fit where no host has the memory."""
+    """`ranks` are those of one replica on CPUs or on the devices that are named, `gpu_ranks` on GPUs; `remedies` what
+    would make it fit where no host has the memory."""
 
     model: str
     tp: int
     kv_tokens: int
     ranks: list[RankNeed]
+    gpu_ranks: list[RankNeed] = []
     hosts: list[HostFit]
     remedies: list[str]
 
@@ -50,73 +52,99 @@ def plan(model: str, redis_url: str | None, as_json: bool, **options: Any) -> No
     """Print what memory MODEL needs, and which hosts have it.
 
     The need follows from the headers of the model's files, on this host or on the hub; nothing is downloaded whole or
-    loaded. Without --redis the memory
-    is that which this host has free, else that of each host of the farm. Ranks on CPUs are counted. Status 1 where no
+    loaded. Without --redis the memory is that which this host has free, else that of each host of the farm. On hosts
+    with GPUs each rank needs one of them, unless --devices says otherwise; their needs are estimates. Status 1 where no
     host has enough.
     """
     spec = build_spec(model, demo=MODEL_DIR, **options)
-    if any(device != "cpu" for device in spec.devices):
-        raise SettingsError("the memory of GPUs is not planned: leave --devices out for the plan of ranks on CPUs")
     memory_plan = make_plan(spec, free_memory(redis_url))
     if as_json:
         echo_json(memory_plan)
     else:
         _print(memory_plan)
-    if not any(one.fits for one in memory_plan.hosts):
+    if not is_enough(memory_plan.hosts, memory_plan.tp):
         raise SystemExit(1)
 
 
-def free_memory(redis_url: str | None) -> list[tuple[str, int]]:
-    """Hosts with the bytes that their ranks may still take: this one, or those of the farm that is named."""
+def free_memory(redis_url: str | None) -> list[DeviceRoom]:
+    """What ranks may still take: of this host, or of those of the farm that is named."""
     if redis_url is None:
         from control.host_memory import available
+        from worker.agent.devices import device_memory
 
-        return [(HERE, available())]
+        gpus = [DeviceRoom(HERE, space.free, device) for device, space in device_memory().items()]
+        return [DeviceRoom(HERE, available()), *gpus]
     free = farm.free_memory(connect_to_farm(redis_url))
     if not free:
         raise SettingsError("no worker is alive: run `furrow worker` on a host, or leave --redis out")
-    return sorted(free.items())
+    return free
 
 
-def make_plan(spec: ModelSpec, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
+def make_plan(spec: ModelSpec, rooms: Sequence[DeviceRoom]) -> MemoryPlan:
     """Of a repository that is not on this host the headers are read from the hub. Raises what a load raises for a
     model's files, and HubUnreachable."""
     from worker.repository import remote_headers, source
 
     place = source.on_this_host(spec.source, spec.gguf)
     if place is not None:
-        return _plan_of(spec, place, hosts)
+        return _plan_of(spec, place, rooms)
     with TemporaryDirectory(prefix="furrow-headers-") as folder:
-        return _plan_of(spec, remote_headers.headers_of(spec.source, Path(folder), spec.gguf), hosts)
+        return _plan_of(spec, remote_headers.headers_of(spec.source, Path(folder), spec.gguf), rooms)
 
 
-def _plan_of(spec: ModelSpec, place: Path, hosts: Sequence[tuple[str, int]]) -> MemoryPlan:
+def _plan_of(spec: ModelSpec, place: Path, rooms: Sequence[DeviceRoom]) -> MemoryPlan:
     from worker.repository import validation
 
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
-    ranks = needs_of(spec, files)
-    fits = fits_on(ranks, hosts)
+    need = need_of(spec, files)
+    fits = fits_on(need, spec.devices, rooms)
     return MemoryPlan(
         model=spec.name,
         tp=spec.tp,
-        kv_tokens=ranks[0].kv_tokens,
-        ranks=ranks,
+        kv_tokens=need.ranks[0].kv_tokens,
+        ranks=need.ranks,
+        gpu_ranks=need.gpu_ranks if any(one.device != "cpu" for one in fits) else [],
         hosts=fits,
-        remedies=[] if any(one.fits for one in fits) else _remedies(spec, files, ranks, [free for _, free in hosts]),
+        remedies=[] if is_enough(fits, spec.tp) else _remedies(spec, files, need, fits),
     )
 
 
-def needs_of(spec: ModelSpec, files: ModelFiles) -> list[RankNeed]:
+def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     """The need of each rank of a replica."""
     from worker.agent.needs import need_of
 
+    return need_of(spec, files)
+
+
+def needs_of(spec: ModelSpec, files: ModelFiles) -> list[RankNeed]:
+    """The need of each rank of a replica on CPUs, or on the devices that are named."""
     return need_of(spec, files).ranks
 
 
-def _remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: Sequence[int]) -> list[str]:
+def _remedies(spec: ModelSpec, files: ModelFiles, need: ModelNeed, fits: Sequence[HostFit]) -> list[str]:
     """Changes of the specification, one at a time or a quantization with fewer KV tokens, with which one host has
     enough; and the ranks on several hosts."""
+    on_cpus = [one.has for one in fits if one.device == "cpu"]
+    remedies = _gpu_remedies(spec, need, [one for one in fits if one.device != "cpu"])
+    if on_cpus:
+        remedies += _cpu_remedies(spec, files, need.ranks, on_cpus)
+    return list(dict.fromkeys(remedies))
+
+
+def _gpu_remedies(spec: ModelSpec, need: ModelNeed, fits: Sequence[HostFit]) -> list[str]:
+    """Fewer KV tokens with which each rank has its GPU on one host."""
+    has: dict[str, list[int]] = {}
+    for one in fits:
+        has.setdefault(one.host, []).append(one.has)
+    least = [sorted(own, reverse=True)[spec.tp - 1] for own in has.values() if len(own) >= spec.tp]
+    if not least or not need.gpu_ranks:
+        return []
+    fewer = min(most_kv_tokens([rank], max(least)) for rank in need.gpu_ranks)
+    return [f"--kv-tokens {fewer}"] if fewer >= LEAST_KV_TOKENS else []
+
+
+def _cpu_remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: Sequence[int]) -> list[str]:
     largest = max(free)
     remedies = list[str]()
     fewer = _most_kv_tokens(spec, files, ranks, largest)
@@ -184,23 +212,31 @@ def _split(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str | Non
 
 
 def _print(made: MemoryPlan) -> None:
-    first = made.ranks[0]
-    about = "" if first.exact else "about "
-    tokens = f" for {made.kv_tokens:,} tokens" if first.kv else ""
-    parts = (
-        f"weights {about}{in_words(first.weights)}",
-        f"KV memory {in_words(first.kv)}{tokens}",
-        f"a step {in_words(first.step)}",
-        f"the process {in_words(first.process)}",
-    )
-    whose = "it" if made.tp == 1 else f"each of its {made.tp} ranks"
-    echo_line(f"{made.model}: {whose} needs {about}{in_words(first.total)}: {', '.join(parts)}.")
+    on_cpus = any(one.device == "cpu" for one in made.hosts) or not made.gpu_ranks
+    if on_cpus:
+        _print_need(made, made.ranks[0], "" if not made.gpu_ranks else " on CPUs")
+    if made.gpu_ranks:
+        _print_need(made, made.gpu_ranks[0], " on a GPU")
     rows = [("HOST", "NEEDS", "HAS", "")]
     for one in made.hosts:
         verdict = "fits" if one.fits else f"{in_words(one.needs - one.has)} too little"
-        rows.append((one.host, in_words(one.needs), in_words(one.has), verdict))
+        name = one.host if one.device == "cpu" else f"{one.host} {one.device}"
+        rows.append((name, in_words(one.needs), in_words(one.has), verdict))
     echo_table(rows)
     for remedy in made.remedies:
         echo_line(f"It fits with {remedy}.")
-    if not made.remedies and not any(one.fits for one in made.hosts):
+    if not made.remedies and not is_enough(made.hosts, made.tp):
         echo_line("Neither fewer KV tokens nor a quantization nor the ranks on several of these hosts make it fit.")
+
+
+def _print_need(made: MemoryPlan, rank: RankNeed, where: str) -> None:
+    about = "" if rank.exact else "about "
+    tokens = f" for {made.kv_tokens:,} tokens" if rank.kv else ""
+    parts = (
+        f"weights {about}{in_words(rank.weights)}",
+        f"KV memory {in_words(rank.kv)}{tokens}",
+        f"a step {in_words(rank.step)}",
+        f"the process {in_words(rank.process)}",
+    )
+    whose = "it" if made.tp == 1 else f"each of its {made.tp} ranks"
+    echo_line(f"{made.model}: {whose} needs {about}{in_words(rank.total)}{where}: {', '.join(parts)}.")

@@ -57,9 +57,10 @@ def _make(client: SyncRedis, quiet: bool) -> list[Move]:
         move = operation.next_move(state)
         if move is None:
             break
+        if not operation.begin(client, move, state):
+            continue  # what the move follows from was changed meanwhile
         if not quiet:
             echo_line(_in_words(move))
-        operation.begin(client, move)
         while not operation.is_over(client, move):
             time.sleep(TICK_S)
         made.append(move)

@@ -10,12 +10,13 @@ import pytest
 from api.background.orphans import OrphanReaper
 from control import constants, keys, requests
 from control.messages import ModelSpec
-from control.placement.farm import hold_placement
+from control.placement.farm import claim_placement, hold_placement, release_placement
 from control.placement.farm_view import read_farm_view
 from control.records import catalog
 from control.redis import connection
 from control.replicas import health
 from tests.contract.conftest import Farm
+from tests.waiting import until
 from worker.agent.host_view import read_host
 
 
@@ -35,6 +36,19 @@ def test_one_agent_holds_the_placement_lock(farm: Farm) -> None:
     assert farm.run(hold_placement("one")) and farm.client.pttl(keys.PLACEMENT_LOCK) > constants.HEARTBEAT_MS / 2
     farm.client.delete(keys.PLACEMENT_LOCK)  # as it lapses
     assert farm.run(hold_placement("two")) and not farm.run(hold_placement("one"))
+
+
+def test_the_placement_lock_is_handed_over_between_turns(farm: Farm) -> None:
+    """To the first process that waits for it, when its holder asks for it again; a wait prolongs nothing."""
+    assert farm.run(hold_placement("one"))
+    farm.client.pexpire(keys.PLACEMENT_LOCK, 900)
+    assert not farm.run(claim_placement("move")) and not farm.run(claim_placement("another move"))
+    assert 0 < farm.client.pttl(keys.PLACEMENT_LOCK) <= 900
+    assert not farm.run(hold_placement("two")) and not farm.run(claim_placement("move"))
+    assert not farm.run(hold_placement("one")) and not farm.run(hold_placement("one"))
+    assert farm.run(claim_placement("move")) and not farm.run(hold_placement("two"))
+    farm.run(release_placement("move"))
+    until(lambda: farm.run(hold_placement("two")), 1.0)
 
 
 def test_overviews_are_read_by_one_process(farm: Farm) -> None:

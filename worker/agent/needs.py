@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ import structlog
 from control.engines import OWN
 from control.errors import FurrowError
 from control.messages import ModelAssets, ModelSpec
-from control.placement.need import ModelNeed
+from control.placement.need import ModelNeed, RankNeed
 from control.process import child_environment, die_with_parent, python_command
 from worker.repository import assets, source, validation
 from worker.repository.external import external_model
@@ -30,10 +31,28 @@ PATIENCE_S = 5.0
 
 
 def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
-    """Of each rank of a replica as the specification wants it, on CPUs where it names no devices. Raises as a load."""
+    """Of each rank of a replica as the specification wants it; on CPUs and on GPUs where it names no devices. Raises as
+    a load."""
+    ranks = _ranks_on(spec, files, spec.devices or ["cpu"] * spec.tp)
+    gpu_ranks = list[RankNeed]()
+    if spec.devices and "cpu" not in spec.devices:
+        gpu_ranks = ranks
+    elif not spec.devices:
+        with suppress(FurrowError, ValueError):  # what can't be served on a GPU
+            gpu_ranks = _ranks_on(spec, files, ["cuda:0"] * spec.tp)
+    context = validation.context_length(files.config)
+    return ModelNeed(
+        revision=spec.revision,
+        context=min(context, spec.max_context or context),
+        ranks=ranks,
+        gpu_ranks=gpu_ranks,
+    )
+
+
+def _ranks_on(spec: ModelSpec, files: ModelFiles, devices: list[str]) -> list[RankNeed]:
     from worker.models.need import rank_need  # only here: an agent does without its imports
 
-    ranks = [
+    return [
         rank_need(
             files,
             tp=spec.tp,
@@ -41,14 +60,12 @@ def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
             dtype=spec.dtype,
             quant=spec.quant,
             dequantize=spec.dequantize,
-            device=spec.devices[rank] if spec.devices else "cpu",
+            device=device,
             kv_tokens=spec.kv_tokens,
             max_context=spec.max_context,
         )
-        for rank in range(spec.tp)
+        for rank, device in enumerate(devices)
     ]
-    context = validation.context_length(files.config)
-    return ModelNeed(revision=spec.revision, context=min(context, spec.max_context or context), ranks=ranks)
 
 
 def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:

@@ -158,7 +158,8 @@ class OnDemand:
             return Woken()
         tenants = self._tenants([model.spec.name for model in called])
         may_evict = {model: self._may_evict(waiting, len(models)) for model, waiting in tenants.items()}
-        rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models)
+        uses = health.kv_uses(self._client, view.held, needs)
+        rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models, uses)
         woken = Turns(ready, *rooms, now).wake(may_evict)
         for name, gave_way in woken.gave_way.items():
             for tenant in tenants.get(name, ()) if gave_way else ():

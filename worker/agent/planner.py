@@ -13,7 +13,7 @@ from control.placement import farm
 from control.placement.farm_view import FarmView, read_farm_view
 from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Unplaceable, Withdraw
-from control.placement.rollout import Part, Place, is_settled, plan
+from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
@@ -59,6 +59,8 @@ class Planner:
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
         self._unplaced: set[Place] = set()
+        self._waits: dict[Place, str] = {}
+        """Of replicas that wait for others to give memory back, what was told."""
         self._stuck: set[str] = set()
         """Models of which a replica could not be placed though nothing was leaving."""
         self._rests_until = 0.0
@@ -94,10 +96,17 @@ class Planner:
             there = {one.spec.name for assignments in held.values() for one in assignments}
             awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
         known = [spec for spec in specs if spec.name not in awaited]
-        actions = plan(known, hosts, held, states["loaded"], states["failed"], unattended, needs, wanted)
+        state = (known, hosts, held, states["loaded"], states["failed"], unattended, needs, wanted)
+        uses = health.kv_uses(self._client, held, needs) if is_giving_back(held) else {}
+        actions = plan(*state, uses)
         unplaced = [one for one in actions if isinstance(one, Unplaceable)]
+        if any(not one.waits for one in unplaced) and not uses:
+            uses = health.kv_uses(self._client, held, needs)
+            actions = plan(*state, uses) if uses else actions
+            unplaced = [one for one in actions if isinstance(one, Unplaceable)]
         making_room = any(one.withdrawn for assignments in held.values() for one in assignments)
         making_room = making_room or any(isinstance(one, Withdraw) for one in actions)
+        making_room = making_room or any(one.waits for one in unplaced)
         for action in actions:
             if not (isinstance(action, Unplaceable) and action.model in wanted and making_room):
                 self._write(action, held, living, unattended)
@@ -113,7 +122,7 @@ class Planner:
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
         self._tidy(specs, held)
-        unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking
+        unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
         return unfinished or any(spec.unload for spec in specs)
 
     def _needs(self, view: FarmView) -> tuple[dict[str, ModelNeed], set[str]]:
@@ -189,6 +198,7 @@ class Planner:
 
     def _take_back(self, unplaced: set[Place]) -> None:
         """A reason why a replica can't be placed must not outlive itself."""
+        self._waits = {place: why for place, why in self._waits.items() if place in unplaced}
         for model, replica in self._unplaced - unplaced:
             health.clear_status(self._client, model, replica)
         self._unplaced = unplaced
@@ -230,6 +240,9 @@ class Planner:
                 )
                 self._forget_failure(host, assignment, held)
                 farm.assign(self._client, host, assignment)
+                place = assignment.spec.name, assignment.replica
+                others = [one for one in held.get(host, []) if (one.spec.name, one.replica) != place]
+                held[host] = [*others, assignment]  # a withdrawal of the same plan is of what it has now
             case Withdraw(host, model, replica) if host not in living and (host, model, replica) not in unattended:
                 farm.remove_assignment(self._client, host, model, replica)
             case Withdraw(host, model, replica, at_once):
@@ -239,6 +252,10 @@ class Planner:
                             "replica withdrawn", host=host, model=model, replica=replica, action="replica_withdraw"
                         )
                         farm.withdraw(self._client, host, assignment, at_once)
+            case Unplaceable(model, replica, why, waits=True):
+                if self._waits.get((model, replica)) != why:
+                    health.write_status(self._client, model, replica, "starting", why)
+                    self._waits[model, replica] = why
             case Unplaceable(model, replica, why):
                 self._unplaceable(model, replica, why)
 

@@ -194,8 +194,8 @@ class ReplicaProcesses:
     def _duty(self, rank: int, device: str) -> dict[str, str]:
         """The environment that tells a rank process what it is."""
         assignment = self.assignment
-        if assignment.kv_tokens is not None:  # what it was given of the host's memory
-            spec = msgspec.structs.replace(assignment.spec, kv_tokens=assignment.kv_tokens)
+        if assignment.kv_limit is not None:  # what it was given of the host's memory
+            spec = msgspec.structs.replace(assignment.spec, kv_tokens=assignment.kv_limit)
             assignment = msgspec.structs.replace(assignment, spec=spec)
         return {
             "FURROW_ASSIGNMENT": encode(assignment).decode(),

@@ -11,9 +11,12 @@ WHOLE_TOKENS = 65_536
 """Tokens of sequences without a cache that a leader holds at a time."""
 
 
-def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_context: int, ranks: int) -> KVStore:
+def store_for(
+    layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_context: int, ranks: int, *, at_most: bool = False
+) -> KVStore:
     """A store of `kv_tokens`, or as many as this rank's part of the free memory holds; `ranks` share a host's memory.
-    Raises ValueError if not one block fits, NotMappable where a CPU can't map that much."""
+    `at_most`: fewer on a GPU that has too little free memory for so many. Raises ValueError if not one block fits,
+    NotMappable where a CPU can't map that much."""
     if isinstance(layout, WholeLayout):
         return WholeStore(layout, kv_tokens or max(max_context, WHOLE_TOKENS))
     if not layout.device.startswith("cuda"):
@@ -23,4 +26,4 @@ def store_for(layout: CacheLayout | WholeLayout, kv_tokens: int | None, max_cont
         return slabs.SlabStore(layout, tokens)
     from worker.kv.torch.stores import paged_store  # only here: slabs are numpy's, pages are torch's
 
-    return paged_store(layout, kv_tokens, max_context)
+    return paged_store(layout, kv_tokens, max_context, at_most=at_most)

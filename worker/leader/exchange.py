@@ -294,6 +294,10 @@ class Exchange:
                 arrived.append(result)
         return arrived
 
+    def publish(self, call: Call[Any]) -> None:
+        """Write something about the replica, as soon as Redis is there."""
+        self._calls.run(call)
+
     def wait_for_work(self, block_ms: int) -> None:
         """Return when there may be a request to claim, to cancel or to end, or after `block_ms`."""
         self._calls.wait_for_work(self._bell, block_ms)

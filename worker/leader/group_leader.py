@@ -15,12 +15,13 @@ from control.messages import Assignment, ModelAssets
 from control.records import catalog
 from control.records.backend import Backend, backend_of
 from control.redis.clients import SyncRedis
-from control.redis.connection import run_every
+from control.redis.connection import run, run_every
 from control.replicas import health
 from control.replicas.lease import Lease
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import BackgroundCall, DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
+from worker.leader.kv_share import KvShare
 from worker.leader.leader import Leader
 from worker.leader.scheduled_requests import ScheduledRequests
 from worker.leader.serving import (
@@ -106,16 +107,26 @@ class GroupLeader(Leader):
         self._pooling = pooling_of(files.config)
         self._chunk_size = ChunkSize(self._limits.least_chunk)
         self._backend: Backend | None = None
+        self._share: KvShare | None = None
+        self._kv_at_most = assignment.kv_tokens is not None
+        is_chosen = assignment.kv_tokens is not None or spec.kv_tokens is None
+        if is_chosen and rank_worker.device == "cpu":  # a GPU's pages are allocated for good
+            self._share = KvShare(owner.rpartition("/")[0], spec.name, self._replica)
 
     def _serve(self, lease: Lease) -> None:
         worker = self._rank_worker
         client = self._heartbeat_client
         progress = Progress(worker, self._counters)
-        with worker.heartbeat(client, lease.model, lease.replica, lease.epoch, progress, lease) as heartbeat:
+        if self._share is not None:  # it may have fallen since this process was started
+            self._share.take(run(self._client, self._share.reading))
+        own = lease.model, lease.replica, lease.epoch
+        with worker.heartbeat(client, *own, progress, lease, self._share) as heartbeat:
             ranks = Group(self._client, self._blocking, lease, worker, progress, heartbeat.check, self._address)
             try:
                 with ranks as group:
                     kv_tokens, formation = group.form(self._load_command)
+                    if self._share is not None:
+                        kv_tokens = self._share.within(kv_tokens)
                     self._backend = self._backend_of(group)
                     self._check_deterministic()
                     self._publish(kv_tokens, formation)
@@ -157,6 +168,7 @@ class GroupLeader(Leader):
             chunk_size=self._chunk_size,
             images=images,
             signals=self.signals,
+            share=self._share,
         )
         serving = Serving(context)
         counting = BackgroundCall[bool]("recount")
@@ -190,6 +202,7 @@ class GroupLeader(Leader):
             quant=self._spec.quant,
             dequantize=self._spec.dequantize,
             kv_tokens=self._spec.kv_tokens,
+            kv_at_most=self._kv_at_most,
         )
 
     def _backend_of(self, group: Group) -> Backend | None:
@@ -210,6 +223,8 @@ class GroupLeader(Leader):
         assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
         if self._rank_worker.images is None:
             assets = msgspec.structs.replace(assets, images=None)
+        if self._share is not None:
+            self._share.assets = assets
         words = [
             *self._records(self._backend),
             catalog.put_assets(name, assets),

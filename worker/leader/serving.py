@@ -18,6 +18,7 @@ from worker.engine.images import EngineImages
 from worker.engine.step import Forward, Step
 from worker.leader.exchange import Exchange
 from worker.leader.group import Group
+from worker.leader.kv_share import KvShare
 from worker.leader.request import score_targets
 from worker.leader.request_loop import PEER_FAILED, STEP_FAILED, RequestLoop, StopSignals
 from worker.leader.scheduled_requests import ScheduledRequests
@@ -121,6 +122,8 @@ class ServingContext:
     images: EngineImages | None = None
     """Those of the leader's own rank; None where the model takes text only."""
     signals: StopSignals = field(default_factory=StopSignals)
+    share: KvShare | None = None
+    """None where the replica's KV memory stays as it is."""
 
 
 class Serving(RequestLoop):
@@ -134,8 +137,37 @@ class Serving(RequestLoop):
         self._chunk_size = context.chunk_size
         self._images = context.images
         self._scheduler = context.running.scheduler
+        self._share = context.share
+        self._lowered_in = 0
+        """The count of steps when the limit of KV memory was lowered last."""
         self.overlap_below_s = OVERLAP_BELOW_S
         self.repeat_within_s = REPEAT_WITHIN_S
+
+    def turn(self) -> None:
+        self._check()
+        self._keep_to_share()
+        super().turn()
+
+    def _keep_to_share(self) -> None:
+        """Lower the limit of KV memory where the replica's share has fallen. The limit is told once the ranks have
+        forgotten all that is above it: an idle group runs a step for that."""
+        scheduler, share = self._scheduler, self._share
+        limit = scheduler.kv_limit
+        if share is not None and share.within(limit) < limit:
+            scheduler.lower_kv_limit(share.within(limit))
+            if scheduler.kv_limit < limit:
+                self._lowered_in = scheduler.steps
+        if self._progress.kv_limit == scheduler.kv_limit:
+            return
+        is_told = scheduler.ranks_know_all or scheduler.steps > self._lowered_in
+        if not is_told and not scheduler.has_work and not self._isolation.active:
+            self._prove()
+            is_told = True
+        if is_told:
+            self._progress.kv_limit = scheduler.kv_limit
+            for call in share.publication(scheduler.kv_limit) if share is not None else ():
+                self._exchange.publish(call)
+                log.info("gave KV memory back", kv_tokens=scheduler.kv_limit, action="kv_give_back")
 
     # --- a step -----------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ PROCESS_BYTES = 48 * 2**20
 standby that it was forked from. `python -m ops.bench.engine.memory` compares it with what ranks take."""
 TORCH_BYTES = 320 * 2**20
 """What torch and transformers add to it."""
+GPU_PROCESS_BYTES = 768 * 2**20
+"""Of a GPU's memory: the context of a process, workspaces of libraries, captured graphs. Not measured."""
+GPU_STEP_BYTES = 2**30
+"""What a step works in at least on a GPU, as `worker/kv/torch/stores.py` keeps it free."""
 
 
 class _Seat(Solo):
@@ -293,11 +297,12 @@ def _of_torch(shard: Shard, positions: int, tower: int) -> RankNeed:
     inner = int(config.get("intermediate_size") or 4 * hidden)
     tokens = min(STEP_TOKENS, positions)
     step = shard.dtype.itemsize * tokens * (8 * hidden + 3 * inner) + 3 * 4 * min(STEP_ROWS, tokens) * vocabulary
+    on_gpu = shard.device.startswith("cuda")
     return RankNeed(
         weights=weights + tower,
         kv=positions * each,
-        step=step,
-        process=PROCESS_BYTES + TORCH_BYTES,
+        step=max(step, GPU_STEP_BYTES) if on_gpu else step,
+        process=GPU_PROCESS_BYTES if on_gpu else PROCESS_BYTES + TORCH_BYTES,
         exact=False,
         kv_tokens=positions,
         bytes_per_token=each,

@@ -90,6 +90,15 @@ class Gauges(Protocol):
         ...
 
 
+class Share(Protocol):
+    """A setting of the replica that its leader reads with each beat."""
+
+    @property
+    def reading(self) -> Call[Any]: ...
+
+    def take(self, answer: Any, /) -> None: ...
+
+
 @dataclass(slots=True)
 class NoGauges:
     """Of a rank that does nothing."""
@@ -118,6 +127,8 @@ class Progress:
         self.seq = 0
         self.kv: tuple[int, int] = (0, 0)
         """Tokens of KV memory in use and kept; only a leader knows them."""
+        self.kv_limit = 0
+        """The most that may be in use and kept together, on every rank; only a leader knows it."""
         self._pending: _Command | None = None
         self._seen = 0
         self.moved_at = 0.0
@@ -256,11 +267,13 @@ class Heartbeat:
         progress: Progress,
         lease: Lease | None = None,
         at_end: Callable[[str], None] = lambda reason: None,
+        share: Share | None = None,
     ) -> None:
         """`at_end` is told, once, why the epoch is over: it gets the main thread out of waits."""
         self._client, self._lease, self._progress = client, lease, progress
         self._model, self._replica, self._epoch = model, replica, epoch
         self._rank, self._world_size, self._device, self._at_end = rank, world_size, device, at_end
+        self._share = share
         self._over: EpochOver | None = None
         self._over_since = 0.0
         self._closed = False
@@ -351,6 +364,7 @@ class Heartbeat:
             host=os.environ.get("FURROW_HOST_ID", ""),
             kv_used=used,
             kv_kept=cached,
+            kv_limit=self._progress.kv_limit,
             running=served.running,
             tokens=served.tokens,
             first_tokens=served.first_tokens,
@@ -363,14 +377,19 @@ class Heartbeat:
             waited_ms=waited_ms,
         )
         calls: list[Call[Any]] = [health.beat(self._model, self._replica, self._rank, beat)]
-        if self._lease is not None and self._over is None and not stuck:
+        renews = self._lease is not None and self._over is None and not stuck
+        if renews and self._lease is not None:
             calls.append(renew(self._lease, self._world_size))
+        if self._share is not None:
+            calls.append(self._share.reading)
         outcomes = run_all(self._client, calls)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-        if len(outcomes) > 1 and outcomes[1]:
+        if renews and outcomes[1]:
             log.warning("the lock ran out and was taken again", action="renew")
+        if self._share is not None:
+            self._share.take(outcomes[-1])
 
     def _others_moved(self) -> bool:
         """True if another rank has got on since the last look: this one may only wait for it."""

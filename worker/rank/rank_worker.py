@@ -53,7 +53,7 @@ from worker.kv.stores import store_for
 from worker.models.backend import describe
 from worker.models.loading import load, resolve_dtype
 from worker.models.served import ServedModel
-from worker.rank.heartbeat import Heartbeat, Progress
+from worker.rank.heartbeat import Heartbeat, Progress, Share
 from worker.repository.files import ModelFiles
 from worker.repository.validation import context_length
 from worker.selftest.choice import choose
@@ -139,11 +139,18 @@ class RankWorker:
         return {"epoch": command.epoch, "seq": command.seq, "rank": self.rank}
 
     def heartbeat(
-        self, client: SyncRedis, model: str, replica: str, epoch: int, progress: Progress, lease: Lease | None = None
+        self,
+        client: SyncRedis,
+        model: str,
+        replica: str,
+        epoch: int,
+        progress: Progress,
+        lease: Lease | None = None,
+        share: Share | None = None,
     ) -> Heartbeat:
         """The side thread of an epoch, which reports this rank's progress."""
-        abort = self.abort.say
-        return Heartbeat(client, model, replica, epoch, self.rank, self.world_size, self.device, progress, lease, abort)
+        own = (self.rank, self.world_size, self.device)
+        return Heartbeat(client, model, replica, epoch, *own, progress, lease, self.abort.say, share)
 
     def leave(self) -> None:
         """Leave the epoch: leave the group, forget every sequence, keep the weights."""
@@ -267,7 +274,8 @@ class RankWorker:
                     cache=self._weights,
                 )
                 context = context_length(files.config)
-                store = store_for(model.cache_layout, command.kv_tokens, context, self.world_size)
+                tokens, at_most = command.kv_tokens, command.kv_at_most
+                store = store_for(model.cache_layout, tokens, context, self.world_size, at_most=at_most)
             except Exception as error:
                 self._all_loaded(False)
                 raise self._error("load_failed", f"{type(error).__name__}: {error}") from error

@@ -113,6 +113,10 @@ class KVAccount:
         self._kept.add(sid)
         self.kept += self._held.get(sid, 0)
 
+    def lower(self, capacity: int) -> None:
+        """Let all holders together have no more than this, or than what they have now."""
+        self.capacity = min(self.capacity, max(self.used, capacity) // self._block * self._block)
+
     def release(self, sid: int) -> None:
         self.drop_snapshots(sid)
         held = self._held.pop(sid, 0)
@@ -405,10 +409,7 @@ class KVMemory:
         if not self.account.fits(sid, tokens, spare=spare):
             return False
         while not self.account.reserve(sid, tokens, spare=spare):
-            if self.snapshots is None or self.prefixes.kept:
-                self.forget(self.prefixes.kept[0])
-            else:
-                self.snapshots.drop_oldest()
+            self._let_go()
         return True
 
     def begin(self, plan: StepPlan, sequence: Sequence, match: PrefixMatch) -> None:
@@ -460,6 +461,24 @@ class KVMemory:
         if sid in self.resident:
             self.resident.remove(sid)
             self._left.append(sid)
+
+    def lower(self, capacity: int, *, spare: int) -> None:
+        """Do with a capacity of so many tokens, as far as running sequences and `spare` allow. What is kept is let go
+        of as far as that helps, the longest unused first."""
+        account = self.account
+        while account.used + spare > capacity and self._can_let_go:
+            self._let_go()
+        account.lower(max(capacity, account.used + spare))
+
+    @property
+    def _can_let_go(self) -> bool:
+        return bool(self.prefixes.kept or (self.snapshots is not None and self.snapshots.tokens))
+
+    def _let_go(self) -> None:
+        if self.snapshots is None or self.prefixes.kept:
+            self.forget(self.prefixes.kept[0])
+        else:
+            self.snapshots.drop_oldest()
 
     def forget_kept(self) -> None:
         for sid in self.prefixes.kept:

@@ -126,6 +126,29 @@ class Scheduler:
         return self._account.used - self._account.kept, self._account.kept
 
     @property
+    def kv_limit(self) -> int:
+        """The most KV that all sequences may hold together."""
+        return self._account.capacity
+
+    @property
+    def steps(self) -> int:
+        """Steps that were scheduled."""
+        return self._steps
+
+    @property
+    def ranks_know_all(self) -> bool:
+        """True if no step is to tell the ranks what to keep or forget."""
+        return self._memory.settled
+
+    def lower_kv_limit(self, tokens: int) -> None:
+        """Do with so many tokens of KV memory as soon as the sequences that run allow it: none ends or gives way for it
+        alone, and each still fits. What is kept of ended ones goes as far as that helps. Call again until `kv_limit` is
+        as low."""
+        sequences = [*self._running.values(), *self._waiting]
+        longest = max((self._account.rounded(sequence.longest) for sequence in sequences), default=1)
+        self._memory.lower(max(tokens, longest), spare=GROWTH_TOKENS * len(self._running))
+
+    @property
     def kv_usage(self) -> float:
         """The part of the KV memory that running sequences hold, 0 to 1."""
         return (self._account.used - self._account.kept) / max(1, self._account.capacity)

@@ -16,6 +16,7 @@ from api.routes.farm.models import (
     resume_model,
     scale_model,
     show_history,
+    show_memory,
     show_models,
     show_spec,
     unload_model,
@@ -41,6 +42,7 @@ farm_routes = Router(
         *(
             show_models,
             show_spec,
+            show_memory,
             show_history,
             load_model,
             reload_model,

@@ -14,6 +14,7 @@ from control.errors import RequestError, SettingsError
 from control.messages import ModelSpec
 from control.operations import desired
 from control.operations.history import history
+from control.operations.memory import ModelMemory, memory_of
 from control.operations.spec import DTYPES, Scale, build_spec
 from control.redis.clients import SyncRedis
 from control.replicas import health
@@ -36,6 +37,12 @@ async def show_history(request: Http, model: FromQuery[str]) -> History:
 async def show_spec(request: Http, model: FromQuery[str]) -> ModelSpec:
     """The desired state of one model: its source and settings."""
     return await on_farm(request, desired.find_spec, model)
+
+
+@get("/models/memory")
+async def show_memory(request: Http, model: FromQuery[str]) -> ModelMemory:
+    """What each rank of a replica needs, and what each host has left for them."""
+    return await on_farm(request, memory_of, model)
 
 
 @post("/models/load", status_code=200, operation_class=taking(ModelToLoad))

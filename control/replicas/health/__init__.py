@@ -5,6 +5,7 @@ from __future__ import annotations
 from control.replicas.health.beats import BEAT_LIFE_S, Beat, beat, heartbeats, read_epoch, read_led_epoch
 from control.replicas.health.end_reason import EndReason, end_reason, note_end
 from control.replicas.health.epochs import Formation, formations, note_formation
+from control.replicas.health.kv_use import kv_uses
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
 from control.replicas.health.overview import (

@@ -31,6 +31,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV memory that running sequences hold; told by the leader, as is the next."""
     kv_kept: int = 0
     """Those that ended sequences hold until somebody needs the room."""
+    kv_limit: int = 0
+    """The most that all sequences may hold together, which the ranks have kept to since; 0 until it is known."""
     running: int = 0
     """Requests that the leader runs."""
     tokens: int = 0

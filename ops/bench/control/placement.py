@@ -6,12 +6,14 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 
 import click
 import msgspec
 
 from control.messages import Assignment, ModelSpec
 from control.placement import rebalance
+from control.placement.give_back import KvUse, lenders
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Place, plan
@@ -24,6 +26,8 @@ PER_TOKEN = 2**16
 CONTEXT = 1024
 VIOLATIONS = (
     "host exceeded",
+    "more KV memory used than assigned",
+    "less KV memory than one context",
     "host exceeded by a move",
     "not placed though it fits",
     "never settles",
@@ -44,9 +48,21 @@ def placement(farms: int, seed: int) -> None:
     click.echo(
         f"{farms} farms, {counts['changes']} changes, {counts['turns']} turns in {seconds:.0f} s; "
         f"{counts['unplaced']} farms had replicas without a place, {counts['moves']} moves were made, "
-        f"which placed {counts['placed by moves']} replicas"
+        f"which placed {counts['placed by moves']} replicas; {counts['shares given back']} shares were given back"
     )
     conclude([Figure(name, counts[name], 0) for name in VIOLATIONS])
+
+
+def _random_host(chance: random.Random, name: str) -> Host:
+    """With GPUs now and then."""
+    devices = tuple(f"cuda:{index}" for index in range(chance.randint(1, 3))) if chance.random() < 0.2 else ()
+    return Host(
+        name,
+        devices,
+        memory=int(chance.uniform(1, 12) * GIB),
+        dedicated=chance.random() < 0.5,
+        device_memory={device: int(chance.uniform(1, 12) * GIB) for device in devices},
+    )
 
 
 class RandomFarm:
@@ -54,14 +70,13 @@ class RandomFarm:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._hosts = {
-            f"h{index}": Host(f"h{index}", memory=int(chance.uniform(1, 12) * GIB))
-            for index in range(chance.randint(1, 4))
-        }
+        self._hosts = {f"h{index}": _random_host(chance, f"h{index}") for index in range(chance.randint(1, 4))}
         self._specs: dict[str, ModelSpec] = {}
         self._needs: dict[str, ModelNeed] = {}
         self._held: dict[str, list[Assignment]] = {host: [] for host in self._hosts}
         self._serving: set[Place] = set()
+        self._uses: dict[Place, KvUse] = {}
+        """The KV memory of replicas: what their leaders use of it, and the limit that they keep to."""
         self._unplaced: set[str] = set()
         self._revision = 1
         self._counts: Counter[str] = Counter()
@@ -87,7 +102,10 @@ class RandomFarm:
                 rank = RankNeed(
                     weights=int(chance.uniform(0.1, 6) * GIB), kv=0, step=0, process=0, bytes_per_token=per_token
                 )
-                self._needs[name] = ModelNeed(revision=self._revision, context=CONTEXT, ranks=[rank] * tp)
+                on_gpu = msgspec.structs.replace(rank, weights=int(rank.weights * chance.uniform(0.5, 1.5)))
+                self._needs[name] = ModelNeed(
+                    revision=self._revision, context=CONTEXT, ranks=[rank] * tp, gpu_ranks=[on_gpu] * tp
+                )
                 replicas, surge = chance.randint(1, 3), chance.random() < 0.5
                 self._specs[name] = ModelSpec(
                     name=name, source="/m", tp=tp, replicas=replicas, surge=surge, revision=self._revision
@@ -97,7 +115,7 @@ class RandomFarm:
                 self._specs[name] = msgspec.structs.replace(self._specs[name], unload=True)
             case "drain":
                 host = self._hosts[chance.choice(sorted(self._hosts))]
-                self._hosts[host.id] = Host(host.id, memory=host.memory, drained=not host.drained)
+                self._hosts[host.id] = replace(host, drained=not host.drained)
             case "lose" if len(self._hosts) > 1:
                 del self._hosts[lost := chance.choice(sorted(self._hosts))]
                 self._turn()
@@ -107,14 +125,20 @@ class RandomFarm:
                     self._turn()
                     self._serving |= self._places()
 
-    def _turn(self) -> None:
+    def _turn(self, *, idle: bool = False) -> None:
         self._counts["turns"] += 1
         self._unplaced = set()
-        for action in plan(*self._state(), self._serving, needs=self._needs):
+        self._lead(idle=idle)
+        for action in plan(*self._state(), self._serving, needs=self._needs, uses=dict(self._uses)):
             match action:
                 case Assign(host, assignment):
                     place = assignment.spec.name, assignment.replica
                     others = [one for one in self._held[host] if (one.spec.name, one.replica) != place]
+                    before = next((one for one in self._held[host] if one not in others), None)
+                    if before is None:  # its processes start anew
+                        self._uses.pop(place, None)
+                    elif (assignment.kv_tokens or 0) < (before.kv_tokens or 0):
+                        self._counts["shares given back"] += 1
                     self._held[host] = [*others, assignment]
                 case Withdraw(host, model, replica):
                     self._held[host] = [
@@ -124,27 +148,63 @@ class RandomFarm:
                         for one in self._held[host]
                     ]
                     self._serving.discard((model, replica))
-                case Unplaceable(model):
+                case Unplaceable(model, waits=False):
                     self._unplaced.add(model)
+                case Unplaceable():
+                    pass
         self._check(self._held, "host exceeded")
+        self._check_limits()
+
+    def _lead(self, *, idle: bool = False) -> None:
+        """Leaders use some of their KV memory, and may lower their limits to what they are asked for. A process that
+        dies begins anew with the limit of its assignment."""
+        there: dict[Place, Assignment] = {}
+        for own in self._held.values():
+            there |= {(one.spec.name, one.replica): one for one in own if one.kv_tokens is not None}
+        self._uses = {place: use for place, use in self._uses.items() if place in there}
+        for place, one in there.items():
+            assert one.kv_limit is not None and one.kv_tokens is not None
+            before = self._uses.get(place)
+            limit = one.kv_limit if before is None else before.limit
+            used = 0 if idle else int(limit * self._chance.random() ** 3)
+            asked = min(limit, one.kv_limit)
+            if idle or self._chance.random() < 0.5:  # else it has not looked yet
+                limit = max(asked, used)
+            self._uses[place] = KvUse(used=used, limit=limit)
+
+    def _check_limits(self) -> None:
+        """No leader has more than its assignment, nor less than one sequence of the whole context."""
+        for own in self._held.values():
+            for one in own:
+                use = self._uses.get((one.spec.name, one.replica))
+                if use is not None and one.kv_tokens is not None and use.limit > one.kv_tokens:
+                    self._counts["more KV memory used than assigned"] += 1
+                if one.kv_limit is not None and one.kv_limit < CONTEXT:
+                    self._counts["less KV memory than one context"] += 1
 
     def _settle(self) -> None:
+        """Until nothing changes, with leaders that use nothing and look at once."""
         for _ in range(MOST_TURNS):
-            before = {host: list(own) for host, own in self._held.items()}, set(self._serving)
-            self._turn()
+            before = {host: list(own) for host, own in self._held.items()}, set(self._serving), dict(self._uses)
+            self._turn(idle=True)
             self._serving |= self._places()
             self._held = {host: [one for one in own if not one.withdrawn] for host, own in self._held.items()}
             self._serving &= self._places()
-            if before == (self._held, self._serving):
+            if before == (self._held, self._serving, self._uses):
                 return
         self._counts["never settles"] += 1
 
     def _check_rest(self) -> None:
-        """Of what is unplaced, nothing fits on one host."""
+        """Of what is unplaced, nothing fits on one host, with what others there could give back."""
         self._counts["unplaced"] += bool(self._unplaced)
-        largest = max((self._left(host) for host in self._hosts.values() if not host.drained), default=0)
+        hosts = [host for host in self._hosts.values() if not host.drained]
+        largest = max((self._left(host) for host in hosts if not host.devices), default=0)
         for name in self._unplaced:
-            if sum(self._needs[name].bytes_with(CONTEXT)) <= largest:
+            need = self._needs[name]
+            each = max(rank.least + CONTEXT * rank.bytes_per_token for rank in need.gpu_ranks)
+            left = [[self._left_on(host, one) for one in host.devices] for host in hosts]
+            on_gpus = any(sum(size >= each for size in own) >= len(need.ranks) for own in left)
+            if sum(need.bytes_with(CONTEXT)) <= largest or on_gpus:
                 self._counts["not placed though it fits"] += 1
 
     def _rebalance(self) -> None:
@@ -173,11 +233,26 @@ class RandomFarm:
         return {(one.spec.name, one.replica) for own in self._held.values() for one in own if not one.withdrawn}
 
     def _left(self, host: Host) -> int:
-        return (host.memory or 0) - sum(sum(one.memory) for one in self._held[host.id])
+        """Beside all that replicas have, but for what they could give back."""
+        left = (host.memory or 0) - sum(sum(one.memory) for one in self._held[host.id])
+        for place, parts in lenders(self._held, self._needs).items():
+            part = parts.get(host.id)
+            if part is not None and part.kv_tokens is not None:
+                least = max(CONTEXT, self._uses[place].used if place in self._uses else part.kv_tokens)
+                left += max(0, part.kv_tokens - least) * len(part.ranks) * PER_TOKEN
+        return left
+
+    def _left_on(self, host: Host, device: str, held: dict[str, list[Assignment]] | None = None) -> int:
+        taken = 0
+        for one in (held or self._held)[host.id]:
+            taken += sum(size for size, own in zip(one.device_memory, one.devices, strict=False) if own == device)
+        return host.device_memory[device] - taken
 
     def _check(self, held: dict[str, list[Assignment]], violation: str) -> None:
         for host in self._hosts.values():
             if sum(sum(one.memory) for one in held[host.id]) > (host.memory or 0):
+                self._counts[violation] += 1
+            if any(self._left_on(host, device, held) < 0 for device in host.devices):
                 self._counts[violation] += 1
 
 

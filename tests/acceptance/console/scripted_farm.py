@@ -141,12 +141,13 @@ class ScriptedFarm:
             replica.end(self.client)
         self.client.close()
 
-    def host(self, name: str, *devices: str, alive: bool = True) -> None:
-        """Add a host; one that is not alive beat once, long ago."""
+    def host(self, name: str, *devices: str, alive: bool = True, memory: int | None = None) -> None:
+        """Add a host; one that is not alive beat once, long ago. `memory`: bytes that its CPU ranks may have."""
         with self._lock:
-            farm.beat_host(self.client, Host(name, devices), pid=77, memory_bytes=64 << 30)
+            host = Host(name, devices, memory=memory)
+            farm.beat_host(self.client, host, pid=77, memory_bytes=64 << 30)
             if alive:
-                self.hosts[name] = Host(name, devices)
+                self.hosts[name] = host
             else:
                 self.client.delete(f"furrow:host:{name}")
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from control import keys
-from control.messages import ModelSpec
+from control.messages import Assignment, ModelSpec
+from control.placement import farm
 from control.placement.host_facts import HostFacts, Space, put_facts
+from control.placement.need import ModelNeed, RankNeed
+from control.placement.placement import Host
+from control.records import catalog
 from control.redis.connection import run
+from control.replicas import health
 from tests.acceptance.console.browser import scrolls_sideways
 from tests.acceptance.console.conftest import Visit
 from tests.acceptance.console.scripted_farm import ScriptedFarm, ScriptedReplica
@@ -77,3 +83,85 @@ def test_the_fullest_replica_and_a_host_that_is_away(visit: Visit, scripted: Scr
     finally:
         scripted.remove(roomy)
         scripted.client.srem(keys.HOSTS, "gamma")
+
+
+@pytest.fixture
+def short_of_memory(scripted: ScriptedFarm) -> Iterator[None]:
+    """The host delta has 8 GiB for ranks; `org/small` has 6 of them, and `org/large` has no place."""
+    scripted.host("delta", memory=8 * GIB)
+    rank = RankNeed(weights=4 * GIB, kv=0, step=GIB // 2, process=GIB // 2, bytes_per_token=2**18)
+    small = ModelSpec(name="org/small", source="org/small", devices=["cpu"])
+    small_replica = scripted.add(ScriptedReplica(small, "delta"))
+    assignment = Assignment(spec=small, replica="r0", ranks=[0], devices=["cpu"], memory=[6 * GIB], kv_tokens=4096)
+    farm.assign(scripted.client, "delta", assignment)
+    large = ModelSpec(name="org/large", source="org/large")
+    catalog.put_spec(scripted.client, large)
+    why = "it needs 6.0 GiB of memory; delta has 2.0 GiB left"
+    health.write_status(scripted.client, large.name, "r0", "unplaceable", why, host="delta", tp=0)
+    need = ModelNeed(revision=1, context=4096, ranks=[rank])
+    for name in (small.name, large.name):
+        run(scripted.client, farm.put_need(name, need))
+    yield
+    scripted.remove(small_replica)
+    catalog.forget(scripted.client, large)
+    scripted.client.delete(keys.NEEDS)
+    scripted.client.srem(keys.HOSTS, "delta")
+    del scripted.hosts["delta"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_memory_that_is_given_planned_and_needed(
+    visit: Visit, scripted: ScriptedFarm, short_of_memory: None, width: int
+) -> None:
+    """Of hosts on their pages, of a model on its own; without a place it says what each host has left."""
+    page = visit(width=width)
+    row = page.get_by_role("table", name="Hosts").get_by_role("row").filter(has_text="delta")
+    row.get_by_text("6.0 GiB of 8.0 GiB").wait_for()
+    row.get_by_role("link").click()
+    memory = page.get_by_role("table", name="Memory").get_by_role("row").nth(1)
+    memory.wait_for()
+    cells = memory.get_by_role("cell").all_inner_texts()
+    assert [" ".join(cell.split()) for cell in cells[1:]] == ["8.0 GiB", "6.0 GiB of 8.0 GiB", "2.0 GiB", "64 GiB"]
+    replica = page.get_by_role("table", name="Replicas").get_by_role("row").filter(has_text="org/small")
+    assert "6.0 GiB" in replica.inner_text() and not scrolls_sideways(page)
+    page = visit("#/models/org%2Flarge", width=width)
+    page.get_by_text("a replica has no place").wait_for()
+    facts = page.locator("section").filter(has_text="A rank needs").inner_text()
+    assert "6.0 GiB" in facts and "1.0 GiB for 4,096 tokens" in facts
+    fit = page.get_by_role("table", name="Hosts' memory").get_by_role("row").filter(has_text="delta")
+    assert " ".join(fit.inner_text().split()).endswith("6.0 GiB 2.0 GiB 4.0 GiB too little") or width == 390
+    fit.get_by_text("4.0 GiB too little").wait_for()
+    assert not scrolls_sideways(page)
+    page = visit("#/models/org%2Fsmall", width=width)
+    page.get_by_text("A rank needs").wait_for()
+    assert not page.get_by_role("table", name="Hosts' memory").count()
+
+
+def test_the_memory_of_gpus(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Each with what ranks may have of it; a model says what a rank needs there, and which GPU lacks what."""
+    devices = {"cuda:0": 24 * GIB, "cuda:1": 8 * GIB}
+    scripted.hosts["epsilon"] = Host("epsilon", tuple(devices), memory=64 * GIB, device_memory=devices)
+    rank = RankNeed(weights=14 * GIB, kv=0, step=GIB, process=GIB, bytes_per_token=2**18)
+    on_gpu = msgspec.structs.replace(rank, weights=7 * GIB, exact=False)
+    spec = ModelSpec(name="org/gpu", source="org/gpu")
+    catalog.put_spec(scripted.client, spec)
+    health.write_status(scripted.client, spec.name, "r0", "unplaceable", "why", host="epsilon", tp=0)
+    need = ModelNeed(revision=1, context=4096, ranks=[rank], gpu_ranks=[on_gpu])
+    run(scripted.client, farm.put_need(spec.name, need))
+    try:
+        page = visit("#/hosts/epsilon")
+        rows = page.get_by_role("table", name="Memory").get_by_role("row")
+        rows.nth(3).wait_for()
+        cells = [" ".join(row.split()) for row in rows.all_inner_texts()]
+        assert cells[2].startswith("cuda:0 24 GiB 0 bytes of 24 GiB 24 GiB") and cells[3].startswith("cuda:1 8.0 GiB")
+        page = visit("#/models/org%2Fgpu")
+        page.get_by_text("A rank needs on a GPU").wait_for()
+        fits = page.get_by_role("table", name="Hosts' memory").get_by_role("row")
+        texts = [" ".join(row.split()) for row in fits.all_inner_texts()]
+        assert "epsilon cuda:0 10 GiB 24 GiB fits" in texts
+        assert "epsilon cuda:1 10 GiB 8.0 GiB 2.0 GiB too little" in texts
+    finally:
+        catalog.forget(scripted.client, spec)
+        scripted.client.delete(keys.NEEDS)
+        scripted.client.srem(keys.HOSTS, "epsilon")
+        del scripted.hosts["epsilon"]

@@ -52,6 +52,9 @@ class LeaderScene:
         assets = read_assets(self.files, None)
         rank_worker = RankWorker(0, 1, "cpu")
         self.leader = GroupLeader(clients, assignment, "host/1", self.files, assets, rank_worker, "127.0.0.1")
+        self.run_in_thread()
+
+    def run_in_thread(self) -> None:
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

@@ -16,6 +16,7 @@ from control.placement.host_facts import FilesHere, HostFacts, Space
 from control.process import remembered_program
 from control.redis.round_trip import RoundTrip
 from control.version import VERSION
+from worker.agent.devices import device_memory
 from worker.native import compiled, host
 from worker.repository.source import cache_folder
 from worker.selftest import switches
@@ -39,6 +40,7 @@ def collect(trip: RoundTrip, files: dict[str, FilesHere], ranks: Mapping[str, st
         native=host.unavailable() or "",
         kernels_off=kernels_off(),
         files=files,
+        devices=device_memory(),
         program=" ".join(remembered_program()),
         old_ranks={name: version for name, version in ranks.items() if version != VERSION},
     )

@@ -21,11 +21,16 @@ GPU_WORKSPACE = 2**30
 """Bytes kept for what a step computes meanwhile, sampling above all: 256 rows of logits with their noise in 64 bits."""
 
 
-def paged_store(layout: CacheLayout, kv_tokens: int | None, max_context: int) -> pages.PagedStore:
+def paged_store(
+    layout: CacheLayout, kv_tokens: int | None, max_context: int, *, at_most: bool = False
+) -> pages.PagedStore:
     """As `store_for` of worker/kv/stores.py, on a GPU."""
     torch.cuda.empty_cache()
     budget = gpu_budget(torch.cuda.mem_get_info(layout.device)[0])
-    tokens = kv_tokens or pages.tokens_that_fit(budget, layout)
+    fitting = pages.tokens_that_fit(budget, layout)
+    tokens = kv_tokens or fitting
+    if at_most:
+        tokens = min(tokens, fitting)
     return pages.PagedStore(layout, tokens, max_context, attention_for(layout))
 
 

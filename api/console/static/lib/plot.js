@@ -1,7 +1,7 @@
 // A live plot of the last minutes: one line, its area, the newest value in words.
 
 import { h, s } from "./dom.js";
-import { duration } from "./format.js";
+import { bytes, duration } from "./format.js";
 import { KEPT_MS } from "./history.js";
 
 const WIDTH = 300;
@@ -66,4 +66,11 @@ export function meter(part, text) {
       s("rect", { class: "part", width, height: 4 })),
     h("span", {}, text),
   );
+}
+
+// What replicas were given of a device's memory, and of how much; `named`: with the device.
+export function memoryMeter({ device, given, assigned, free }, named = false) {
+  const name = named ? `${device}: ` : "";
+  if (given == null) return h("span", { class: "muted" }, `${name}${bytes(free)} free, not planned`);
+  return meter(given ? assigned / given : 1, `${name}${bytes(assigned)} of ${bytes(given)}`);
 }

@@ -5,7 +5,7 @@ import { findings, judged } from "../lib/attention.js";
 import { h } from "../lib/dom.js";
 import { bytes, count, duration, integer, percent, rate } from "../lib/format.js";
 import { badge, button, command, empty, head, hostLink, link, modelLink, section, table } from "../lib/parts.js";
-import { meter } from "../lib/plot.js";
+import { memoryMeter, meter } from "../lib/plot.js";
 import { plots } from "../lib/plots.js";
 import { causeOf, hostState, ranksInWords, stateOf } from "../lib/states.js";
 
@@ -125,6 +125,7 @@ function hosts(view, card) {
     { name: "Host", kind: "name", cell: (host) => hostLink(host.id) },
     { name: "State", cell: (host) => [badge(hostState(host)), marks(card, host.id)] },
     { name: "Devices", cell: (host) => (host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "–") },
+    { name: "Memory planned", kind: "short", cell: planned },
     { name: "Version", cell: (host) => host.version ?? "–" },
     { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },
     { name: "", right: true, cell: (host) => (host.drained
@@ -132,6 +133,11 @@ function hosts(view, card) {
       : button("Drain…", () => drain(view, host.id), { label: `Drain ${host.id}` })) },
   ];
   return section("Hosts", table(rows, card.hosts, { key: (host) => host.id, label: "Hosts" }), { note: `${integer(card.hosts.filter((host) => host.alive).length)} alive` });
+}
+
+// The part of each device's memory that was given to replicas; of one that is not planned what is free.
+function planned(host) {
+  return host.memory.length ? host.memory.map((one) => h("div", { key: one.device }, memoryMeter(one, host.memory.length > 1))) : "–";
 }
 
 // How many warnings and errors there are about a host.

@@ -5,6 +5,7 @@ import { withQuery } from "../lib/api.js";
 import { h } from "../lib/dom.js";
 import { bytes, count, integer } from "../lib/format.js";
 import { badge, button, empty, facts, head, link, modelLink, section, table } from "../lib/parts.js";
+import { memoryMeter } from "../lib/plot.js";
 import { hostState, pendingInWords, rankState, stateOf } from "../lib/states.js";
 
 export default {
@@ -39,11 +40,25 @@ function draw(view, { report }) {
       ["Replicas", integer(host.replicas.length)],
       ["New replicas", host.drained ? "none: it is drained" : host.alive ? "taken" : "none: it is away"],
     ])),
+    memorySection(host),
     trouble(report),
     machine(report?.facts),
     section("Replicas", replicas(view, host), { note: count(host.replicas.length, "replica") }),
     section("Ranks", ranks(view, host)),
   ];
+}
+
+// What the ranks of each device may have together, what replicas were given of it, and what is left and free.
+function memorySection(host) {
+  if (!host.memory.length) return null;
+  const columns = [
+    { name: "Device", cell: ({ device }) => (device === "cpu" ? "cpu (all ranks)" : device) },
+    { name: "For ranks", right: true, cell: ({ given }) => (given == null ? "not planned" : bytes(given)) },
+    { name: "Planned", right: true, cell: (one) => memoryMeter(one) },
+    { name: "Left", right: true, cell: ({ given, left }) => (given == null ? "–" : bytes(left)) },
+    { name: "Free now", right: true, cell: ({ free }) => bytes(free) },
+  ];
+  return section("Memory", table(columns, host.memory, { key: ({ device }) => device, label: "Memory" }));
 }
 
 // The warnings and errors about the host, each with its remedy.
@@ -79,13 +94,14 @@ function replicas(view, host) {
   const rows = host.replicas.map((named) => {
     const at = named.lastIndexOf(":");
     const model = view.farm.card.models.find((one) => one.model === named.slice(0, at));
-    return { name: named.slice(0, at), place: named.slice(at + 1), model, replica: model?.replicas.find((one) => one.replica === named.slice(at + 1)) };
+    return { name: named.slice(0, at), place: named.slice(at + 1), assigned: host.assigned[named], model, replica: model?.replicas.find((one) => one.replica === named.slice(at + 1)) };
   });
   if (!rows.length) return empty("No replica is assigned to this host.");
   const columns = [
     { name: "Model", cell: ({ name }) => modelLink(name) },
     { name: "Replica", cell: ({ place }) => place },
     { name: "State", cell: ({ model, replica }) => (model && replica ? [badge(stateOf(model, replica)), replica.detail ? h("p", { class: "cause" }, replica.detail) : null] : "–") },
+    { name: "Planned memory", right: true, cell: ({ assigned }) => bytes(assigned) },
   ];
   return table(columns, rows, { key: ({ name, place }) => `${name} ${place}`, label: "Replicas" });
 }

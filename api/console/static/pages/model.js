@@ -15,9 +15,19 @@ export default {
   nav: "Farm",
   open(view) {
     const settings = new Settings(view);
-    return () => draw(view, settings);
+    const known = { memory: null };
+    view.poll(5, async (api) => {
+      known.memory = await api.get(withQuery("/farm/models/memory", { model: view.params.model }), { signal: view.signal }).catch(withoutModel);
+    });
+    return () => draw(view, settings, known);
   },
 };
+
+// A model that the farm does not have, or that is on its way out, has no need.
+function withoutModel(error) {
+  if (error.status === 404 || error.status === 400) return null;
+  throw error;
+}
 
 // The model's specification, read again after each change of a setting, here or elsewhere.
 class Settings {
@@ -64,7 +74,7 @@ class Settings {
   }
 }
 
-function draw(view, settings) {
+function draw(view, settings, { memory }) {
   const name = view.params.model;
   const { card, history } = view.farm;
   if (!card) return [head(name, { over: "Model" }), h("p", { class: "muted", key: "wait" }, "Waiting for the first snapshot…")];
@@ -77,6 +87,7 @@ function draw(view, settings) {
     model.detail ? h("p", { class: `detail ${state}`, key: "detail" }, model.detail) : null,
     plots(history.of(name)),
     summary(view, model),
+    memorySection(model, memory),
     model.replicas.map((replica) => replicaSection(view, model, replica)),
     settings.spec ? section("Settings", facts(specFacts(settings.spec)), { acts: [button("Change settings…", () => settings.change())] }) : null,
   ];
@@ -113,6 +124,39 @@ function summary(view, model) {
     ["KV memory of a replica", model.assets ? count(Number(model.assets[1]), "token") : null],
   ]));
 }
+
+const totalOf = (rank) => rank.weights + rank.kv + rank.step + rank.process;
+
+// What a rank needs; where a replica has no place, also what each host has left for all ranks of one.
+function memorySection(model, memory) {
+  if (!memory?.ranks.length) return null;
+  const onGpus = memory.hosts.some(({ device }) => device !== "cpu");
+  const onCpus = !onGpus || memory.hosts.some(({ device }) => device === "cpu");
+  const parts = [onCpus ? need(memory.ranks, memory, onGpus ? " on CPUs" : "") : null, onGpus ? need(memory.gpu_ranks, memory, " on a GPU") : null];
+  const isPlaced = model.replicas.filter((one) => one.placed).length >= model.wanted;
+  const hosts = isPlaced || !memory.hosts.length ? null : table(FITS, memory.hosts, { key: ({ host, device }) => `${host} ${device}`, label: "Hosts' memory" });
+  return section("Memory", [parts, hosts], { note: isPlaced ? null : "a replica has no place" });
+}
+
+function need(ranks, { kv_tokens: tokens }, where) {
+  const largest = ranks.reduce((one, other) => (totalOf(other) > totalOf(one) ? other : one));
+  const about = largest.exact ? "" : "about ";
+  const name = ranks.length > 1 ? `Each of ${ranks.length} ranks needs${where}` : `A rank needs${where}`;
+  return facts([
+    [name, `${about}${bytes(totalOf(largest))}`],
+    ["Weights", `${about}${bytes(largest.weights)}`],
+    ["KV memory", largest.kv ? `${bytes(largest.kv)} for ${count(tokens, "token")}` : "none"],
+    ["A step", bytes(largest.step)],
+    ["The process", bytes(largest.process)],
+  ]);
+}
+
+const FITS = [
+  { name: "Host", kind: "name", cell: ({ host, device }) => [hostLink(host), device === "cpu" ? null : ` ${device}`] },
+  { name: "Needs", right: true, cell: ({ needs }) => bytes(needs) },
+  { name: "Has", right: true, cell: ({ has }) => bytes(has) },
+  { name: "", kind: "short", cell: ({ needs, has }) => (needs <= has ? badge("fits", "good") : badge(`${bytes(needs - has)} too little`, "bad")) },
+];
 
 function replicaSection(view, model, replica) {
   const { history } = view.farm;

@@ -13,6 +13,7 @@ from control import access
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.placement.host_facts import Space, put_facts
+from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -105,6 +106,37 @@ def test_hosts_have_their_facts_and_what_is_wrong(operator: httpx.Client, redis_
     about = [one for one in operator.get("/farm").json()["findings"] if one["where"] == "known"]
     assert [one["check"] for one in about if one["level"] == "error"] == ["models"]
     assert operator.get("/farm/hosts", params={"host": "none"}).json()["data"] == []
+
+
+def test_hosts_have_their_memory_and_models_their_need(operator: httpx.Client, redis_client: SyncRedis) -> None:
+    """What ranks may have, what replicas were given of it and what is left; a need that is unknown is empty."""
+    spec = ModelSpec(name="sized", source="/m", tp=2)
+    catalog.put_spec(redis_client, spec)
+    farm.beat_host(redis_client, Host("planned", memory=8 << 30), pid=1, memory_bytes=7 << 30)
+    farm.beat_host(redis_client, Host("unplanned"), pid=1, memory_bytes=3 << 30)
+    assert operator.get("/farm/models/memory", params={"model": "sized"}).json()["ranks"] == []
+    rank = RankNeed(weights=1 << 30, kv=0, step=0, process=0, bytes_per_token=1 << 18)
+    run(redis_client, farm.put_need("sized", ModelNeed(revision=1, context=4096, ranks=[rank, rank])))
+    assignment = Assignment(
+        spec=spec, replica="r0", ranks=[0, 1], devices=["cpu", "cpu"], memory=[3 << 30, 2 << 30], kv_tokens=4096
+    )
+    farm.assign(redis_client, "planned", assignment)
+    cards = {one["id"]: one for one in operator.get("/farm").json()["hosts"]}
+    assert cards["planned"]["memory"] == [
+        {"device": "cpu", "given": 8 << 30, "assigned": 5 << 30, "left": 3 << 30, "free": 7 << 30}
+    ]
+    assert cards["planned"]["assigned"] == {"sized:r0": 5 << 30}
+    assert cards["unplanned"]["memory"] == [
+        {"device": "cpu", "given": None, "assigned": 0, "left": 3 << 30, "free": 3 << 30}
+    ]
+    known = operator.get("/farm/models/memory", params={"model": "sized"}).json()
+    assert known["kv_tokens"] == 4096 and [one["kv"] for one in known["ranks"]] == [1 << 30, 1 << 30]
+    fits = {one["host"]: (one["needs"], one["has"]) for one in known["hosts"]}
+    assert fits["planned"] == fits["unplanned"] == (4 << 30, 3 << 30)
+    assert operator.get("/farm/models/memory", params={"model": "none"}).status_code == 404
+    farm.remove_assignment(redis_client, "planned", "sized", "r0")
+    run(redis_client, farm.forget_need("sized"))
+    catalog.forget(redis_client, spec)
 
 
 def test_the_farm_is_streamed(operator: httpx.Client, leader: ScriptedLeader) -> None:

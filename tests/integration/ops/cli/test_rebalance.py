@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
-from control.errors import ModelUnavailable
+from control import keys
+from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.operations import rebalance as operation
 from control.placement import farm
@@ -22,6 +24,7 @@ from control.replicas import health
 from control.replicas.health import ReplicaOverview, ReplicaState
 from ops.cli.rebalance import rebalance
 from tests.servers import Server
+from tests.waiting import until
 
 GIB = 2**30
 
@@ -82,7 +85,7 @@ def test_a_move_drains_the_replica_and_starts_its_successor_elsewhere(client: Sy
     state = operation.read_farm(client)
     move = operation.next_move(state)
     assert move is not None and state.is_settled
-    operation.begin(client, move)
+    assert operation.begin(client, move, state)
     assert held(client, "a") == [("small", "r0", True)] and held(client, "b") == [("small", "r1", False)]
     assert not operation.read_farm(client).is_settled and not operation.is_over(client, move)
 
@@ -102,3 +105,43 @@ def test_a_successor_that_fails_ends_the_command(
     says(monkeypatch, client, "failed")
     with pytest.raises(ModelUnavailable, match="r1 on b"):
         CliRunner().invoke(rebalance, ["--redis", new_server.url], catch_exceptions=False)
+
+
+def test_a_move_that_the_planner_has_overtaken_is_not_begun(client: SyncRedis) -> None:
+    """It gave `large` the room that the move had found; both would be more than the host has."""
+    state = operation.read_farm(client)
+    move = operation.next_move(state)
+    assert move is not None
+    large = catalog.get_spec(client, "large")
+    assert large is not None
+    assigned = Assignment(spec=large, replica="r0", ranks=[0], devices=["cpu"], memory=[2 * GIB])
+    farm.assign(client, "b", assigned)
+    assert not operation.begin(client, move, state)
+    assert held(client, "a") == [("small", "r0", False)] and held(client, "b") == [("large", "r0", False)]
+
+
+def test_a_move_waits_for_the_turn_of_the_agent_that_plans(client: SyncRedis) -> None:
+    """It gets the lock when the agent asks for its next turn, not while one lasts, and gives it back."""
+    state = operation.read_farm(client)
+    move = operation.next_move(state)
+    assert move is not None
+    assert run(client, farm.hold_placement("agent"))
+    begun: list[bool] = []
+    thread = threading.Thread(target=lambda: begun.append(operation.begin(client, move, state)))
+    thread.start()
+    until(lambda: b"\n" in str(client.get(keys.PLACEMENT_LOCK)).encode(), 5.0)
+    assert held(client, "a") == [("small", "r0", False)] and not begun
+    assert not run(client, farm.hold_placement("agent"))
+    thread.join()
+    assert begun == [True] and held(client, "a") == [("small", "r0", True)]
+    until(lambda: run(client, farm.hold_placement("agent")), 1.0)
+
+
+def test_a_move_that_no_agent_lets_plan_is_refused(client: SyncRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = operation.read_farm(client)
+    move = operation.next_move(state)
+    assert move is not None
+    monkeypatch.setattr(operation, "HANDED_OVER_S", 0.1)
+    client.set(keys.PLACEMENT_LOCK, "agent")
+    with pytest.raises(SettingsError, match="no agent let this command plan"):
+        operation.begin(client, move, state)

@@ -19,6 +19,8 @@ from control.clock import now_ms
 from control.errors import ModelNotFound, RequestNotFound, SettingsError
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement import farm
+from control.placement.host_facts import DeviceSpace, put_facts
+from control.placement.need import DeviceRoom
 from control.placement.placement import Host
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -32,6 +34,7 @@ from ops.cli.requests.running import requests
 from ops.cli.state.history import history
 from ops.cli.state.hosts import hosts
 from ops.cli.state.top import Rates, top
+from tests.integration.ops.populated import FACTS
 from tests.servers import Server
 
 MODEL = "m"
@@ -181,11 +184,30 @@ def test_a_plan_has_the_free_memory_of_the_farms_hosts(scene: Scene) -> None:
         free_memory(scene.url)
     farm.beat_host(scene.client, Host("alpha"), 5, 300 << 20)
     farm.beat_host(scene.client, Host("beta"), 6, 2 << 30)
-    assert free_memory(scene.url) == [("alpha", 300 << 20), ("beta", 2 << 30)]
+    assert free_memory(scene.url) == [DeviceRoom("alpha", 300 << 20), DeviceRoom("beta", 2 << 30)]
     assignment = Assignment(spec=ModelSpec(name="n", source="/n"), replica="r0", ranks=[0], devices=["cpu"])
     farm.beat_host(scene.client, Host("gamma", memory=1 << 30), 7, 8 << 30)
     farm.assign(scene.client, "gamma", msgspec.structs.replace(assignment, memory=[1 << 29]))
-    assert free_memory(scene.url)[2] == ("gamma", 1 << 29)
+    assert free_memory(scene.url)[2] == DeviceRoom("gamma", 1 << 29)
+    gpus = Host(
+        "gamma", ("cuda:0", "cuda:1"), memory=1 << 30, device_memory=dict.fromkeys(("cuda:0", "cuda:1"), 8 << 30)
+    )
+    farm.beat_host(scene.client, gpus, 7, 8 << 30)
+    shared = msgspec.structs.replace(assignment, devices=["cuda:0"], memory=[0], device_memory=[3 << 30])
+    farm.assign(scene.client, "gamma", shared)
+    unknown = msgspec.structs.replace(assignment, replica="r1", devices=["cuda:1"], memory=[])
+    farm.assign(scene.client, "gamma", unknown)
+    on_gpus = [DeviceRoom("gamma", 5 << 30, "cuda:0"), DeviceRoom("gamma", 0, "cuda:1")]
+    assert free_memory(scene.url)[2:] == [DeviceRoom("gamma", 1 << 30), *on_gpus]
+    space = DeviceSpace(total=9 << 30, free=2 << 30)
+    run(scene.client, put_facts("gamma", msgspec.structs.replace(FACTS, devices={"cuda:0": space})))
+    [gamma] = [card for card in farm.host_cards(scene.client) if card.id == "gamma"]
+    assert [(one.device, one.assigned, one.free) for one in gamma.memory[1:]] == [
+        ("cuda:0", 3 << 30, 2 << 30),
+        ("cuda:1", 0, None),
+    ]
+    assert gamma.assigned == {"n:r0": 3 << 30}
+    scene.client.delete(keys.host_facts("gamma"), keys.assignments("gamma"))
     scene.client.delete(keys.host("gamma"))
     planned = scene.json(plan, "demo", "--kv-tokens", "200000")
     assert [(one["host"], one["has"] > one["needs"]) for one in planned["hosts"]] == [("alpha", False), ("beta", True)]

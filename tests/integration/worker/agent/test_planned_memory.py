@@ -125,7 +125,10 @@ def test_records_of_an_older_version_are_read(redis: ReplicaRedis) -> None:
     """A heartbeat without memory, an assignment without bytes; and a need of another form is left out."""
     farm.beat_host(redis.client, Host("old"), 1, 1)
     farm.beat_host(redis.client, Host("new", memory=GIB), 1, 1)
-    assert [(one.id, one.memory) for one in farm.living_hosts(redis.client)] == [("new", GIB), ("old", None)]
+    farm.beat_host(redis.client, Host("gpus", ("cuda:0",), memory=GIB, device_memory={"cuda:0": 8 * GIB}), 1, 1)
+    living = {one.id: one for one in farm.living_hosts(redis.client)}
+    assert {name: one.memory for name, one in living.items()} == {"gpus": GIB, "new": GIB, "old": None}
+    assert [dict(living[name].device_memory) for name in ("gpus", "new")] == [{"cuda:0": 8 * GIB}, {}]
     redis.client.hset("furrow:needs", "odd", "{}")
     rank = RankNeed(weights=1, kv=0, step=0, process=0)
     redis.run(farm.put_need("m", ModelNeed(revision=1, context=8, ranks=[rank])))
@@ -230,3 +233,43 @@ def test_a_replica_to_which_nobody_assigns_memory_starts_all_the_same(
     until(lambda: scene.pids(0), 40.0)
     [assignment] = held(scene)
     assert assignment.memory == [] and MODEL in scene.redis.run(farm.needs())
+
+
+def test_a_later_model_gets_kv_memory_that_another_gives_back(redis: ReplicaRedis) -> None:
+    """It is asked for first. Until the leader's heartbeat tells that it does with less, nothing is assigned; a
+    replica that does not serve is not asked."""
+    host = Host("one", memory=GIB, dedicated=True)
+    reports = list[str]()
+    planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
+
+    def turn() -> dict[str, Assignment]:
+        farm.beat_host(redis.client, host, 1, 1)
+        planner.turn()
+        return {one.spec.name: one for one in farm.assignments(redis.client, "one")}
+
+    def leader_tells(limit: int, used: int = 10) -> None:
+        beat = Beat(epoch=1, seq=0, oldest_pending_ms=0, device="cpu", memory_bytes=1, phase="ready", pid=1, host="one")
+        word = msgspec.structs.replace(beat, kv_used=used, kv_limit=limit)
+        redis.client.set(redis.keys.epoch, 1)
+        redis.run(health.beat(MODEL, "r0", 0, word))
+
+    first = ModelSpec(name=MODEL, source=str(MODEL_DIR), max_context=4096)
+    redis.run(farm.put_need(MODEL, msgspec.structs.replace(need_apart(first, MODEL_DIR), revision=1)))
+    catalog.put_spec(redis.client, first)
+    catalog.put_spec(redis.client, ModelSpec(name="none", source=str(MODEL_DIR), unload=True))  # not the only one
+    share = until(lambda: turn().get(MODEL), 20.0).kv_tokens
+    assert share is not None and share > 4096 and turn()[MODEL].memory[0] > GIB - 2**20
+    catalog.put_spec(redis.client, ModelSpec(name="later", source=str(MODEL_DIR), max_context=4096))
+    until(lambda: turn() and any("of memory" in why for why in reports), 20.0)
+    assert turn()[MODEL].kv_target is None, "it does not serve"
+    leader_tells(share)
+    target = until(lambda: turn()[MODEL].kv_target, 5.0)
+    assert 4096 <= target < share and "later" not in turn() and turn()[MODEL].kv_tokens == share
+    status = redis.run(health.status_of("later", "r0"))
+    assert status is not None and status.state == "starting" and f"{MODEL}:r0 gives back" in status.detail
+    leader_tells(target + 1)
+    assert "later" not in turn()
+    leader_tells(target)
+    held = until(lambda: (held := turn()) and "later" in held and held, 5.0)
+    assert (held[MODEL].kv_tokens, held[MODEL].kv_target) == (target, None)
+    assert sum(sum(one.memory) for one in held.values()) <= GIB

@@ -66,6 +66,15 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         yield Scene(tmp_path, supervisor)
 
 
+def test_a_rank_is_started_with_the_kv_memory_that_is_left_to_it(scene: Scene) -> None:
+    """With what the replica was asked to do with, also before its leader does."""
+    replica = scene.replica
+    for fields, tokens in (({}, None), ({"kv_tokens": 5000}, 5000), ({"kv_tokens": 5000, "kv_target": 3000}, 3000)):
+        replica.assignment = msgspec.structs.replace(replica.assignment, **fields)
+        duty = replica._duty(0, "cpu")["FURROW_ASSIGNMENT"]
+        assert msgspec.json.decode(duty, type=Assignment).spec.kv_tokens == tokens
+
+
 def test_each_rank_has_its_device_and_its_threads_do_not_spin(scene: Scene) -> None:
     """Rank i gets devices[i], the folder, and who its host is; a rank that runs is not started twice."""
     scene.start()

@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from control.messages import ModelSpec
 from control.quantization import BLOCK_QUANTS
 from tests import image_models, models, pooled_models, quantized
 from tests.integration.worker.engine.test_gguf import MODELS, made
 from tests.integration.worker.engine.test_loading import Membership
+from worker.agent.needs import need_of
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.models.loading import load
 from worker.models.native.forward import NativeModel
 from worker.models.native.plan import Plan
 from worker.models.native.scratch import scratch_bytes
-from worker.models.need import rank_need
+from worker.models.need import GPU_PROCESS_BYTES, GPU_STEP_BYTES, rank_need
 from worker.native.host import panel_outputs
 from worker.native.library import KINDS, Batch, Slab, Span, threads_here
 from worker.repository.files import inspect
@@ -177,3 +179,19 @@ def test_no_kv_tokens_are_one_context(checkpoint: Checkpoint) -> None:
     assert rank_need(files).kv_tokens == 512
     assert rank_need(files, max_context=64).kv_tokens == 64
     assert rank_need(files, kv_tokens=1000, max_context=64).kv_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("devices", "on_gpus"), [([], True), (["cuda:1"], True), (["cpu"], False)], ids=["any", "named", "cpu"]
+)
+def test_a_model_has_a_need_on_gpus_where_it_may_be_on_one(
+    checkpoint: Checkpoint, devices: list[str], on_gpus: bool
+) -> None:
+    """An estimate, with what the process of a GPU takes there; the KV memory is counted."""
+    spec = ModelSpec(name="m", source="/m", devices=devices, kv_tokens=TOKENS)
+    need = need_of(spec, inspect(checkpoint("llama")))
+    assert bool(need.gpu_ranks) == on_gpus and need.ranks[0].exact == (devices != ["cuda:1"])
+    for rank in need.gpu_ranks:
+        assert not rank.exact and rank.process == GPU_PROCESS_BYTES and rank.step >= GPU_STEP_BYTES
+        assert rank.kv == TOKENS * rank.bytes_per_token > 0 and need.rank_on(0, "cuda:0") == rank
+    assert on_gpus or need.rank_on(0, "cuda:0") is None

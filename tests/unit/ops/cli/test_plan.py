@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from control.operations.spec import build_spec
+from control.placement.need import DeviceRoom
 from ops.cli import plan as plan_command
 from ops.cli.models import models
 from ops.cli.plan import MemoryPlan, make_plan
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason="torch compute
 
 def planned(*free_mib: int, tp: int = 1, kv_tokens: int | None = 4096, quant: str | None = None) -> MemoryPlan:
     spec = build_spec("demo", demo=MODEL_DIR, tp=tp, kv_tokens=kv_tokens, quant=quant)
-    return make_plan(spec, [(f"host{index}", free * MIB) for index, free in enumerate(free_mib)])
+    return make_plan(spec, [DeviceRoom(f"host{index}", free * MIB) for index, free in enumerate(free_mib)])
 
 
 def test_each_host_is_compared_with_all_ranks_of_a_replica() -> None:
@@ -44,7 +46,7 @@ def test_a_quantization_is_named_where_it_alone_makes_it_fit() -> None:
     smaller = planned(1000, quant="int8")
     between = (plan.hosts[0].needs + smaller.hosts[0].needs) // 2
     spec = build_spec("demo", demo=MODEL_DIR, kv_tokens=4096)
-    assert "--quant int8" in make_plan(spec, [("host", between)]).remedies
+    assert "--quant int8" in make_plan(spec, [DeviceRoom("host", between)]).remedies
 
 
 def test_ranks_on_several_hosts_are_named_where_one_has_too_little() -> None:
@@ -61,9 +63,9 @@ def test_nothing_helps_where_not_even_the_weights_fit() -> None:
 
 
 def test_the_command_prints_the_figures_and_ends_with_1_where_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = [("small", 300 * MIB), ("large", 2**34)]
+    hosts = [DeviceRoom("small", 300 * MIB), DeviceRoom("large", 2**34)]
 
-    def free(redis_url: str | None) -> list[tuple[str, int]]:
+    def free(redis_url: str | None) -> list[DeviceRoom]:
         return hosts
 
     monkeypatch.setattr(plan_command, "free_memory", free)
@@ -77,6 +79,36 @@ def test_the_command_prints_the_figures_and_ends_with_1_where_none_fits(monkeypa
     assert answer["hosts"][0]["has"] == 300 * MIB and answer["remedies"]
 
 
-def test_gpus_are_refused() -> None:
-    refused = CliRunner().invoke(models, ["plan", "demo", "--devices", "cuda:0"])
-    assert refused.exit_code and "the memory of GPUs is not planned" in str(refused.exception)
+GIB = 2**30
+
+
+def test_ranks_on_gpus_need_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host with GPUs these are compared, of the others their memory; the numbers of a GPU are estimates."""
+    rooms = [DeviceRoom("cpus", 10 * MIB), DeviceRoom("gpus", 64 * GIB)]
+    rooms += [DeviceRoom("gpus", size * GIB, f"cuda:{index}") for index, size in enumerate((1, 8, 16))]
+    spec = build_spec("demo", demo=MODEL_DIR, kv_tokens=4096)
+    one = make_plan(spec, rooms)
+    assert [(fit.host, fit.device, fit.fits) for fit in one.hosts] == [
+        ("cpus", "cpu", False),
+        ("gpus", "cuda:0", False),
+        ("gpus", "cuda:1", True),
+        ("gpus", "cuda:2", True),
+    ]
+    [rank] = one.gpu_ranks
+    assert not rank.exact and one.hosts[1].needs == rank.total and one.remedies == []
+    two = msgspec.structs.replace(spec, tp=2)
+    assert make_plan(two, rooms).remedies == [] and make_plan(two, rooms[:-1]).hosts[2].fits
+    monkeypatch.setattr(plan_command, "free_memory", lambda redis_url: rooms[:-1])
+    refused = CliRunner().invoke(models, ["plan", "demo", "--tp", "2", "--kv-tokens", "4096"])
+    assert refused.exit_code == 1 and "on a GPU" in refused.output and "gpus cuda:1" in refused.output
+    named = CliRunner().invoke(models, ["plan", "demo", "--devices", "cuda:1", "--json"])
+    assert [one["device"] for one in json.loads(named.output)["hosts"]] == ["cuda:1"]
+
+
+def test_fewer_kv_tokens_are_named_that_fit_on_a_gpu() -> None:
+    spec = build_spec("demo", demo=MODEL_DIR, kv_tokens=10**7)
+    plan = make_plan(spec, [DeviceRoom("gpus", 64 * GIB), DeviceRoom("gpus", 8 * GIB, "cuda:0")])
+    [remedy] = plan.remedies
+    option, tokens = remedy.split()
+    fewer = msgspec.structs.replace(spec, kv_tokens=int(tokens))
+    assert option == "--kv-tokens" and make_plan(fewer, [DeviceRoom("gpus", 8 * GIB, "cuda:0")]).hosts[0].fits

@@ -82,3 +82,16 @@ def test_numbers_without_kernels_are_attended_by_plain_torch(
     monkeypatch.setattr(torch_stores.importlib.util, "find_spec", lambda name: None)
     assert torch_stores.attention_for(layout("float16")) is gathered.attend
     assert "Triton is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("at_most", "tokens"), [(False, 4096), (True, 2048)])
+def test_a_share_of_a_gpu_is_no_more_than_what_it_has_free(
+    monkeypatch: pytest.MonkeyPatch, at_most: bool, tokens: int
+) -> None:
+    """What the planner chose is an estimate; what the operator named is reserved."""
+    each = layout("float32").bytes_per_token
+    monkeypatch.setattr(torch_stores.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch_stores.torch.cuda, "mem_get_info", lambda device: (2 * 2048 * each, 2**40))
+    store = torch_stores.paged_store(layout("float32"), 4096, 4096, at_most=at_most)
+    assert store.capacity_tokens == tokens
+    assert torch_stores.paged_store(layout("float32"), 64, 4096, at_most=at_most).capacity_tokens == 64

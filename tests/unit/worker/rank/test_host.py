@@ -13,7 +13,7 @@ import torch
 
 from control.errors import DevicesError
 from control.redis.connection import connect
-from worker.agent.devices import accelerators
+from worker.agent.devices import accelerators, device_memory
 from worker.rank.address import rendezvous_address
 from worker.rank.exit_codes import LOAD_FAILED, REFUSED, STOPPED, STUCK, describe, poison_kind
 from worker.rank_process import check_device
@@ -97,3 +97,40 @@ def test_an_exit_is_told_in_words() -> None:
         "was stuck",
         "exited with status 3",
     ]
+
+
+ROWS = "0, GPU-aa11, 24564, 20000\n1, GPU-bb22, 8192, 8000\n2, GPU-cc33, [N/A], [N/A]"
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("visible", "order", "free"),
+    [
+        (None, "PCI_BUS_ID", {"cuda:0": 20000, "cuda:1": 8000}),
+        (None, None, {"cuda:0": 8000, "cuda:1": 8000}),
+        ("1,0", "PCI_BUS_ID", {"cuda:0": 8000, "cuda:1": 20000}),
+        ("GPU-bb,GPU-aa11", None, {"cuda:0": 8000, "cuda:1": 20000}),
+        ("2", "PCI_BUS_ID", {}),
+        ("7", "PCI_BUS_ID", {}),
+        ("", None, {}),
+    ],
+)
+def test_the_memory_of_gpus_is_what_the_driver_tells(
+    driver: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    order: str | None,
+    free: dict[str, int],
+) -> None:
+    """By the number that CUDA gives them. Where that may be another one than the driver's, the least counts."""
+    driver(ROWS)
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert {device: space.free // MIB for device, space in device_memory().items()} == free
+
+
+def test_a_driver_that_tells_no_memory_means_none(driver: Callable[[str], None]) -> None:
+    driver("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+    assert device_memory() == {}

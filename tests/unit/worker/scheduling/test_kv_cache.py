@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from control.commands import Prefix, StepRow
+from control.errors import RequestTooLarge
 from control.messages import Sampling
 from tests.unit.worker.scheduling.fake_ranks import Simulation
+from worker.scheduling.admission import GROWTH_TOKENS
 from worker.scheduling.kv_cache import KVAccount, Snapshots
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
@@ -76,6 +78,40 @@ def test_a_running_donor_is_copied() -> None:
     plan = step(subject)
     assert plan.change.prefixes == [Prefix(other.sid, donor.sid, 4)]
     assert plan.continuing == [donor.sid] and plan.change.left == []
+
+
+def test_a_lower_limit_takes_no_more_of_what_is_kept_than_it_must() -> None:
+    """The longest unused goes; the ranks are told with the next step, and know all after it."""
+    subject = scheduler(kv_tokens=40)
+    old = finish(subject, [*range(50, 60)])
+    finish(subject, [*range(70, 80)])
+    running = begin(subject, [1, 2])
+    assert kept_tokens(subject) == 20 and subject.ranks_know_all
+    subject.lower_kv_limit(30)
+    assert (subject.kv_limit, kept_tokens(subject)) == (30, 10) and not subject.ranks_know_all
+    assert step(subject).change.left == [old.sid] and subject.ranks_know_all
+    subject.drop(running.sid)
+    subject.lower_kv_limit(10)
+    assert (subject.kv_limit, kept_tokens(subject)) == (10, 10)
+    with pytest.raises(RequestTooLarge):
+        subject.add(sequence([1, 2], max_tokens=10))
+
+
+def test_a_limit_falls_with_what_runs_and_ends_nothing() -> None:
+    """Nor does a sequence give way; one that waits still fits."""
+    subject = scheduler(kv_tokens=200, max_sequences=2)
+    running = [begin(subject, [9, index], steps=4) for index in range(2)]
+    waiting = sequence([5], max_tokens=100)
+    subject.add(waiting)
+    subject.lower_kv_limit(10)
+    assert subject.kv_limit == 100
+    subject.drop(waiting.sid)
+    subject.lower_kv_limit(10)
+    assert subject.kv_limit == subject.kv_tokens()[0] + 2 * GROWTH_TOKENS
+    assert [one.state for one in running] == [SequenceState.DECODE] * 2
+    subject.drop(running[0].sid)
+    subject.lower_kv_limit(30)
+    assert subject.kv_limit == 30
 
 
 def test_an_ended_donor_with_more_to_give_stays() -> None:

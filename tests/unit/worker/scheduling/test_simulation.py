@@ -132,6 +132,40 @@ def test_shared_prefixes_change_nothing(
         assert sequence not in simulation.ended or sequence.output == expected
 
 
+@given(farm=farms, turns=turns, prefix_tokens=st.sampled_from([1, 2, 5]), lower_at=st.integers(0, 9))
+@settings(max_examples=200)
+def test_memory_is_given_back_while_sequences_run(
+    farm: dict[str, int], turns: list[tuple[int, int | None, list[int], int]], prefix_tokens: int, lower_at: int
+) -> None:
+    """A limit that falls in the middle: every token is right, every sequence ends, and the ranks keep to the limit from
+    the step on that tells them."""
+    low = farm["kv_tokens"]
+    simulation = Simulation(**farm | {"prefix_tokens": prefix_tokens, "kv_tokens": 3 * low})
+    scheduler, block = simulation.scheduler, farm["block_tokens"]
+    limit = low // block * block
+    longest = (low - farm["state_tokens"]) // block * block
+
+    def step(lowers: bool) -> None:
+        if lowers:
+            scheduler.lower_kv_limit(low)
+            simulation.ranks.kv_tokens = scheduler.kv_limit
+        simulation.step()
+
+    for number, (pause, _, text, max_tokens) in enumerate(turns):
+        for _ in range(pause):
+            if simulation.live:
+                step(number >= lower_at)
+        simulation.add(text[:40], min(max_tokens, longest - len(text[:40])))
+    while simulation.live:
+        step(lowers=True)
+    scheduler.lower_kv_limit(low)
+    assert scheduler.kv_limit == limit and sum(scheduler.kv_tokens()) <= limit
+    event("kept" if scheduler.kv_tokens()[1] else "nothing kept")
+    for sequence in simulation.ended:
+        assert sequence.output == alone(sequence.prompt, sequence.sampling.max_tokens)
+    assert len(simulation.ended) == len(turns)
+
+
 def test_the_simulation_preempts() -> None:
     """Sequences that outgrow the KV memory together are preempted, and yet finish with the same tokens."""
     simulation = Simulation(kv_tokens=120, token_budget=64, max_sequences=8)
