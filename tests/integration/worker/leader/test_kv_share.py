@@ -16,7 +16,7 @@ from control.replicas.health import Beat
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.waiting import until
-from worker.leader.leader import Leader
+from worker.leader.group_leader import GroupLeader
 from worker.rank.rank_worker import RankWorker
 from worker.repository.assets import read_assets
 
@@ -40,7 +40,7 @@ class SharingScene(LeaderScene):
 
     def start_process(self) -> None:
         assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"], kv_tokens=SHARE)
-        self.leader = Leader(
+        self.leader = GroupLeader(
             (self.redis.another(), self.redis.blocking(), self.redis.another()),
             assignment,
             "host/1",

@@ -157,7 +157,7 @@ def test_a_leader_that_drains_finishes_what_it_runs_and_claims_nothing(scene: Le
 def test_an_idle_leader_stops_at_once(scene: LeaderScene, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for a request until its look at the queue ends."""
     monkeypatch.setattr(streams_module, "LONGEST_BLOCK_MS", 5_000)
-    monkeypatch.setattr(serving_module, "IDLE_BLOCK_MS", 5_000)
+    monkeypatch.setattr(request_loop_module, "IDLE_BLOCK_MS", 5_000)
     scene.leader._blocking.connection_pool.connection_kwargs["socket_timeout"] = 10.0
     scene.ask("whole")
     scene.answer("whole")
