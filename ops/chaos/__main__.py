@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,6 +15,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from control.engines import ENGINES, OWN
 from control.errors import FurrowError
 from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
@@ -22,6 +25,7 @@ from control.redis.clients import SyncRedis
 from ops.bench import program
 from ops.bench.common.client import Base
 from ops.bench.common.machine import describe
+from ops.bench.engines import scripted
 from ops.chaos import report
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
@@ -34,6 +38,7 @@ from ops.chaos.schedule import schedule
 from ops.chaos.system.replicated import TOPOLOGIES
 from ops.chaos.system.target import LOG_ENTRIES, Target, private_target
 from ops.chaos.system.view import View
+from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.common.sabotage import Sabotage
 from ops.demo import MODEL_DIR
 from worker.repository.source import resolve
@@ -67,6 +72,14 @@ ENOUGH_WITHIN_S = 600.0
 @click.option("--devices", default="cpu", show_default=True, help="One per rank.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="float64", show_default=True)
 @click.option(
+    "--engine",
+    type=click.Choice([OWN, *ENGINES]),
+    default=OWN,
+    show_default=True,
+    help="External engine; a scripted one of its shape, unless --engine-command or --engine-python names it.",
+)
+@engine_options
+@click.option(
     "--replay",
     "replays",
     type=click.IntRange(0),
@@ -94,9 +107,11 @@ def chaos(
     tp: int,
     devices: str,
     dtype: str,
+    engine: str,
     replays: int,
     report_file: Path | None,
     log_file: Path | None,
+    **engines: tuple[str, ...],
 ) -> None:
     """Inject faults into a farm under streaming load. Every stream must equal that of an undisturbed run.
 
@@ -111,7 +126,9 @@ def chaos(
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:
         raise click.UsageError("--control needs a private farm, because it breaks streams: leave --url out")
-    known = list(ON_ANY_FARM) if urls else suited(topology)
+    if engine != OWN and (urls or topology != "server" or control or replays):
+        raise click.UsageError("--engine goes with a private farm on one server, without --control and --replay")
+    known = list(ON_ANY_FARM) if urls else suited(topology, engine)
     if replays:
         known = without_sabotage(known, dtype, urls or control)
     names = chosen(kinds or (",".join(sabotage.kinds) if sabotage else "all"), known)
@@ -119,7 +136,11 @@ def chaos(
         if urls:
             target: View = attached(connect_to_farm(redis_url), model, urls)
         else:
-            spec = build_spec(source, tp=tp, devices=devices, dtype=dtype, demo=MODEL_DIR)
+            if engine == OWN:
+                spec = build_spec(source, tp=tp, devices=devices, dtype=dtype, demo=MODEL_DIR)
+            else:
+                spec = build_spec(source, engine=engine, demo=MODEL_DIR)
+                os.environ.update(engine_environment(**engines) or scripted_environment(engine))
             own = stack.enter_context(own_farm(spec, log_file, sabotage, topology, names, bool(replays)))
             own.log_entries, target = log_entries, own
         struck, load, failure = run(target, names, times, seed, streams, length, replays)
@@ -136,6 +157,15 @@ def chaos(
         raise failure
     if not (same and report.passed(struck, load.checked)):
         sys.exit(1)
+
+
+def scripted_environment(engine: str) -> dict[str, str]:
+    """The environment of a worker whose engine is a scripted one, which computes a token in 15 ms."""
+    words = [sys.executable, str(Path(scripted.__file__)), engine]
+    named = {"engine_command": [f"{engine}={shlex.join(words)}"]}
+    for other in ENGINE_OPTIONS:
+        named.setdefault(other, [])
+    return {"SCRIPTED_RATE": "65", **engine_environment(**named)}
 
 
 def without_sabotage(kinds: Sequence[str], dtype: str, other: object) -> list[str]:

@@ -11,7 +11,8 @@ import click
 from control.operations.options import redis_option
 from control.process import python_command
 from control.settings import redis_reference
-from ops.cli.options import demo_environment, engine_environment, engine_options, memory_option
+from ops.cli.options import demo_environment, memory_option
+from ops.common.engine_options import engine_environment, engine_options
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 

@@ -24,15 +24,13 @@ from control.operations.spec import build_spec
 from control.process import die_with_parent
 from control.settings import REDIS_AWAITED, redis_reference
 from ops.cli.options import (
-    ENGINE_OPTIONS,
     demo_environment,
-    engine_environment,
-    engine_options,
     idle_option,
     memory_option,
     model_options,
 )
 from ops.cli.tables import echo_line
+from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer

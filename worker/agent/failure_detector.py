@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,7 @@ from control.replicas import health
 from control.replicas.health import Beat
 from worker.agent.context_switches import context_switches
 from worker.agent.replica import ReplicaProcesses
-from worker.detectors import LATE_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
+from worker.detectors import LATE_S, LOAD_STALL_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
 from worker.external.engine import ENGINE_LOST, ENGINE_RANK
 from worker.rank.reachability import Reachability
 
@@ -47,6 +48,7 @@ class FailureDetector:
         self._run: dict[int, int] = {}
         """How often each process had run at the last look."""
         self._absence = Absence()
+        self._engine_stall = EngineStall()
 
     @property
     def seen(self) -> dict[int, int]:
@@ -95,9 +97,12 @@ class FailureDetector:
         if engine is None:
             return
         leader = look.beats[0]
-        if leader is None or leader.phase == "ready":
-            if leader is not None:
-                self._seen[engine.pid] = leader.epoch
+        loads = leader is not None and leader.phase == "loading"
+        if why := self._engine_stall.judge(engine.pid, loads=loads):
+            self._replica.kill(ENGINE_RANK, f"{self._replica.describe(ENGINE_RANK)} (pid {engine.pid}) lives but {why}")
+        if leader is not None and leader.phase == "ready":
+            self._seen[engine.pid] = leader.epoch
+        if not loads:
             return
         for poison in run(self._client, health.poison_history(*self._replica.place))[:1]:
             blamed = poison.rank == ENGINE_RANK and poison.kind in ("deadline", ENGINE_LOST)
@@ -203,6 +208,45 @@ class Absence:
             self._since.pop((what, pid), None)
             return 0.0
         return now - self._since.setdefault((what, pid), now)
+
+
+class EngineStall:
+    """An external engine that does nothing: a signal holds it, or it loads without using a processor. One that serves
+    is judged by its leader."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._stopped_since = self._still_since = 0.0
+        self._busy_s = 0.0
+        """Seconds of processors that its processes had used when they were seen to work last."""
+
+    def judge(self, pid: int, *, loads: bool) -> str:
+        """How the process hangs, if it does; to be called at every look."""
+        now = time.monotonic()
+        if pid != self._pid:
+            self._pid, self._stopped_since, self._still_since = pid, now, now
+        if not _is_stopped(pid):
+            self._stopped_since = now
+        busy_s = seconds_of(pid) if loads else 0.0
+        if not loads or busy_s != self._busy_s:
+            self._busy_s, self._still_since = busy_s, now
+        if now - self._stopped_since > STOPPED_S:
+            return f"has been stopped for {STOPPED_S:g} s"
+        if now - self._still_since > LOAD_STALL_S:
+            return f"has used no processor for {LOAD_STALL_S:g} s while its model loads"
+        return ""
+
+
+def seconds_of(pid: int) -> float:
+    """Seconds of processors that a process and its children have used."""
+    total = 0.0
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                total += times.user + times.system
+    return total
 
 
 def _is_stopped(pid: int) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ops.chaos.faults import failover, large_log, moments, network, processes, replicas, servers
+from control.engines import OWN
+from ops.chaos.faults import engines, failover, large_log, moments, network, processes, replicas, servers
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import ON_ANY_FARM
 
@@ -14,10 +15,13 @@ FAULTS: dict[str, Fault] = {
     **servers.FAULTS,
     **network.FAULTS,
     **failover.FAULTS,
+    **engines.FAULTS,
 }
 
 
-def suited(topology: str) -> list[str]:
-    """The kinds that make sense for a Redis of that topology."""
-    alone = [name for name in FAULTS if name not in failover.FAULTS]
+def suited(topology: str, engine: str = OWN) -> list[str]:
+    """The kinds that make sense for a Redis of that topology, and for a model on that engine."""
+    if engine != OWN:
+        return list(engines.KINDS)
+    alone = [name for name in FAULTS if name not in failover.FAULTS and name not in engines.FAULTS]
     return alone if topology == "server" else list(failover.KINDS)

@@ -91,6 +91,11 @@ class Target(View):
         return found
 
     @property
+    def engine_pid(self) -> int | None:
+        """The external engine's process; None between its death and its next start."""
+        return next((pid for name, pid in self._children().items() if not name.startswith("furrow-")), None)
+
+    @property
     def agent_pid(self) -> int | None:
         """None between its death and its next start."""
         return self._children().get("furrow-agent")

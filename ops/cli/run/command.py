@@ -19,13 +19,14 @@ from control.messages import ModelSpec
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.settings import redis_reference
-from ops.cli.options import ENGINE_OPTIONS, engine_environment, engine_options, model_options
+from ops.cli.options import model_options
 from ops.cli.run import settings
 from ops.cli.run.api import Api
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
 from ops.cli.run.own_farm import OwnFarm
 from ops.cli.run.served import HttpFarm, RedisFarm, Served, wait_until_served
 from ops.cli.tables import echo_line
+from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.demo import MODEL_DIR
 
 KEY_VARIABLE = "FURROW_API_KEY"

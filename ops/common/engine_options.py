@@ -1,0 +1,59 @@
+"""The options by which a host offers external engines, and the environment that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from control.errors import SettingsError
+from control.sizes import parse_size
+
+ENGINE_OPTIONS = ("engine_python", "engine_command", "engine_url", "engine_memory")
+"""Parameters of `engine_options`."""
+
+
+def engine_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a host that offers external engines; `engine_environment` takes them."""
+    texts = {
+        "--engine-python": ("ENGINE=PATH", "Python with vllm or sglang, in an environment of its own."),
+        "--engine-command": ("ENGINE=COMMAND", "Program of an engine, or a command that starts it in a container."),
+        "--engine-url": ("ENGINE=URL", "Engine that runs already, with its model."),
+        "--engine-memory": ("ENGINE=SIZE", "Memory of this host that one process of the engine may take."),
+    }
+    for name, (metavar, text) in reversed(texts.items()):
+        function = click.option(name, metavar=metavar, multiple=True, help=text)(function)
+    return function
+
+
+def engine_environment(
+    engine_python: Sequence[str],
+    engine_command: Sequence[str],
+    engine_url: Sequence[str],
+    engine_memory: Sequence[str],
+) -> dict[str, str]:
+    """The environment of a worker with these engines. Raises SettingsError."""
+    if not (engine_python or engine_command or engine_url or engine_memory):
+        return {}
+    from worker.external.host import VARIABLE, named_settings
+
+    memory = {name: parse_size(size) for name, size in _by_engine("--engine-memory", engine_memory).items()}
+    settings = named_settings(
+        _by_engine("--engine-python", engine_python),
+        _by_engine("--engine-command", engine_command),
+        _by_engine("--engine-url", engine_url),
+        memory,
+    )
+    return {VARIABLE: msgspec.json.encode(settings).decode()}
+
+
+def _by_engine(option: str, texts: Sequence[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise SettingsError(f"{option} {text!r}: give it as ENGINE=VALUE, such as {option} vllm=...")
+        values[name] = value
+    return values
