@@ -39,6 +39,10 @@ class Host:
     engines: tuple[str, ...] = ()
     """External engines that it offers."""
 
+    def offers(self, engine: str) -> bool:
+        """True if models on that engine can run there."""
+        return engine == OWN or engine in self.engines
+
 
 @dataclass(frozen=True, slots=True)
 class Assign:
@@ -388,7 +392,7 @@ def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, roo
 def _one_host(spec: ModelSpec, room: Room, sizes: Sizes) -> dict[str, dict[int, str]] | None:
     """All ranks with their devices on the host with the fewest replicas among those that have devices and memory."""
     for host in room.emptiest():
-        devices = room.devices_for(spec, host, range(spec.tp), sizes)
+        devices = room.devices_for(spec, host, range(spec.tp), sizes) if host.offers(spec.engine) else None
         if devices is not None and room.holds(host.id, sizes.on_cpus(devices)):
             return {host.id: devices}
     return None
@@ -424,7 +428,7 @@ def _several_hosts(
 
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unplaceable:
-    if spec.engine != OWN and not any(spec.engine in host.engines for host in room.hosts):
+    if not any(host.offers(spec.engine) for host in room.hosts) and spec.engine != OWN:
         why = (
             f"no living host offers the engine {spec.engine}. Start a worker with --engine-command "
             f"{spec.engine}=PROGRAM, --engine-python {spec.engine}=PYTHON or --engine-url {spec.engine}=URL, or put "
@@ -474,8 +478,6 @@ def choose_devices(spec: ModelSpec, host: Host, free: list[str]) -> list[str] | 
     A spec that names devices gets exactly these. One that names none gets accelerators where the host has any, the CPU
     only where it has none: a missing GPU is never replaced silently.
     """
-    if spec.engine != OWN and spec.engine not in host.engines:
-        return None
     if spec.devices:
         missing = [device for device in spec.devices if device != "cpu" and device not in free]
         return None if missing else list(spec.devices)

@@ -74,7 +74,7 @@ class EngineLeader(Leader):
         progress = Progress(NoGauges(), self._counters)
         progress.phase = "loading"
         heartbeat = Heartbeat(
-            self._heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "engine", progress, lease
+            self._heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, self._spec.engine, progress, lease
         )
         with heartbeat, EngineClient(self._engine, self._address) as client:
             try:

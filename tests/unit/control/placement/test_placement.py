@@ -129,3 +129,18 @@ def test_a_host_that_comes_back_gives_up_ranks_that_another_has() -> None:
     model = spec(tp=2, spread=True)
     held = {"a": [part(model, [0, 1])], "b": [part(model, [1])]}
     assert plan([model], [Host("a"), Host("b")], held) == [Withdraw("b", "m", "r0", at_once=True)]
+
+
+def test_a_model_on_an_external_engine_goes_to_a_host_that_offers_it() -> None:
+    """The engine has all devices, and they are on one host."""
+    model = spec(engine="vllm", tp=2)
+    offers = Host("e", ("cuda:0", "cuda:1"), engines=("vllm",))
+    [assigned] = plan([model], [Host("a", ("cuda:0", "cuda:1")), offers], {})
+    assert isinstance(assigned, Assign)
+    assert (assigned.host, assigned.assignment.devices) == ("e", ["cuda:0", "cuda:1"])
+
+
+def test_an_engine_that_no_host_offers_is_named_with_the_remedy() -> None:
+    [refused] = plan([spec(engine="vllm")], [CPU], {})
+    assert isinstance(refused, Unplaceable)
+    assert "engine vllm" in refused.why and "--engine-python vllm=" in refused.why

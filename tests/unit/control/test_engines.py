@@ -1,0 +1,87 @@
+"""What of external engines the control plane knows: names, options, and what each can serve."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.engines import ENGINES, OWN, check_engine, parse_arguments, refuse
+from control.errors import RequestError, SettingsError
+from control.messages import Grammar, Sampling
+from control.operations.spec import build_spec
+
+
+def test_options_are_those_of_a_list() -> None:
+    check_engine("vllm", {"max-model-len": "32768", "enforce-eager": "true", "gpu-memory-utilization": "0.85"})
+    check_engine(OWN, {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments", "named"),
+    [
+        ("tgi", {}, "'tgi'"),
+        (OWN, {"max-model-len": "1"}, "Furrow's own engine takes none"),
+        ("vllm", {"trust-remote-code": "true"}, "trust-remote-code"),
+        ("vllm", {"host": "0.0.0.0"}, "host"),
+        ("vllm", {"api-key": "x"}, "api-key"),
+        ("sglang", {"port": "80"}, "port"),
+        ("llama-server", {"model": "/etc/passwd"}, "model"),
+        ("vllm", {"max-model-len": "many"}, "'many' is no int"),
+        ("vllm", {"dtype": "a b;c"}, "no word"),
+        ("vllm", {"quantization": "--load-format=pt"}, "no word"),
+        ("vllm", {"enforce-eager": "yes"}, "no flag"),
+    ],
+)
+def test_other_options_and_engines_are_refused_by_name(engine: str, arguments: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check_engine(engine, arguments)
+
+
+def test_no_list_has_an_option_for_code_hosts_files_or_secrets() -> None:
+    forbidden = ("remote", "host", "port", "key", "path", "plugin", "template", "middleware", "ssl", "url")
+    for engine in ENGINES.values():
+        for option in engine.options:
+            assert not any(word in option for word in forbidden), (engine.name, option)
+
+
+def test_arguments_are_named_once() -> None:
+    assert parse_arguments(["max-num-seqs=4", "--enforce-eager"]) == {"max-num-seqs": "4", "enforce-eager": "true"}
+    with pytest.raises(SettingsError, match="twice"):
+        parse_arguments(["a=1", "a=2"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "sampling", "field"),
+    [
+        ("vllm", {"typical_p": 0.5}, "typical_p"),
+        ("vllm", {"bad_words": [[1, 2]]}, "bad_words"),
+        ("vllm", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("sglang", {"repetition_penalty": 1.1}, "repetition_penalty"),
+        ("sglang", {"grammar": Grammar("lark", "start: x")}, "grammar"),
+        ("llama-server", {"logprobs": 0}, "logprobs"),
+        ("llama-server", {"grammar": Grammar("regex", "a+")}, "grammar"),
+    ],
+)
+def test_a_request_is_refused_with_the_engine_and_the_field(
+    engine: str, sampling: dict[str, object], field: str
+) -> None:
+    with pytest.raises(RequestError, match=field) as refused:
+        refuse(engine, Sampling(max_tokens=5, **sampling))  # type: ignore[arg-type]
+    assert refused.value.param == field and ENGINES[engine].title in str(refused.value)
+
+
+def test_what_an_engine_can_do_passes() -> None:
+    everywhere = Sampling(max_tokens=5, temperature=0.3, top_p=0.9, top_k=4, min_p=0.1, stop=["x"], frequency_penalty=1)
+    for engine in (OWN, *ENGINES):
+        refuse(engine, everywhere)
+        refuse(engine, Sampling(max_tokens=5, grammar=Grammar("json_schema", "{}")))
+    with pytest.raises(RequestError, match="images"):
+        refuse("vllm", everywhere, images=True)
+
+
+def test_a_specification_names_its_engine_and_no_option_of_another() -> None:
+    spec = build_spec("org/name", engine="vllm", engine_args=["max-model-len=512"], tp=4, devices=None)
+    assert (spec.engine, spec.engine_args, spec.tp, spec.group_size) == ("vllm", {"max-model-len": "512"}, 4, 1)
+    assert build_spec("org/name").group_size == 1 and build_spec("org/name", tp=2).group_size == 2
+    for option in ({"quant": "int8"}, {"kv_tokens": 100}, {"dtype": "float32"}, {"deterministic": True}):
+        with pytest.raises(SettingsError, match="Furrow's own engine"):
+            build_spec("org/name", engine="vllm", **option)  # type: ignore[arg-type]

@@ -1,0 +1,44 @@
+"""The files of a model that an external engine serves: any type will do, and what an API process needs is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from control.errors import ModelFilesError
+from control.messages import ModelSpec
+from tests import models
+from tests.gguf_models import make, vocabulary
+from worker.repository.external import external_model
+
+
+def spec(engine: str, **fields: object) -> ModelSpec:
+    return ModelSpec(name="m", source="s", engine=engine, **fields)  # type: ignore[arg-type]
+
+
+def test_a_type_that_furrow_does_not_serve_has_assets(tmp_path: Path) -> None:
+    folder = models.make("llama", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": "unheard_of", "architectures": ["Unheard"], "text_config": config | {"model_type": "inner"}}
+    (folder / "config.json").write_text(json.dumps(outer))
+    model = external_model(folder, spec("vllm", max_context=64))
+    assert model.assets.context_length == 64 and model.assets.vocab_size == config["vocab_size"]
+    assert model.assets.chat_template and len(model.fingerprint) == 16
+
+
+def test_a_gguf_file_is_for_llama_server_alone(tmp_path: Path) -> None:
+    file, _ = make("llama", tmp_path, ["f32"])
+    assert external_model(file, spec("llama-server")).assets.vocab_size == len(vocabulary()["tokenizer.ggml.tokens"])
+    with pytest.raises(ModelFilesError, match="needs a folder with safetensors"):
+        external_model(file, spec("vllm"))
+    with pytest.raises(ModelFilesError, match="needs a GGUF file"):
+        external_model(file.parent, spec("llama-server"))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    folder = models.make("llama", tmp_path)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFilesError, match=r"no tokenizer\.json"):
+        external_model(folder, spec("sglang"))
