@@ -44,6 +44,7 @@ class Served(supervisor.HostSupervisor):
         self.attach(link)
 
 supervisor.TICK_S = 0.02
+supervisor.PAUSES_S = (0.0, 0.05)
 forks.FORK_WITHIN_S = float(sys.argv[2])
 supervisor.AGENT_SILENT_S = float("inf")
 sys.exit(Served([], Limits(absent_s=float("inf"), stop_s=0.0)).run())

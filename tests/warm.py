@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from tests.rooms import ROOT
@@ -80,10 +80,18 @@ class WarmProgram:
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
         atexit.register(self._stop)
 
-    def start(self, arguments: Sequence[str], environment: dict[str, str], output: IO[Any]) -> Forked:
-        """Run it like `python -m module arguments`, in the folder of this process; it writes to `output`."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        output: IO[Any],
+        constants: Mapping[str, float] | None = None,
+    ) -> Forked:
+        """Run it like `python -m module arguments`, in the folder of this process; it writes to `output`. `constants`:
+        values of its modules' constants, by `MODULE.NAME`, as a test would set them in its own process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"arguments": list(arguments), "environment": environment, "folder": os.getcwd()}  # noqa: PTH109
+        request = {"arguments": list(arguments), "environment": environment, "constants": dict(constants or {})}
+        request["folder"] = os.getcwd()  # noqa: PTH109
         with theirs:
             socket.send_fds(self._link, [json.dumps(request).encode()], [theirs.fileno(), output.fileno()])
         ours.settimeout(40)
@@ -154,6 +162,10 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(request["folder"])
+    for place, value in request["constants"].items():
+        owner, _, name = place.rpartition(".")
+        assert hasattr(sys.modules[owner], name), place
+        setattr(sys.modules[owner], name, value)
     sys.argv[1:] = request["arguments"]
     program.main()
 

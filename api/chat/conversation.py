@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 
 from api.chat.enforcement import answer_grammar
 from api.chat.forms import PLAIN, Forms
-from api.chat.history import Messages, described_tools, fitted, say_switch, versions, with_tools
+from api.chat.history import Messages, described_tools, fitted, rendered_version, rendered_with_tools, say_switch
 from api.chat.reading.arguments import may_be_text
 from api.chat.reading.form import CallForm, Form
 from api.chat.template import Template, render
@@ -82,21 +81,14 @@ def chat_prompt(
         say_switch(messages, request.thinks, assets.chat_template or "")
     calling = _calling(offer, forms, form)
 
+    write = render_continued if request.continue_final_message else render
+
     def rendered(messages: Messages) -> str:
-        failure: TemplateFailed | None = None
-        for version in versions(messages):
-            try:
-                if request.continue_final_message:
-                    return render_continued(template, version, config, variables)
-                return render(template, version, config, variables)
-            except TemplateFailed as error:
-                failure = failure or error
-        assert failure is not None
-        raise failure
+        return rendered_version(messages, forms.accepted, lambda version: write(template, version, config, variables))
 
     if offer is not None and variable is None:
         warnings.append((_DESCRIBED.format(form=forms.calls), "tools"))
-        text = _with_description(messages, described_tools(offer, form), rendered)
+        text = rendered_with_tools(messages, described_tools(offer, form), forms.accepted, rendered)
     else:
         text = rendered(messages)
     if request.continue_final_message:
@@ -199,16 +191,6 @@ def _tools_variable(template: Template | None) -> str | None:
     """The variable by which the template takes tools."""
     names = frozenset[str]() if template is None else template.variables
     return next((name for name in TOOLS if name in names), None)
-
-
-def _with_description(messages: Messages, tools: str, rendered: Callable[[Messages], str]) -> str:
-    """The prompt with a description of the tools: in the system message, or in the user's first one where the template
-    refuses system messages or leaves them out. Raises TemplateFailed, NeedsProcess."""
-    with suppress(TemplateFailed):
-        text = rendered(with_tools(messages, tools, "system"))
-        if tools in text:
-            return text
-    return rendered(with_tools(messages, tools, "user"))
 
 
 def _effort(effort: str | None, names: frozenset[str], efforts: Mapping[str, str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -30,6 +30,8 @@ class Forms:
     """The form of a text that has channels or marks of its own."""
     own: Any = None
     """The response template of a model that has its own."""
+    accepted: dict[str, int] = field(default_factory=dict[str, int], compare=False)
+    """The version that the chat template took last, by the kind of conversation (`api.chat.history.versions`)."""
 
     @property
     def writes_text(self) -> bool:

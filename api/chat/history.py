@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from api.chat.forms import PLAIN
@@ -14,6 +14,7 @@ from api.chat.reading.form import CallForm, Form, Ids
 from api.chat.reading.table import TABLE
 from api.chat.reading.writing import written_calls
 from api.schemas.chat import Offer
+from control.errors import TemplateFailed
 
 Messages = list[dict[str, Any]]
 
@@ -24,6 +25,7 @@ _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 
 
+_TOOLS, _IN_SYSTEM, _IN_USER = "described tools", 0, 1
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
 _DESCRIPTION = """\
 You can call these functions. Their parameters are JSON schemas.
@@ -78,6 +80,27 @@ def _described(function: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def rendered_with_tools(
+    messages: Messages, tools: str, accepted: dict[str, int], render: Callable[[Messages], str]
+) -> str:
+    """The prompt with a description of the tools: in the system message, or in the user's first one where the template
+    refuses system messages or leaves them out. The place that was taken is noted in `accepted`. Raises
+    TemplateFailed."""
+    if accepted.get(_TOOLS) != _IN_USER:
+        try:
+            text = render(with_tools(messages, tools, "system"))
+        except TemplateFailed:
+            if _TOOLS in accepted:
+                raise
+        else:
+            if tools in text:
+                accepted[_TOOLS] = _IN_SYSTEM
+                return text
+    text = render(with_tools(messages, tools, "user"))
+    accepted[_TOOLS] = _IN_USER
+    return text
+
+
 def with_tools(messages: Messages, tools: str, role: str) -> Messages:
     """The messages with a description of tools: at the end of the system message, which is added where there is none,
     or, of role "user", before the text of the first message of the user."""
@@ -103,15 +126,39 @@ def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
         messages[0]["content"] += f" {word}"
 
 
-def versions(messages: Messages) -> Iterator[Messages]:
-    """The messages, and versions of them for templates that fail on these: with arguments as JSON text (DeepSeek R1,
-    Functionary 3.2), and with text for a content that is None (Ministral 3)."""
-    yield messages
+def rendered_version(messages: Messages, accepted: dict[str, int], render: Callable[[Messages], str]) -> str:
+    """What `render` makes of the messages, or of the first version of them that it takes. The version is noted in
+    `accepted` by the kind of conversation; a later one of that kind is tried with it and with one more, so that a
+    template that fails costs two attempts. Raises the TemplateFailed of the first one."""
+    kind, versions = _versions(messages)
+    last = accepted.get(kind)
+    order = list(range(len(versions))) if last is None else [last, int(last == 0)][: len(versions)]
+    failure: TemplateFailed | None = None
+    for version in order:
+        try:
+            text = render(versions[version]())
+        except TemplateFailed as error:
+            failure = failure or error
+        else:
+            if last != 0:  # one conversation that needs another version does not change it for the others
+                accepted[kind] = version
+            return text
+    assert failure is not None
+    raise failure
+
+
+def _versions(messages: Messages) -> tuple[str, list[Callable[[], Messages]]]:
+    """The kind of the conversation, and how to make its versions for templates that fail on some: as it is, with
+    arguments as JSON text (DeepSeek R1, Functionary 3.2), and with text for a content that is None (Ministral 3)."""
+    versions: list[Callable[[], Messages]] = [lambda: messages]
     calling = [message for message in messages if message.get("tool_calls")]
-    if calling:
-        yield [_with_text_arguments(message) for message in messages]
-    if any(message["content"] is None for message in calling):
-        yield [message | {"content": message["content"] or ""} for message in messages]
+    if not calling:
+        return "text", versions
+    versions.append(lambda: [_with_text_arguments(message) for message in messages])
+    if all(message["content"] is not None for message in calling):
+        return "calls", versions
+    versions.append(lambda: [message | {"content": message["content"] or ""} for message in messages])
+    return "calls without content", versions
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:

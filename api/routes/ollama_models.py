@@ -109,11 +109,9 @@ async def list_running(request: Http) -> Response[Any]:
 )
 async def show_model(request: Http) -> Response[Any]:
     """What a model can do, its context, its chat template and its defaults."""
-    identity = identity_of(request)
     async with text_of(request) as body:
         name = decode_body(body, ModelToShow).named
         served = await model_for(request, name)
-        capabilities = await served.run(0, identity.owner, capabilities_of)
     overview, assets = process_of(request).models.overview(name), served.assets
     parameters = _parameters(assets.generation_config)
     info: dict[str, Any] = {
@@ -128,7 +126,7 @@ async def show_model(request: Http) -> Response[Any]:
         template=assets.chat_template or "",
         details=_details(overview),
         model_info=info,
-        capabilities=capabilities,
+        capabilities=capabilities_of(served),
         modified_at=_modified(assets.created),
     )
     return _answer(shown)
@@ -226,12 +224,12 @@ def _parameters(generation_config: dict[str, Any]) -> list[str]:
 
 
 def capabilities_of(served: ServedModel) -> list[str]:
-    """What a model can do, in Ollama's words. Raises NeedsProcess."""
+    """What a model can do, in Ollama's words."""
     kind = served.assets.kind
     if kind != "generate":
         return ["embedding"] if kind == "embed" else []
     can = {
-        "tools": served.template is not None and "tools" in served.template.variables,
+        "tools": served.template is not None,  # the prompt describes them where the template takes none
         "insert": served.gaps is not None,
         "vision": served.images is not None,
         "thinking": served.forms.thinking is not None or bool(served.forms.text),

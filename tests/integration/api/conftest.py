@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -23,11 +23,26 @@ from tests.servers import NEW, Server, serving
 from tests.waiting import until
 from tests.warm import Forked, warm
 
+IN_A_HURRY = {
+    "api.background.completion.EVERY_S": 0.3,
+    "api.background.orphans.EVERY_S": 0.2,
+    "api.background.orphans.LOOK_FOR_GONE_EVERY_S": 0.3,
+}
+"""Constants of a process whose rounds come more often; only of one that is a fork."""
+
 
 class ApiProcess:
     """`python -m api`; its log lines are JSON. It begins as a fork of a process that has imported it, unless `cold`."""
 
-    def __init__(self, redis_url: str, folder: Path, *options: str, port: int = 0, cold: bool = False) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        folder: Path,
+        *options: str,
+        port: int = 0,
+        cold: bool = False,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -37,6 +52,7 @@ class ApiProcess:
         self.process: subprocess.Popen[bytes] | Forked
         self._arguments = ["--redis", redis_url, "--port", str(self.port), *options]
         self._cold = cold or sys.platform != "linux"
+        self._constants = constants
         self.start()
 
     def start(self) -> None:
@@ -47,7 +63,7 @@ class ApiProcess:
                 command = [sys.executable, "-m", "api", *self._arguments]
                 self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environment)
             else:
-                self.process = warm("api.__main__").start(self._arguments, environment, log)
+                self.process = warm("api.__main__").start(self._arguments, environment, log, self._constants)
         until(self._answers, 40)
 
     def kill(self) -> None:
@@ -82,8 +98,15 @@ class ApiProcess:
 
 
 @contextmanager
-def running_api(redis_url: str, folder: Path, *options: str, port: int = 0, cold: bool = False) -> Iterator[ApiProcess]:
-    api = ApiProcess(redis_url, folder, *options, port=port, cold=cold)
+def running_api(
+    redis_url: str,
+    folder: Path,
+    *options: str,
+    port: int = 0,
+    cold: bool = False,
+    constants: Mapping[str, float] | None = None,
+) -> Iterator[ApiProcess]:
+    api = ApiProcess(redis_url, folder, *options, port=port, cold=cold, constants=constants)
     try:
         yield api
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from control.keys import ModelKeys
 from control.operations.checks.findings import Finding
 from control.redis.connection import connect
 from ops.cli.doctor.doctor import examine
-from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.conftest import IN_A_HURRY, ApiProcess, running_api
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
 from tests.servers import NEW, Server, serving
@@ -25,7 +26,15 @@ CHAT = "/v1/chat/completions"
 KEYS = ModelKeys("tiny")
 
 
-@pytest.mark.timeout(60)  # a heartbeat lapses in two seconds, and is looked for every five
+@pytest.fixture(scope="module")
+def api(
+    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    """Its rounds come every 0.3 seconds."""
+    with running_api(server.url, tmp_path_factory.mktemp("api"), constants=IN_A_HURRY) as process:
+        yield process
+
+
 def test_what_nobody_follows_any_more_ends_by_its_policy(
     server: Server, leader: ScriptedLeader, api: ApiProcess, redis_client: Any, tmp_path: Path
 ) -> None:

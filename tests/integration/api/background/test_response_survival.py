@@ -14,7 +14,7 @@ import pytest
 from control import keys
 from control.records.responses import KEYLESS
 from ops.client import ResumingTransport
-from tests.integration.api.conftest import ApiProcess, running_api
+from tests.integration.api.conftest import IN_A_HURRY, ApiProcess, running_api
 from tests.integration.api.sse import blocks
 from tests.leader import ScriptedLeader
 from tests.servers import Server
@@ -24,6 +24,15 @@ RECORDS = keys.ResponseKeys(KEYLESS)
 SAID = "you said hello"
 RESPONSE = {"model": "tiny", "input": "hello", "stream": True}
 MESSAGE = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+
+
+@pytest.fixture(scope="module")
+def api(
+    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    """Its rounds come every 0.3 seconds."""
+    with running_api(server.url, tmp_path_factory.mktemp("api"), constants=IN_A_HURRY) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,21 @@ from control.records.responses import KEYLESS
 from control.requests.history import read_pages
 from control.requests.upkeep.replay import find_kept
 from tests.integration.api.calling import ASK
-from tests.integration.api.conftest import running_api
+from tests.integration.api.conftest import IN_A_HURRY, ApiProcess, running_api
 from tests.leader import ScriptedLeader
 from tests.servers import Server
 from tests.waiting import until
 
 OWNED, REQUESTS = keys.ResponseKeys(KEYLESS), keys.ModelKeys("tiny")
+
+
+@pytest.fixture(scope="module")
+def api(
+    server: Server, leader_of_module: ScriptedLeader, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ApiProcess]:
+    """Its rounds come every 0.3 seconds."""
+    with running_api(server.url, tmp_path_factory.mktemp("api"), constants=IN_A_HURRY) as process:
+        yield process
 
 
 def create(client: openai.OpenAI, **more: Any) -> Any:

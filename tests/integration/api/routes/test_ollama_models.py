@@ -61,10 +61,30 @@ def test_a_model_shows_what_it_can_do(http: httpx.Client, leader: ScriptedLeader
     assert shown["model_info"][f"{shown['model_info']['general.architecture']}.context_length"] == CONTEXT
     assert shown["parameters"].splitlines() == ["temperature 0.5", "repeat_penalty 1.25"]
     assert shown["modelfile"].splitlines()[0] == "FROM caller"
-    assert http.post("/api/show", json={"name": "tiny"}).json()["capabilities"] == ["completion"]
+    assert http.post("/api/show", json={"name": "tiny"}).json()["capabilities"] == ["completion", "tools"]
     absent = http.post("/api/show", json={"model": "absent"})
     assert absent.status_code == 404 and "absent" in absent.json()["error"]
     assert http.post("/api/show", json={}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "capabilities", "status"),
+    [("chatty", "{{ messages[0].content }}", ["completion", "tools"], 200), ("base", None, ["completion"], 422)],
+)
+def test_tools_are_a_capability_of_every_model_that_chats(
+    http: httpx.Client, server: Server, model: str, template: str | None, capabilities: list[str], status: int
+) -> None:
+    """Where the template has no variable for them a chat is served all the same; without a template none is."""
+    leader = ScriptedLeader(server.url, model, byte_assets(chat_template=template))
+    leader.start()
+    try:
+        shown = until(lambda: http.post("/api/show", json={"model": model}).json().get("capabilities"))
+        assert shown == capabilities
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "tools": [tool], "stream": False}
+        assert http.post("/api/chat", json=body).status_code == status
+    finally:
+        leader.stop()
 
 
 def test_a_name_may_have_the_tag_latest(http: httpx.Client, leader: ScriptedLeader) -> None:

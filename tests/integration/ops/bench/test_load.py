@@ -63,9 +63,10 @@ def test_every_segment_has_data(farm: tuple[str, str, list[str]], tmp_path: Path
 
 
 def test_a_redis_without_the_timestamps_fails_the_scenario(
-    farm: tuple[str, str, list[str]], new_server: Server
+    farm: tuple[str, str, list[str]], new_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The must-fail control: all requests succeed, no segment has data, and the exit status says so."""
+    monkeypatch.setattr("ops.bench.load.stamps.PATIENCE_MS", 500.0)
     found = bench("whole", "--url", farm[0], "--redis", new_server.url)
     assert found.exit_code == 1
     assert "3 requests, 3 succeeded" in found.output

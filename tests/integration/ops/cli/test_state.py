@@ -226,8 +226,9 @@ def test_history_has_epochs_and_their_faults(scene: Scene) -> None:
     assert "loaded in 1.2 s" in text and "deadline: a step hangs" in text
 
 
-def test_top_once(scene: Scene) -> None:
+def test_top_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """State, queue and ranks; a model without ranks has its reason."""
+    monkeypatch.setattr("ops.cli.state.top.EVERY_S", 0.1)
     scene.put("one")
     scene.beat(running=3, kv_used=50)
     scene.beat(rank=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from api.chat.history import fitted, say_switch
+from api.chat.history import fitted, rendered_version, rendered_with_tools, say_switch
 from api.chat.reading.table import TABLE
+from control.errors import TemplateFailed
 
 Messages = list[dict[str, Any]]
 
@@ -128,3 +131,78 @@ def test_a_message_of_calls_alone_has_no_content_where_a_template_asks() -> None
     source = "{% if message['content'] is none %}{{ tool_calls }}{% endif %}"
     assert fit("hermes", assistant(call("a")), source=source)[0]["content"] is None
     assert fit("hermes", assistant(call("a")))[0]["content"] == ""
+
+
+class Strict:
+    """A template that takes some messages only, and counts how often it is rendered."""
+
+    def __init__(self, takes: Callable[[dict[str, Any]], bool]) -> None:
+        self.takes, self.rendered = takes, 0
+
+    def __call__(self, messages: Messages) -> str:
+        self.rendered += 1
+        if not all(self.takes(message) for message in messages):
+            raise TemplateFailed("refused", param="messages", code="template_failed")
+        return "\n".join(str(message["content"]) for message in messages)
+
+    def cost(self, messages: Messages, accepted: dict[str, int]) -> int:
+        """Renderings of one conversation, whatever becomes of it."""
+        self.rendered = 0
+        with suppress(TemplateFailed):
+            rendered_version(messages, accepted, self)
+        return self.rendered
+
+
+def arguments_are_text(message: dict[str, Any]) -> bool:
+    calls = message.get("tool_calls", ())
+    return all(isinstance(one["function"]["arguments"], str) for one in calls)
+
+
+@pytest.mark.parametrize(
+    ("takes", "content", "first"),
+    [
+        (lambda message: True, None, 1),
+        (arguments_are_text, "", 2),
+        (arguments_are_text, None, 2),
+        (lambda message: message["content"] is not None, None, 3),
+    ],
+)
+def test_the_version_that_a_template_takes_is_known_after_the_first_conversation(
+    takes: Callable[[dict[str, Any]], bool], content: str | None, first: int
+) -> None:
+    """Later ones are rendered once, and those that it refuses twice at most."""
+    template, accepted = Strict(takes), dict[str, int]()
+    messages = [assistant(call("a")) | {"content": content}, result("a")]
+    assert [template.cost(messages, accepted) for _ in range(3)] == [first, 1, 1]
+    template.takes = lambda message: message["role"] != "assistant"
+    assert template.cost(messages, accepted) == 2
+    template.takes = takes
+    assert template.cost(messages, accepted) == 1
+
+
+def test_one_conversation_does_not_change_the_version_of_others() -> None:
+    """A template that takes messages as they are gets them so, though another version helped once."""
+    template, accepted = Strict(lambda message: True), dict[str, int]()
+    messages = [assistant(call("a")), result("a")]
+    template.cost(messages, accepted)
+    template.takes = arguments_are_text
+    assert template.cost(messages, accepted) == 2
+    template.takes = lambda message: True
+    assert template.cost(messages, accepted) == 1 and set(accepted.values()) == {0}
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_the_place_of_described_tools_is_known_after_the_first_conversation(refuses: bool) -> None:
+    """Whether the template refuses system messages or leaves them out, the second conversation is rendered once."""
+    rendered: list[Messages] = []
+
+    def render(messages: Messages) -> str:
+        rendered.append(messages)
+        if refuses and messages[0]["role"] == "system":
+            raise TemplateFailed("refused", param="messages", code="template_failed")
+        return "\n".join(message["content"] for message in messages if message["role"] != "system")
+
+    accepted: dict[str, int] = {}
+    for _ in range(2):
+        assert rendered_with_tools([{"role": "user", "content": "hi"}], "TOOLS", accepted, render) == "TOOLS\n\nhi"
+    assert [one[0]["role"] for one in rendered] == ["system", "user", "user"]
