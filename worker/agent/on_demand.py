@@ -23,7 +23,7 @@ from control.placement.demand import (
     rooms_for_turns,
     with_replicas,
 )
-from control.placement.farm_view import FarmView
+from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
 from control.placement.placement import Needs, Parts, Wanted
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -54,6 +54,12 @@ class OnDemand:
         self._asleep: list[str] = []
         self.waking = False
         """True while a model was woken that does not serve yet: the time of its load is to be known."""
+        self.quiet: set[str] = set()
+        """Models that slept at the last turn and had no requests."""
+        self._slept: dict[str, Demand] = {}
+        """Their demands, which this agent alone writes while it plans."""
+        self._turned_at = -FRESH_S
+        self._whole_at = -WHOLE_EVERY_S
         self._noted = -NOTE_EVERY_S
         self._evictions: dict[str, deque[float]] = {}
         """When models gave way for each tenant, by the monotonic clock."""
@@ -90,14 +96,11 @@ class OnDemand:
         self._specs = {spec.name: spec for spec in specs}
         if not specs:
             self._asleep = []
+            self.quiet = set()
             self.waking = False
             return {}
         self._note()
-        names = [spec.name for spec in specs]
-        reads: list[Call[Any]] = [server_ms()]
-        reads += [call for name in names for call in (farm.demand_of(name), farm.is_called(name), load_of(name))]
-        now, *replies = run_every(self._client, reads)
-        seen = list(zip(specs, replies[::3], replies[1::3], replies[2::3], strict=True))
+        now, quiet, seen = self._look(specs, stuck)
         replicas_of = _replicas_by_model(view)
         # Of the others, which sleep and have no request, there is nothing more to know: there may be many.
         active = [
@@ -106,7 +109,7 @@ class OnDemand:
             if known is None or known.replicas or load.queued or spec.name in replicas_of
         ]
         overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(active))}
-        models = list[ModelOnDemand]()
+        models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, known, was_called, load in seen:
             name, replicas = spec.name, replicas_of.get(spec.name, {})
@@ -134,9 +137,42 @@ class OnDemand:
         self._write(changed, {model.spec.name: model for model in models}, woken)
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
+        self._slept = {
+            model.spec.name: model.demand
+            for model in models
+            if wanted[model.spec.name] == 0 and model.spec.name not in changed and not model.traffic.open
+        }
+        self.quiet = set(self._slept)
         self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
         self.waking = self.waking or bool(woken.demands)
         return wanted
+
+    def _look(
+        self, specs: list[ModelSpec], stuck: Collection[str]
+    ) -> tuple[int, dict[str, Demand], list[tuple[ModelSpec, Demand | None, bool, ModelLoad]]]:
+        """The server's time; the demands of models that sleep on; and of the others each with its demand, whether it
+        was called, and its load. Of a model that slept at the last turn only its calls and its queue are looked at."""
+        at = time.monotonic()
+        is_fresh = at - self._turned_at < FRESH_S and at - self._whole_at < WHOLE_EVERY_S
+        self._turned_at = at
+        if not is_fresh:
+            self._whole_at = at
+        slept = [spec for spec in specs if is_fresh and self._sleeps_on(spec, stuck)]
+        names = [spec.name for spec in slept]
+        reads: list[Call[Any]] = [server_ms(), *map(queued_of, names), *map(farm.is_called, names)]
+        now, *replies = run_every(self._client, reads)
+        signs = zip(names, replies[: len(names)], replies[len(names) :], strict=True)
+        quiet = {name: self._slept[name] for name, queued, was_called in signs if not (queued or was_called)}
+        others = [spec for spec in specs if spec.name not in quiet]
+        looks = [(farm.demand_of(one.name), farm.is_called(one.name), load_of(one.name)) for one in others]
+        answers = run_every(self._client, [call for calls in looks for call in calls])
+        return now, quiet, list(zip(others, answers[::3], answers[1::3], answers[2::3], strict=True))
+
+    def _sleeps_on(self, spec: ModelSpec, stuck: Collection[str]) -> bool:
+        """True if a model that slept at the last turn sleeps on, unless it is called or has requests."""
+        demand = self._slept.get(spec.name)
+        is_same = demand is not None and demand.revision == spec.revision
+        return is_same and spec.least_replicas == 0 and spec.name not in stuck
 
     def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:
         """Give API processes the assets of a model that sleeps at a revision that no leader has loaded; False while its
