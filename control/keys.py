@@ -279,6 +279,7 @@ API_KEYS_VERSION = f"{PREFIX}keys:version"  # string, counts changes of any API 
 METERED = f"{PREFIX}metered"  # set of names of all models ever loaded: operator -> operator (usage)
 MODELS = f"{PREFIX}models"  # set of model names: operator -> all
 MODELS_VERSION = f"{PREFIX}models:version"  # counter: each change of a specification -> the agent that plans
+TENANT_TURNS = f"{PREFIX}placement:tenants"  # stream tenant, evicted: the agent that plans -> its successor; a minute
 ON_DEMAND = f"{PREFIX}placement:on_demand"  # string: the agent that plans -> agents; 60 s after a model on demand
 PLACEMENT_LOCK = f"{PREFIX}placement:lock"  # string host: agents, and moves of replicas; 2 s
 REAPER_LOCK = f"{PREFIX}reaper:lock"  # string: the api that makes this second's round of reaping; 0.9 s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -38,8 +38,8 @@ from control.requests.upkeep.abandon import abandon
 log = structlog.get_logger()
 
 NOTE_EVERY_S = 20.0
-EVICTIONS_S = 60.0
-"""A tenant may have its share of the models give way for it in so long."""
+NOTE_TENANT_MS = 20_000
+"""A tenant that waits is noted so often."""
 MOST_TENANTS = 64
 """So many of the tenants that wait for a model are looked at."""
 
@@ -61,10 +61,6 @@ class OnDemand:
         self._turned_at = -FRESH_S
         self._whole_at = -WHOLE_EVERY_S
         self._noted = -NOTE_EVERY_S
-        self._evictions: dict[str, deque[float]] = {}
-        """When models gave way for each tenant, by the monotonic clock."""
-        self._seen: dict[str, float] = {}
-        """When each tenant waited for a model on demand last."""
 
     def called(self) -> bool:
         """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
@@ -193,13 +189,14 @@ class OnDemand:
         if not called or not ready:
             return Woken()
         tenants = self._tenants([model.spec.name for model in called])
-        may_evict = {model: self._may_evict(waiting, len(models)) for model, waiting in tenants.items()}
+        may_evict = self._may_evict(tenants, len(models), now)
         uses = health.kv_uses(self._client, view.held, needs)
         rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models, uses)
         woken = Turns(ready, *rooms, now).wake(may_evict)
-        for name, gave_way in woken.gave_way.items():
-            for tenant in tenants.get(name, ()) if gave_way else ():
-                self._evictions.setdefault(tenant, deque()).append(time.monotonic())
+        evicting = [name for name, gave_way in woken.gave_way.items() if gave_way]
+        notes = [farm.note_tenant(tenant, evicted=True) for name in evicting for tenant in tenants.get(name, ())]
+        if notes:
+            run_every(self._client, [call for calls in notes for call in calls])
         return woken
 
     def _tenants(self, models: list[str]) -> dict[str, list[str]]:
@@ -210,20 +207,20 @@ class OnDemand:
             for priority in CLASSES
         ]
         answers = iter(run_every(self._client, calls))
-        tenants = {model: [tenant for _ in CLASSES for tenant in next(answers)] for model in models}
-        now = time.monotonic()
-        self._seen |= {tenant: now for waiting in tenants.values() for tenant in waiting}
-        self._seen = {tenant: at for tenant, at in self._seen.items() if now - at < EVICTIONS_S}
-        return tenants
+        return {model: [tenant for _ in CLASSES for tenant in next(answers)] for model in models}
 
-    def _may_evict(self, tenants: list[str], models: int) -> bool:
-        """True if any of the tenants has not used up its share: of the models on demand, by the tenants of a minute."""
-        now, share = time.monotonic(), max(1, models // max(1, len(self._seen)))
-        for times in self._evictions.values():
-            while times and now - times[0] > EVICTIONS_S:
-                times.popleft()
-        self._evictions = {tenant: times for tenant, times in self._evictions.items() if times}
-        return any(len(self._evictions.get(tenant, ())) < share for tenant in tenants)
+    def _may_evict(self, tenants: dict[str, list[str]], models: int, now: int) -> dict[str, bool]:
+        """By model, whether any of its tenants has not used up its share of a minute: of the models on demand, by the
+        tenants that waited for one. Redis keeps what was, so that another agent goes on with it."""
+        turns = run(self._client, farm.tenant_turns(now - farm.TENANT_TURNS_MS))
+        waiting = {tenant for own in tenants.values() for tenant in own}
+        noted = {turn.tenant for turn in turns if now - turn.at_ms < NOTE_TENANT_MS}
+        notes = [farm.note_tenant(tenant, evicted=False) for tenant in sorted(waiting - noted)]
+        if notes:
+            run_every(self._client, [call for calls in notes for call in calls])
+        share = max(1, models // max(1, len(waiting | {turn.tenant for turn in turns})))
+        evictions = Counter(turn.tenant for turn in turns if turn.evicted)
+        return {model: any(evictions[tenant] < share for tenant in own) for model, own in tenants.items()}
 
     def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
         if changed:

@@ -255,8 +255,12 @@ def test_the_next_agent_goes_on(scene: Scene) -> None:
     assert scene.held() == ["b"] and scene.demand("b").replicas == 1 and scene.demand("a").replicas == 0
 
 
-def test_a_tenant_has_its_share_of_the_others_room_and_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tenants and four models: each may have two models give way for it in a minute."""
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_tenant_has_its_share_of_the_others_room_and_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, taken_over: bool
+) -> None:
+    """Two tenants and four models: each may have two models give way for it in a minute, also where another agent
+    plans by then."""
     monkeypatch.setattr(demand_module, "LEAST_PAUSE_MS", 0)
     names = ("a", "b", "c", "d")
     scene.want(*names)
@@ -272,6 +276,9 @@ def test_a_tenant_has_its_share_of_the_others_room_and_no_more(scene: Scene, mon
             scene.until(name)
             scene.redis.run(requests.cancel(name, f"r{name}", "greedy", "left"))
             last = name
+    if taken_over:
+        scene.planner = Planner(scene.redis.another(), lambda *report: None)
+        until(lambda: [scene.turn(), scene.overview("d").detail][1], 20.0)
     scene.turn()
     scene.turn()
     assert scene.held() == ["c"], "the third eviction of a minute is refused"
