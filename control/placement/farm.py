@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -209,6 +210,43 @@ def is_called(model: str) -> Call[bool]:
 def forget_demand(model: str) -> Call[int]:
     """Begin anew."""
     return read("DEL", keys.ModelKeys(model).demand, parse=int)
+
+
+class TenantTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant that waited for a model that sleeps, at a time of the server; `evicted`: others gave way for it."""
+
+    tenant: str
+    at_ms: int
+    evicted: bool
+
+
+TENANT_TURNS_MS = 60_000
+TENANT_TURNS_LENGTH = 4096
+
+
+def note_tenant(tenant: str, *, evicted: bool) -> list[Call[Any]]:
+    """Remember it for TENANT_TURNS_MS."""
+    fields = ("tenant", tenant, "evicted", int(evicted))
+    return [
+        write("XADD", keys.TENANT_TURNS, "MAXLEN", "~", TENANT_TURNS_LENGTH, "*", *fields, parse=str),
+        write("PEXPIRE", keys.TENANT_TURNS, TENANT_TURNS_MS, parse=int),
+    ]
+
+
+def tenant_turns(since_ms: int) -> Call[list[TenantTurn]]:
+    """Those since this time of the server, in their order."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]]) -> list[TenantTurn]:
+        return [
+            TenantTurn(
+                tenant=fields.get("tenant", ""),
+                at_ms=int(entry.partition("-")[0]),
+                evicted=fields.get("evicted") == "1",
+            )
+            for entry, fields in reply
+        ]
+
+    return read("XRANGE", keys.TENANT_TURNS, since_ms, "+", parse=parse)
 
 
 ON_DEMAND_S = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from control.errors import ModelNotFound
 from control.keys import ModelKeys
 from control.messages import ModelAssets, ModelSpec
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_all, run_every, write
+from control.redis.connection import Call, optional_text, read, run, run_all, run_every, write
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -39,8 +40,10 @@ def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
 
 
 def know(client: SyncRedis, name: str) -> None:
-    """Enter the model's name where all are read; harmless for one that is there."""
-    run_every(client, [write("SADD", index, name, parse=int) for index in (keys.MODELS, keys.METERED)])
+    """Enter the model's name where all are read, and say that a specification has changed; harmless for one that is
+    there."""
+    index = [write("SADD", key, name, parse=int) for key in (keys.MODELS, keys.METERED)]
+    run_every(client, [*index, read("INCR", keys.MODELS_VERSION, parse=int)])
 
 
 def _put_spec(spec: ModelSpec, mode: str) -> Call[int]:
@@ -63,6 +66,11 @@ def get_spec(client: SyncRedis, model: str) -> ModelSpec | None:
 def spec_of(model: str) -> Call[ModelSpec | None]:
     """As `get_spec`, as a call."""
     return _read_struct(ModelKeys(model).spec, ModelSpec)
+
+
+def version() -> Call[str | None]:
+    """What changes with each change of a specification. Processes of older versions change it with none."""
+    return read("GET", keys.MODELS_VERSION, parse=optional_text)
 
 
 def names() -> Call[list[str]]:
@@ -91,7 +99,9 @@ def same(one: ModelSpec, other: ModelSpec) -> bool:
 
 def tombstone(client: SyncRedis, model: str) -> bool:
     """Ask for the model to be unloaded; False if there is none."""
-    return run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+    there = run(client, Call("tombstone", (ModelKeys(model).spec,), (), bool))
+    run(client, read("INCR", keys.MODELS_VERSION, parse=int))
+    return there
 
 
 def forget(client: SyncRedis, spec: ModelSpec) -> None:
@@ -210,10 +220,16 @@ def as_fields(struct: msgspec.Struct) -> dict[str, str]:
     }
 
 
+@functools.cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Their types are found by evaluating annotations."""
+    return msgspec.structs.fields(kind)
+
+
 def from_fields(fields: dict[str, str], kind: type[T]) -> T:
     """The struct that `as_fields` wrote; fields that this version does not know are ignored."""
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
+    for field in _fields_of(kind):
         if field.name in fields:
             text = fields[field.name]
             is_text = field.type in (str, str | None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -23,7 +23,7 @@ from control.placement.demand import (
     rooms_for_turns,
     with_replicas,
 )
-from control.placement.farm_view import FarmView
+from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
 from control.placement.placement import Needs, Parts, Wanted
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -38,8 +38,8 @@ from control.requests.upkeep.abandon import abandon
 log = structlog.get_logger()
 
 NOTE_EVERY_S = 20.0
-EVICTIONS_S = 60.0
-"""A tenant may have its share of the models give way for it in so long."""
+NOTE_TENANT_MS = 20_000
+"""A tenant that waits is noted so often."""
 MOST_TENANTS = 64
 """So many of the tenants that wait for a model are looked at."""
 
@@ -54,11 +54,13 @@ class OnDemand:
         self._asleep: list[str] = []
         self.waking = False
         """True while a model was woken that does not serve yet: the time of its load is to be known."""
+        self.quiet: set[str] = set()
+        """Models that slept at the last turn and had no requests."""
+        self._slept: dict[str, Demand] = {}
+        """Their demands, which this agent alone writes while it plans."""
+        self._turned_at = -FRESH_S
+        self._whole_at = -WHOLE_EVERY_S
         self._noted = -NOTE_EVERY_S
-        self._evictions: dict[str, deque[float]] = {}
-        """When models gave way for each tenant, by the monotonic clock."""
-        self._seen: dict[str, float] = {}
-        """When each tenant waited for a model on demand last."""
 
     def called(self) -> bool:
         """True if a model that sleeps has requests, or was called. Raises RedisUnavailable."""
@@ -90,14 +92,11 @@ class OnDemand:
         self._specs = {spec.name: spec for spec in specs}
         if not specs:
             self._asleep = []
+            self.quiet = set()
             self.waking = False
             return {}
         self._note()
-        names = [spec.name for spec in specs]
-        reads: list[Call[Any]] = [server_ms()]
-        reads += [call for name in names for call in (farm.demand_of(name), farm.is_called(name), load_of(name))]
-        now, *replies = run_every(self._client, reads)
-        seen = list(zip(specs, replies[::3], replies[1::3], replies[2::3], strict=True))
+        now, quiet, seen = self._look(specs, stuck)
         replicas_of = _replicas_by_model(view)
         # Of the others, which sleep and have no request, there is nothing more to know: there may be many.
         active = [
@@ -106,7 +105,7 @@ class OnDemand:
             if known is None or known.replicas or load.queued or spec.name in replicas_of
         ]
         overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(active))}
-        models = list[ModelOnDemand]()
+        models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, known, was_called, load in seen:
             name, replicas = spec.name, replicas_of.get(spec.name, {})
@@ -134,9 +133,42 @@ class OnDemand:
         self._write(changed, {model.spec.name: model for model in models}, woken)
         wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
         self._asleep = [name for name, count in wanted.items() if count == 0]
+        self._slept = {
+            model.spec.name: model.demand
+            for model in models
+            if wanted[model.spec.name] == 0 and model.spec.name not in changed and not model.traffic.open
+        }
+        self.quiet = set(self._slept)
         self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
         self.waking = self.waking or bool(woken.demands)
         return wanted
+
+    def _look(
+        self, specs: list[ModelSpec], stuck: Collection[str]
+    ) -> tuple[int, dict[str, Demand], list[tuple[ModelSpec, Demand | None, bool, ModelLoad]]]:
+        """The server's time; the demands of models that sleep on; and of the others each with its demand, whether it
+        was called, and its load. Of a model that slept at the last turn only its calls and its queue are looked at."""
+        at = time.monotonic()
+        is_fresh = at - self._turned_at < FRESH_S and at - self._whole_at < WHOLE_EVERY_S
+        self._turned_at = at
+        if not is_fresh:
+            self._whole_at = at
+        slept = [spec for spec in specs if is_fresh and self._sleeps_on(spec, stuck)]
+        names = [spec.name for spec in slept]
+        reads: list[Call[Any]] = [server_ms(), *map(queued_of, names), *map(farm.is_called, names)]
+        now, *replies = run_every(self._client, reads)
+        signs = zip(names, replies[: len(names)], replies[len(names) :], strict=True)
+        quiet = {name: self._slept[name] for name, queued, was_called in signs if not (queued or was_called)}
+        others = [spec for spec in specs if spec.name not in quiet]
+        looks = [(farm.demand_of(one.name), farm.is_called(one.name), load_of(one.name)) for one in others]
+        answers = run_every(self._client, [call for calls in looks for call in calls])
+        return now, quiet, list(zip(others, answers[::3], answers[1::3], answers[2::3], strict=True))
+
+    def _sleeps_on(self, spec: ModelSpec, stuck: Collection[str]) -> bool:
+        """True if a model that slept at the last turn sleeps on, unless it is called or has requests."""
+        demand = self._slept.get(spec.name)
+        is_same = demand is not None and demand.revision == spec.revision
+        return is_same and spec.least_replicas == 0 and spec.name not in stuck
 
     def _publish(self, spec: ModelSpec, demand: Demand, assets: Mapping[str, ModelAssets | None]) -> bool:
         """Give API processes the assets of a model that sleeps at a revision that no leader has loaded; False while its
@@ -157,13 +189,14 @@ class OnDemand:
         if not called or not ready:
             return Woken()
         tenants = self._tenants([model.spec.name for model in called])
-        may_evict = {model: self._may_evict(waiting, len(models)) for model, waiting in tenants.items()}
+        may_evict = self._may_evict(tenants, len(models), now)
         uses = health.kv_uses(self._client, view.held, needs)
         rooms = rooms_for_turns(view.hosts, needs, view.held, view.specs, models, uses)
         woken = Turns(ready, *rooms, now).wake(may_evict)
-        for name, gave_way in woken.gave_way.items():
-            for tenant in tenants.get(name, ()) if gave_way else ():
-                self._evictions.setdefault(tenant, deque()).append(time.monotonic())
+        evicting = [name for name, gave_way in woken.gave_way.items() if gave_way]
+        notes = [farm.note_tenant(tenant, evicted=True) for name in evicting for tenant in tenants.get(name, ())]
+        if notes:
+            run_every(self._client, [call for calls in notes for call in calls])
         return woken
 
     def _tenants(self, models: list[str]) -> dict[str, list[str]]:
@@ -174,20 +207,20 @@ class OnDemand:
             for priority in CLASSES
         ]
         answers = iter(run_every(self._client, calls))
-        tenants = {model: [tenant for _ in CLASSES for tenant in next(answers)] for model in models}
-        now = time.monotonic()
-        self._seen |= {tenant: now for waiting in tenants.values() for tenant in waiting}
-        self._seen = {tenant: at for tenant, at in self._seen.items() if now - at < EVICTIONS_S}
-        return tenants
+        return {model: [tenant for _ in CLASSES for tenant in next(answers)] for model in models}
 
-    def _may_evict(self, tenants: list[str], models: int) -> bool:
-        """True if any of the tenants has not used up its share: of the models on demand, by the tenants of a minute."""
-        now, share = time.monotonic(), max(1, models // max(1, len(self._seen)))
-        for times in self._evictions.values():
-            while times and now - times[0] > EVICTIONS_S:
-                times.popleft()
-        self._evictions = {tenant: times for tenant, times in self._evictions.items() if times}
-        return any(len(self._evictions.get(tenant, ())) < share for tenant in tenants)
+    def _may_evict(self, tenants: dict[str, list[str]], models: int, now: int) -> dict[str, bool]:
+        """By model, whether any of its tenants has not used up its share of a minute: of the models on demand, by the
+        tenants that waited for one. Redis keeps what was, so that another agent goes on with it."""
+        turns = run(self._client, farm.tenant_turns(now - farm.TENANT_TURNS_MS))
+        waiting = {tenant for own in tenants.values() for tenant in own}
+        noted = {turn.tenant for turn in turns if now - turn.at_ms < NOTE_TENANT_MS}
+        notes = [farm.note_tenant(tenant, evicted=False) for tenant in sorted(waiting - noted)]
+        if notes:
+            run_every(self._client, [call for calls in notes for call in calls])
+        share = max(1, models // max(1, len(waiting | {turn.tenant for turn in turns})))
+        evictions = Counter(turn.tenant for turn in turns if turn.evicted)
+        return {model: any(evictions[tenant] < share for tenant in own) for model, own in tenants.items()}
 
     def _write(self, changed: Mapping[str, Demand], models: Mapping[str, ModelOnDemand], woken: Woken) -> None:
         if changed:

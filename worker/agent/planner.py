@@ -10,7 +10,7 @@ import structlog
 
 from control.messages import Assignment, ModelAssets, ModelSpec
 from control.placement import farm
-from control.placement.farm_view import FarmView, read_farm_view
+from control.placement.farm_view import FarmReader, FarmView
 from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan
@@ -55,6 +55,7 @@ class Planner:
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
         self._need_finder, self._assets_finder = Finder(need_apart), Finder(assets_of)
+        self._farm = FarmReader(client)
         self.on_demand = OnDemand(client)
         self._stranded = StrandedRequests(client)
         self._expired = 0.0
@@ -79,7 +80,7 @@ class Planner:
 
     def turn(self) -> bool:
         """Bring assignments in line with the desired models; True if that is not done yet."""
-        view = read_farm_view(self._client)
+        view = self._farm.read(self.on_demand.quiet)
         specs, held, hosts = view.specs, view.held, view.hosts
         living = {host.id for host in hosts}
         unattended = self._unattended(held, living)
@@ -108,7 +109,7 @@ class Planner:
         making_room = making_room or any(isinstance(one, Withdraw) for one in actions)
         making_room = making_room or any(one.waits for one in unplaced)
         for action in actions:
-            if not (isinstance(action, Unplaceable) and action.model in wanted and making_room):
+            if not isinstance(action, Unplaceable):
                 self._write(action, held, living, unattended)
         self._take_back({(one.model, one.replica) for one in unplaced})
         self._stuck = set() if making_room else {one.model for one in unplaced}
@@ -121,6 +122,9 @@ class Planner:
         ]
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
+        for one in unplaced:  # after the retirement of what had its name before
+            if not (one.model in wanted and making_room):
+                self._tell(one)
         self._tidy(specs, held)
         unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
         return unfinished or any(spec.unload for spec in specs)
@@ -172,7 +176,8 @@ class Planner:
         """Of models on demand that may sleep from the start, as far as their files have been read."""
         found: dict[str, ModelAssets | None] = {}
         for spec in view.specs:
-            if spec.on_demand and not spec.unload and spec.least_replicas == 0:
+            is_quiet = spec.name in self.on_demand.quiet  # its assets are published
+            if spec.on_demand and not spec.unload and spec.least_replicas == 0 and not is_quiet:
                 over, assets = self._assets_finder.find(spec)
                 if over:
                     found[spec.name] = assets
@@ -252,12 +257,17 @@ class Planner:
                             "replica withdrawn", host=host, model=model, replica=replica, action="replica_withdraw"
                         )
                         farm.withdraw(self._client, host, assignment, at_once)
-            case Unplaceable(model, replica, why, waits=True):
-                if self._waits.get((model, replica)) != why:
-                    health.write_status(self._client, model, replica, "starting", why)
-                    self._waits[model, replica] = why
-            case Unplaceable(model, replica, why):
-                self._unplaceable(model, replica, why)
+            case Unplaceable():
+                pass  # told once all is written
+
+    def _tell(self, unplaced: Unplaceable) -> None:
+        """Report why a replica has no place, or for what it waits."""
+        place = unplaced.model, unplaced.replica
+        if not unplaced.waits:
+            self._unplaceable(*place, unplaced.why)
+        elif self._waits.get(place) != unplaced.why:
+            health.write_status(self._client, *place, "starting", unplaced.why)
+            self._waits[place] = unplaced.why
 
     def _forget_failure(self, host: str, assignment: Assignment, held: dict[str, list[Assignment]]) -> None:
         """A failure on another host is no reason to expect one here."""
@@ -275,8 +285,10 @@ class Planner:
                 ended = abandon(self._client, spec.name, f"the model '{spec.name}' was unloaded")
                 run(self._client, farm.forget_need(spec.name))
                 catalog.forget(self._client, spec)  # last: what is left undone before it is done in the next turn
+                self._farm.forget(spec.name)
                 log.info("model unloaded", model=spec.name, ended_requests=ended, action="model_unload")
         if time.monotonic() - self._expired >= EXPIRE_EVERY_S:
             self._expired = time.monotonic()
-            for model, expired in expire_waiting(self._client, [spec.name for spec in specs]).items():
+            names = [spec.name for spec in specs if spec.name not in self.on_demand.quiet]
+            for model, expired in expire_waiting(self._client, names).items():
                 log.warning("waiting requests expired", model=model, requests=expired, action="expire")

@@ -13,6 +13,7 @@ from control.redis.connection import read, run, run_every
 
 _FARM = {
     keys.MODELS: "set",
+    keys.MODELS_VERSION: "string",
     keys.METERED: "set",
     keys.HOSTS: "set",
     keys.DRAINED: "set",

@@ -243,10 +243,14 @@ class RandomFarm:
         return left
 
     def _left_on(self, host: Host, device: str, held: dict[str, list[Assignment]] | None = None) -> int:
-        taken = 0
-        for one in (held or self._held)[host.id]:
-            taken += sum(size for size, own in zip(one.device_memory, one.devices, strict=False) if own == device)
-        return host.device_memory[device] - taken
+        """Of a GPU; nothing beside a rank whose need was not known any more."""
+        sizes = [
+            size
+            for one in (held or self._held)[host.id]
+            for size, own in zip(one.device_memory, one.devices, strict=False)
+            if own == device
+        ]
+        return host.device_memory[device] - sum(sizes) if all(sizes) else 0
 
     def _check(self, held: dict[str, list[Assignment]], violation: str) -> None:
         for host in self._hosts.values():

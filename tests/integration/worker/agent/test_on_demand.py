@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from control import requests
+from control import keys, requests
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.placement import demand as demand_module
 from control.placement import farm
+from control.placement import farm_view as farm_view_module
 from control.placement.demand import Demand
 from control.placement.placement import Host
 from control.records import catalog
+from control.redis import connection
 from control.redis.connection import run
 from control.replicas import health
 from control.replicas.memory_deaths import server_ms
@@ -23,6 +25,7 @@ from control.requests import Enqueue
 from ops.demo import MODEL_DIR
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.waiting import until
+from worker.agent import on_demand as on_demand_module
 from worker.agent import planner as planner_module
 from worker.agent.planner import Planner
 
@@ -252,8 +255,12 @@ def test_the_next_agent_goes_on(scene: Scene) -> None:
     assert scene.held() == ["b"] and scene.demand("b").replicas == 1 and scene.demand("a").replicas == 0
 
 
-def test_a_tenant_has_its_share_of_the_others_room_and_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tenants and four models: each may have two models give way for it in a minute."""
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_tenant_has_its_share_of_the_others_room_and_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, taken_over: bool
+) -> None:
+    """Two tenants and four models: each may have two models give way for it in a minute, also where another agent
+    plans by then."""
     monkeypatch.setattr(demand_module, "LEAST_PAUSE_MS", 0)
     names = ("a", "b", "c", "d")
     scene.want(*names)
@@ -269,6 +276,9 @@ def test_a_tenant_has_its_share_of_the_others_room_and_no_more(scene: Scene, mon
             scene.until(name)
             scene.redis.run(requests.cancel(name, f"r{name}", "greedy", "left"))
             last = name
+    if taken_over:
+        scene.planner = Planner(scene.redis.another(), lambda *report: None)
+        until(lambda: [scene.turn(), scene.overview("d").detail][1], 20.0)
     scene.turn()
     scene.turn()
     assert scene.held() == ["c"], "the third eviction of a minute is refused"
@@ -291,3 +301,59 @@ def test_a_changed_source_is_read_before_the_next_request(scene: Scene) -> None:
 
     until(read, 20.0)
     assert scene.held() == []
+
+
+def counted(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of calls of each round trip from now on."""
+    counts: list[int] = []
+    original = connection.Posted.__init__
+
+    def posted(self: Any, client: Any, calls: Any) -> None:
+        counts.append(len(calls))
+        original(self, client, calls)
+
+    monkeypatch.setattr(connection.Posted, "__init__", posted)
+    return counts
+
+
+def test_models_that_sleep_cost_two_calls_each_a_turn(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is called, and its queue. Their specifications are not read again while none has changed."""
+    names = [f"m{number}" for number in range(20)]
+    scene.want(*names)
+    sleeps(scene, *names)
+    for _ in range(2):
+        scene.turn()
+    scene.beat()
+    counts = counted(scene, monkeypatch)
+    scene.planner.turn()
+    assert sum(counts) < 3 * len(names)
+
+
+def test_a_change_of_a_model_that_sleeps_is_seen_at_the_next_turn(scene: Scene) -> None:
+    """Also of one that was unloaded and put anew, with the same revision."""
+    scene.want("a", "b")
+    sleeps(scene, "a", "b")
+    for _ in range(2):
+        scene.turn()
+    assert scene.planner.on_demand.quiet == {"a", "b"}
+    scene.want("a", min_replicas=1, replicas=2)
+    scene.until("a")
+    assert catalog.tombstone(scene.redis.client, "a") and catalog.tombstone(scene.redis.client, "b")
+    until(lambda: [scene.turn(), catalog.get_spec(scene.redis.client, "b") is None][1], 20.0)
+    scene.redis.client.delete(keys.MODELS_VERSION)  # as if nothing had changed since
+    scene.want("b", min_replicas=None, source="org/nowhere")
+    until(lambda: [scene.turn(), "b" in scene.held()][1], 20.0)
+    [b] = [one for one in farm.assignments(scene.redis.client, "h") if one.spec.name == "b"]
+    assert (b.spec.source, b.spec.revision) == ("org/nowhere", 1)
+
+
+def test_what_another_agent_has_written_meanwhile_is_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that gets the placement lock back reads everything."""
+    scene.want("a")
+    sleeps(scene, "a")
+    for _ in range(2):
+        scene.turn()
+    monkeypatch.setattr(farm_view_module, "FRESH_S", 0.0)
+    monkeypatch.setattr(on_demand_module, "FRESH_S", 0.0)
+    scene.note("a", replicas=1, used=scene.now(), changed=scene.now())
+    scene.until("a")
