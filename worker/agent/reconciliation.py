@@ -22,6 +22,7 @@ from worker.agent.host_view import HostView, Place
 from worker.agent.needs import Finder, need_apart
 from worker.agent.replica import ReplicaProcesses
 from worker.agent.reporter import Reporter
+from worker.external.host import engine_need
 from worker.repository.preparation import Preparations
 
 log = structlog.get_logger()
@@ -128,13 +129,13 @@ class Reconciler:
     def _has_memory(self, assignment: Assignment, folder: Path) -> bool:
         """True if the ranks may start: their memory was assigned and is there, or is not planned. What a model that was
         downloaded needs is told to placement, which assigns it or takes the replica back."""
-        if self._memory is None or assignment.spec.engine != OWN:
+        if self._memory is None:
             return True
         spec, size = assignment.spec, sum(assignment.memory)
         if not assignment.memory and self._starts_alone(assignment):
             return True
         if not assignment.memory:
-            over, need = self._needs.find(spec, folder)
+            over, need = self._needs.find(spec, folder) if spec.engine == OWN else (True, engine_need(spec))
             if need is None:
                 return over
             run(self._client, farm.put_need(spec.name, need))

@@ -21,6 +21,8 @@ import msgspec
 from control.cache.files import folder
 from control.engines import ENGINES
 from control.errors import SettingsError
+from control.messages import ModelSpec
+from control.placement.need import ModelNeed, RankNeed
 from control.process import die_with_parent
 from control.settings import host_id
 from worker.external.engine import Address, Engine, Launch
@@ -86,6 +88,16 @@ def settings_of(name: str) -> EngineSettings:
     if settings is None:
         raise SettingsError(f"host {host_id()} does not offer the engine {name}: {offering(name)}")
     return settings
+
+
+def engine_need(spec: ModelSpec) -> ModelNeed | None:
+    """The memory that the engine of a model may take on this host, evenly for the places that it has; None where its
+    operator gave none."""
+    memory = settings_of(spec.engine).memory
+    if memory is None:
+        return None
+    each = RankNeed(weights=-(-memory // spec.tp), kv=0, step=0, process=0)
+    return ModelNeed(revision=spec.revision, context=spec.max_context or 0, ranks=[each] * spec.tp)
 
 
 def offering(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from control.messages import Assignment, ModelSpec
+from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import plan
 
@@ -144,3 +145,15 @@ def test_an_engine_that_no_host_offers_is_named_with_the_remedy() -> None:
     [refused] = plan([spec(engine="vllm")], [CPU], {})
     assert isinstance(refused, Unplaceable)
     assert "engine vllm" in refused.why and "--engine-python vllm=" in refused.why
+
+
+def test_the_memory_of_an_engine_is_planned_as_its_operator_gave_it() -> None:
+    """It has no tokens of KV memory that the planner would share out."""
+    model = spec(engine="llama-server")
+    need = ModelNeed(revision=1, context=0, ranks=[RankNeed(weights=600, kv=0, step=0, process=0)])
+    small, large = Host("a", memory=500, engines=("llama-server",)), Host("b", memory=900, engines=("llama-server",))
+    [assigned] = plan([model], [small, large], {}, needs={"m": need})
+    assert isinstance(assigned, Assign)
+    assert (assigned.host, assigned.assignment.memory, assigned.assignment.kv_tokens) == ("b", [600], None)
+    [refused] = plan([model], [small], {}, needs={"m": need})
+    assert isinstance(refused, Unplaceable) and "memory" in refused.why
