@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import detectors, families, forms_page, rooms
+from tests import detectors, engines_page, families, forms_page, rooms
 from tests.rooms import ROOT
 from worker.families.family import DEFAULTS_FILE
 
@@ -58,6 +58,7 @@ SECTIONS: list[Section | Whole] = [
     Section("detectors", ROOT / "docs/reliability.md", detectors.table),
     Section("families", ROOT / "docs/engine.md", families.table),
     Section("forms", ROOT / "docs/tools.md", forms_page.table),
+    Section("engines", ROOT / "docs/engines.md", engines_page.table),
     Whole("defaults", DEFAULTS_FILE, families.defaults),
 ]
 

@@ -140,6 +140,18 @@ DETECTORS = (
         f"{_s(UNKNOWN_STEP_S)} instead of max(…) before 20 decode steps",
     ),
     Detector(
+        "an external engine brings no token",
+        "its leader: the time between tokens",
+        "poison; the agent kills the engine and starts it again",
+        "as a step",
+    ),
+    Detector(
+        "an external engine is stopped, or uses no processor while it loads",
+        "agent",
+        "SIGKILL, and a new start",
+        _s(STOPPED_S) + ", " + _s(LOAD_STALL_S),
+    ),
+    Detector(
         "a load stands still",
         "the leader's side thread: no rank read weights or filled memory",
         "poison",

@@ -1,0 +1,27 @@
+"""What is generated from the table of external engines: what each can serve, and the options that a model may name."""
+
+from __future__ import annotations
+
+from control.engines import ENGINES
+from control.messages import GrammarKind
+
+_KINDS: dict[GrammarKind, str] = {
+    "json_schema": "JSON by a schema",
+    "json_object": "JSON",
+    "regex": "regular expressions",
+    "choice": "one of several texts",
+    "lark": "Lark grammars, calls in a family's own form",
+}
+
+
+def table() -> str:
+    """The engines in docs/engines.md."""
+    lines = ["| engine | models | constrained answers | refused with a 400 | options of `--engine-arg` |\n"]
+    lines.append("|---|---|---|---|---|\n")
+    for engine in ENGINES.values():
+        models = "GGUF files" if engine.gguf else "folders with safetensors"
+        kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
+        refused = "; ".join(f"`{name}`: {why}" for name, why in engine.refused.items())
+        options = ", ".join(f"`{name}`" for name in sorted(engine.options))
+        lines.append(f"| `{engine.name}` ({engine.title}) | {models} | {kept} | {refused}; images | {options} |\n")
+    return "".join(lines)
