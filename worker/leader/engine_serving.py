@@ -23,8 +23,10 @@ from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
 
+SOON_S = 0.002
 HEAR_S = 0.02
-"""Longest wait for the engine before Redis is asked for cancels and new requests."""
+"""Shortest and longest wait for the engine before Redis is asked for cancels and new requests: requests often come
+together, so that it is asked soon after one has come, and then less and less often."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class EngineServing(RequestLoop):
         self._decode = context.decode
         self._asked_at = 0.0
         """When Redis was asked last."""
+        self._ask_after = HEAR_S
 
     def _step(self) -> None:
         """Submit what waits, hear the engine, and emit."""
@@ -62,16 +65,18 @@ class EngineServing(RequestLoop):
                 self._isolation.before(self._sequences.rids)
             for sequence in self._sequences.submit():
                 self._running.by_rid[sequence.rid].prefilling()
-        for one in self._sequences.news(HEAR_S):
+            self._ask_after = SOON_S
+        for one in self._sequences.news(self._ask_after):
             self._apply(one)
         if overdue := self._sequences.overdue_s:
             message = f"{self._title} has {len(self._sequences.rids)} requests and brought no token for {overdue:.1f} s"
             raise Poisoned("deadline", message, ENGINE_RANK)
-        is_due = time.monotonic() - self._asked_at > HEAR_S
+        is_due = time.monotonic() - self._asked_at > self._ask_after
         if is_due or (self._running.unsent and (self._running.urgent or self._exchange.gathered)):
             self._running.unsent = True  # a row without entries asks what became of its request
             self.deliver()
             self._asked_at = time.monotonic()
+            self._ask_after = min(HEAR_S, 2 * self._ask_after)
 
     def _apply(self, news: SequenceNews) -> None:
         """Log what came of a sequence, and let it go on or end."""
