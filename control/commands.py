@@ -46,6 +46,8 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
     kv_at_most: bool = False
     """`kv_tokens` were chosen by an estimate: on a GPU that has less free memory than that, fewer are reserved."""
+    shares: list[int] = []
+    """By rank, how many units of all heads and widths it has; empty for even shares."""
 
 
 class Prefix(msgspec.Struct, frozen=True, array_like=True):

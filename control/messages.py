@@ -245,6 +245,9 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     planned."""
     kv_tokens: int | None = None
     """Those of the replica where the specification names none; None: as many as the free memory holds at load."""
+    shares: list[int] = []
+    """By rank of the replica, how many units of all heads and widths it has, where they are uneven; the same in all
+    parts of a replica."""
     kv_target: int | None = None
     """The replica is asked to do with so many. `kv_tokens` and `memory` are its own until its leader does."""
 

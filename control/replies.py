@@ -51,6 +51,8 @@ class LoadDenseShardOk(Reply, tag="load_dense_shard_ok", frozen=True):
     """True if rows may have guesses on this rank."""
     backend: RankBackend | None = None
     """None from a rank of an older version."""
+    shares: list[int] = []
+    """Those of the command; a rank of an older version loads even ones, and says none."""
 
 
 class GenerateStepOk(Reply, tag="generate_step_ok", frozen=True):

@@ -45,6 +45,8 @@ def _may_lend(one: Assignment, needs: Needs) -> bool:
     need = _need_of(one, needs)
     chosen = one.spec.kv_tokens is None and one.kv_tokens is not None and not one.withdrawn
     sized = bool(one.memory) and all(device == "cpu" for device in one.devices)
+    if one.shares and (need is None or max(one.shares) > len(need.unit_ranks)):
+        return False
     return chosen and sized and need is not None and (one.kv_tokens or 0) > need.context_tokens
 
 
@@ -68,8 +70,9 @@ def given_back(held: Held, needs: Needs, uses: Uses) -> list[Assign]:
 def _with_tokens(part: Assignment, tokens: int, needs: Needs) -> Assignment:
     need = _need_of(part, needs)
     assert need is not None
-    sizes = need.bytes_with(tokens)
-    return msgspec.structs.replace(part, kv_tokens=tokens, kv_target=None, memory=[sizes[rank] for rank in part.ranks])
+    sizes = Sizes(need, tokens, part.shares)
+    memory = [sizes.of(rank, "cpu") or 0 for rank in part.ranks]
+    return msgspec.structs.replace(part, kv_tokens=tokens, kv_target=None, memory=memory)
 
 
 def with_lent(held: Held, needs: Needs, uses: Uses) -> dict[str, list[Assignment]]:
@@ -174,7 +177,9 @@ class Asking:
                 continue
             need = _need_of(part, self._room.needs)
             assert need is not None
-            each = sum(need.ranks[rank].bytes_per_token for rank in part.ranks)
+            sizes = Sizes(need, 0, part.shares)
+            known = [sizes.rank(rank, "cpu") for rank in part.ranks]
+            each = sum(rank.bytes_per_token for rank in known if rank is not None)
             spare = self._tokens(place) - _least_tokens(place, parts, self._room.needs, self._uses)
             if each and spare > 0:
                 yield place, spare * each, each

@@ -48,11 +48,19 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Of a host's memory, on CPUs; where the specification names accelerators for a rank, of theirs."""
     gpu_ranks: list[RankNeed] = []
     """Of an accelerator's memory, about; empty where the model can't be on one, or where that is not known."""
+    unit_ranks: list[RankNeed] = []
+    """Of a rank on CPUs that has one, two … of the `units` of all heads and widths; empty where ranks have even shares
+    alone, or where that was not asked."""
+    units: int = 0
 
     def rank_on(self, rank: int, device: str) -> RankNeed | None:
         """The need of a rank on a device; None where it is not known."""
         ranks = self.ranks if device == "cpu" else self.gpu_ranks
         return ranks[rank] if rank < len(ranks) else None
+
+    def with_units(self, units: int) -> RankNeed | None:
+        """The need of a rank on a CPU that has so many units; None where it is not known."""
+        return self.unit_ranks[units - 1] if units <= len(self.unit_ranks) else None
 
     def bytes_with(self, kv_tokens: int) -> list[int]:
         """Of each rank, with so many KV tokens."""

@@ -6,7 +6,7 @@ control/placement/rollout.py decides which replicas there shall be, and asks her
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -107,13 +107,21 @@ def bytes_of(assignment: Assignment, needs: Needs) -> int:
 class Sizes:
     """The bytes that each rank of a replica takes with so many KV tokens, by the device that it is on."""
 
-    def __init__(self, need: ModelNeed | None, tokens: int) -> None:
-        """`need`: None where it is not known."""
-        self.need, self.tokens = need, tokens
+    def __init__(self, need: ModelNeed | None, tokens: int, shares: Sequence[int] = ()) -> None:
+        """`need`: None where it is not known. `shares`: by rank, the units that it has, where they are uneven."""
+        self.need, self.tokens, self.shares = need, tokens, list(shares)
+
+    def rank(self, rank: int, device: str) -> RankNeed | None:
+        """None where it is not known."""
+        if self.need is None:
+            return None
+        if self.shares and device == "cpu":
+            return self.need.with_units(self.shares[rank])
+        return self.need.rank_on(rank, device)
 
     def of(self, rank: int, device: str) -> int | None:
         """None where it is not known."""
-        need = None if self.need is None else self.need.rank_on(rank, device)
+        need = self.rank(rank, device)
         return None if need is None else need.least + self.tokens * need.bytes_per_token
 
     def on_cpus(self, ranks: Mapping[int, str]) -> int:
@@ -273,11 +281,13 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
     chosen = None if parts or spec.spread else _one_host(spec, room, sizes)
     if spec.engine == OWN:  # an external engine is one process on one host
         chosen = chosen or _several_hosts(spec, missing, parts, room, sizes)
+        if chosen is None and not parts:
+            chosen, sizes = _unevenly(spec, room, sizes)
     if chosen is None:
         return [_unplaceable(spec, replica, room, sizes)]
     room.pending[spec.name] = max(0, room.pending[spec.name] - sum(_on_cpus(sizes, spec.tp)))
-    kv_tokens = _share(spec, chosen, parts, room)
-    sizes = Sizes(sizes.need, spec.kv_tokens or kv_tokens or sizes.tokens)
+    kv_tokens = _share(spec, chosen, parts, room, sizes)
+    sizes = Sizes(sizes.need, spec.kv_tokens or kv_tokens or sizes.tokens, sizes.shares)
     actions: list[Action] = []
     for host_id, rank_devices in chosen.items():
         part = parts.get(host_id)
@@ -291,6 +301,7 @@ def place(spec: ModelSpec, replica: str, parts: Parts, room: Room) -> list[Actio
             memory=_memory(sizes, devices),
             device_memory=_device_memory(sizes, devices, room, host_id),
             kv_tokens=kv_tokens,
+            shares=sizes.shares,
             kv_target=next((one.kv_target for one in parts.values()), None),
         )
         room.replace(host_id, part, assignment)
@@ -366,10 +377,11 @@ def least_sizes(spec: ModelSpec, parts: Parts, room: Room) -> Sizes:
     already."""
     need = room.need_of(spec)
     held = next((part.kv_tokens for part in parts.values()), None)
-    return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens)
+    shares = next((part.shares for part in parts.values()), [])
+    return Sizes(need, 0 if need is None else spec.kv_tokens or held or need.least_tokens, shares)
 
 
-def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room) -> int | None:
+def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, room: Room, sizes: Sizes) -> int | None:
     """The KV tokens of a replica whose specification names none; None where its ranks are to find out."""
     need = room.need_of(spec)
     if parts:
@@ -378,7 +390,8 @@ def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, roo
         return None
     shares = list[int]()
     for host_id, devices in chosen.items():
-        on_cpu = [need.ranks[rank] for rank, device in devices.items() if device == "cpu"]
+        known = [sizes.rank(rank, device) for rank, device in devices.items() if device == "cpu"]
+        on_cpu = [rank for rank in known if rank is not None]
         each = sum(rank.bytes_per_token for rank in on_cpu)
         if host_id in room.left and each:
             shares.append(room.share(host_id, each, sum(rank.least for rank in on_cpu)))
@@ -425,6 +438,34 @@ def _several_hosts(
                     chosen[host.id] = devices
                     left.remove(rank)
     return None if left else {host_id: rank_devices for host_id, rank_devices in chosen.items() if rank_devices}
+
+
+def _unevenly(spec: ModelSpec, room: Room, sizes: Sizes) -> tuple[dict[str, dict[int, str]] | None, Sizes]:
+    """A rank on each of as many hosts' CPUs, with the units that it has memory for, and what they take; None where that
+    is not enough for all units, or where ranks have even shares alone."""
+    need = sizes.need
+    if need is None or not need.unit_ranks or spec.tp < 2 or any(device != "cpu" for device in spec.devices):
+        return None, sizes
+
+    def bytes_with(units: int) -> int:
+        return Sizes(need, sizes.tokens, [units]).of(0, "cpu") or 0
+
+    room_for = {
+        host.id: max(
+            (own for own in range(1, len(need.unit_ranks) + 1) if room.holds(host.id, bytes_with(own))), default=0
+        )
+        for host in room.hosts
+        if host.id in room.left and not host.devices
+    }
+    hosts = sorted((host for host, own in room_for.items() if own), key=lambda host: (-room_for[host], host))[: spec.tp]
+    shares = {host: room_for[host] for host in hosts}
+    if len(hosts) < spec.tp or sum(shares.values()) < need.units:
+        return None, sizes
+    while sum(shares.values()) > need.units:  # the one that has least left gives a unit up
+        several = [host for host in hosts if shares[host] > 1]
+        shares[min(several, key=lambda host: room.left[host] - bytes_with(shares[host]))] -= 1
+    chosen = {host: {rank: "cpu"} for rank, host in enumerate(hosts)}
+    return chosen, Sizes(need, sizes.tokens, list(shares.values()))
 
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unplaceable:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from control.messages import Assignment, ModelSpec
-from control.placement.placement import Assign, Host, Needs, Room, Unplaceable, Wanted, Withdraw, bytes_of, place
+from control.placement.placement import Assign, Host, Needs, Room, Sizes, Unplaceable, Wanted, Withdraw, bytes_of, place
 from control.placement.rollout import Place, free_names, is_giving_back, plan
 
 Held = dict[str, list[Assignment]]
@@ -183,8 +183,8 @@ def _least(one: Assignment, needs: Needs) -> int:
     need = needs.get(one.spec.name)
     if need is None or one.spec.kv_tokens is not None or len(need.ranks) < one.spec.tp:
         return bytes_of(one, needs)
-    sizes = need.bytes_with(need.least_tokens)
-    return sum(sizes[rank] for rank, device in zip(one.ranks, one.devices, strict=True) if device == "cpu")
+    sizes = Sizes(need, need.least_tokens, one.shares)
+    return sizes.on_cpus(dict(zip(one.ranks, one.devices, strict=True)))
 
 
 def _gain(move: Move, hosts: list[Host], held: Held, needs: Needs, shares: dict[str, float]) -> float:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,9 +20,10 @@ from control.errors import FurrowError
 from control.messages import ModelAssets, ModelSpec
 from control.placement.need import ModelNeed, RankNeed
 from control.process import child_environment, die_with_parent, python_command
-from worker.repository import assets, source, validation
+from worker.repository import assets, quantized, source, validation
 from worker.repository.external import external_model
 from worker.repository.files import ModelFiles
+from worker.repository.gguf import gate as gguf_gate
 
 log = structlog.get_logger()
 
@@ -49,23 +50,71 @@ def need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
     )
 
 
+MOST_UNITS = 8
+"""Into so many parts heads and widths are cut at most, for uneven shares."""
+
+
+def uneven_need_of(spec: ModelSpec, files: ModelFiles) -> ModelNeed:
+    """As `need_of`, with the need of ranks that have other shares than even ones, on CPUs. Raises as a load."""
+    need = need_of(spec, files)
+    units = _units_of(spec, files)
+    if units <= spec.tp:
+        return need
+    ranks = [
+        max(_needs_of_units(spec, files, own, units), key=lambda rank: rank.total)
+        for own in range(1, units - spec.tp + 2)
+    ]
+    return msgspec.structs.replace(need, unit_ranks=ranks, units=units)
+
+
+def _units_of(spec: ModelSpec, files: ModelFiles) -> int:
+    """The most units, MOST_UNITS at most, that so many ranks could have evenly; 0 where shares must be even."""
+    heads = set(validation.layer_kv_heads(files.config))
+    for units in range(min(MOST_UNITS, *heads), spec.tp, -1):
+        with suppress(FurrowError):
+            shares = [1] * (spec.tp - 1) + [units - spec.tp + 1]
+            validation.check_shares(files.config, shares, spec.tp, spec.quant)
+            quantized.check(files.config, files.tensors, units, ["cpu"] * units)
+            if files.gguf is not None:
+                gguf_gate.check(files.gguf, files.config, msgspec.structs.replace(spec, tp=units), ["cpu"] * units)
+            return units
+    return 0
+
+
+def _needs_of_units(spec: ModelSpec, files: ModelFiles, own: int, units: int) -> Iterator[RankNeed]:
+    """Of a rank with so many units, wherever they begin: widths may be cut at other borders there."""
+    for rank in range(spec.tp):
+        behind = spec.tp - 1 - rank
+        for first in range(rank, units - own - behind + 1):
+            shares = (*_split(first, rank), own, *_split(units - own - first, behind))
+            if sum(shares) == units:
+                yield _rank_on(spec, files, rank, "cpu", shares)
+
+
+def _split(units: int, ranks: int) -> list[int]:
+    """The units of so many ranks together; which has how many does not matter to others."""
+    return [1] * (ranks - 1) + [units - ranks + 1] if ranks else []
+
+
 def _ranks_on(spec: ModelSpec, files: ModelFiles, devices: list[str]) -> list[RankNeed]:
+    return [_rank_on(spec, files, rank, device) for rank, device in enumerate(devices)]
+
+
+def _rank_on(spec: ModelSpec, files: ModelFiles, rank: int, device: str, shares: tuple[int, ...] = ()) -> RankNeed:
     from worker.models.need import rank_need  # only here: an agent does without its imports
 
-    return [
-        rank_need(
-            files,
-            tp=spec.tp,
-            rank=rank,
-            dtype=spec.dtype,
-            quant=spec.quant,
-            dequantize=spec.dequantize,
-            device=device,
-            kv_tokens=spec.kv_tokens,
-            max_context=spec.max_context,
-        )
-        for rank, device in enumerate(devices)
-    ]
+    return rank_need(
+        files,
+        tp=spec.tp,
+        rank=rank,
+        dtype=spec.dtype,
+        quant=spec.quant,
+        dequantize=spec.dequantize,
+        device=device,
+        kv_tokens=spec.kv_tokens,
+        max_context=spec.max_context,
+        shares=shares,
+    )
 
 
 def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:
@@ -87,7 +136,8 @@ def print_need() -> None:
     query = msgspec.json.decode(sys.stdin.buffer.read(), type=NeedQuery)
     place = Path(query.place)
     try:
-        need = need_of(query.spec, validation.inspect(place, query.spec.images))
+        find = uneven_need_of if query.uneven else need_of
+        need = find(query.spec, validation.inspect(place, query.spec.images))
     except (FurrowError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from None
@@ -97,12 +147,13 @@ def print_need() -> None:
 class NeedQuery(msgspec.Struct, frozen=True, kw_only=True):
     spec: ModelSpec
     place: str
+    uneven: bool = False
 
 
-def need_apart(spec: ModelSpec, place: Path) -> ModelNeed:
-    """As `need_of`, in a process of its own: what it imports would stay with the agent. Raises ValueError with the
-    reason."""
-    query = msgspec.json.encode(NeedQuery(spec=spec, place=str(place)))
+def need_apart(spec: ModelSpec, place: Path, *, uneven: bool = False) -> ModelNeed:
+    """As `need_of` or `uneven_need_of`, in a process of its own: what it imports would stay with the agent. Raises
+    ValueError with the reason."""
+    query = msgspec.json.encode(NeedQuery(spec=spec, place=str(place), uneven=uneven))
     command = python_command("worker", "need")
     ended = subprocess.run(
         command, input=query, capture_output=True, timeout=LIMIT_S, env=child_environment(), check=False

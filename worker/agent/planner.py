@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import structlog
@@ -12,7 +13,7 @@ from control.messages import Assignment, ModelAssets, ModelSpec
 from control.placement import farm
 from control.placement.farm_view import FarmReader, FarmView
 from control.placement.need import ModelNeed
-from control.placement.placement import Action, Assign, Unplaceable, Withdraw
+from control.placement.placement import Action, Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -55,6 +56,7 @@ class Planner:
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
         self._client, self._unplaceable = client, unplaceable
         self._need_finder, self._assets_finder = Finder(need_apart), Finder(assets_of)
+        self._uneven_finder = Finder(partial(need_apart, uneven=True))
         self._farm = FarmReader(client)
         self.on_demand = OnDemand(client)
         self._stranded = StrandedRequests(client)
@@ -105,6 +107,8 @@ class Planner:
             uses = health.kv_uses(self._client, held, needs)
             actions = plan(*state, uses) if uses else actions
             unplaced = [one for one in actions if isinstance(one, Unplaceable)]
+        seeking = {one for one in unplaced if not one.waits and self._seeks_uneven(one, specs, hosts, needs)}
+        unplaced = [one for one in unplaced if one not in seeking]
         making_room = any(one.withdrawn for assignments in held.values() for one in assignments)
         making_room = making_room or any(isinstance(one, Withdraw) for one in actions)
         making_room = making_room or any(one.waits for one in unplaced)
@@ -127,7 +131,23 @@ class Planner:
                 self._tell(one)
         self._tidy(specs, held)
         unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
-        return unfinished or any(spec.unload for spec in specs)
+        return unfinished or bool(seeking) or any(spec.unload for spec in specs)
+
+    def _seeks_uneven(
+        self, unplaced: Unplaceable, specs: list[ModelSpec], hosts: list[Host], needs: dict[str, ModelNeed]
+    ) -> bool:
+        """True while the need of ranks with uneven shares is being found, for a replica that has no place with even
+        ones. It is placed with them in the turn after."""
+        spec = next(spec for spec in specs if spec.name == unplaced.model)
+        need = needs.get(spec.name)
+        several = sum(host.memory is not None and not host.drained and not host.devices for host in hosts)
+        if spec.tp < 2 or several < spec.tp or need is None or need.revision != spec.revision or need.unit_ranks:
+            return False
+        over, uneven = self._uneven_finder.find(spec)
+        if uneven is not None and uneven.unit_ranks:
+            run(self._client, farm.put_need(spec.name, uneven))
+            return True
+        return not over
 
     def _needs(self, view: FarmView) -> tuple[dict[str, ModelNeed], set[str]]:
         """The needs of models at the revisions that are desired, as far as they are known, and the models that are not

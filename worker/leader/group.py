@@ -148,9 +148,14 @@ class Group:
             self._prove()
             joined = now_ms()
         self._progress.phase = "loading"
-        loaded = self._together("load", load(epoch=self._lease.epoch, seq=self._next()), LOAD_STALL_S)
+        command = load(epoch=self._lease.epoch, seq=self._next())
+        loaded = self._together("load", command, LOAD_STALL_S)
         self._progress.phase = "ready"
         self.loaded = replies = self._all(LoadDenseShardOk, loaded)
+        for rank, reply in enumerate(replies):
+            if reply.shares != command.shares:
+                why = f"it has the shares {reply.shares} of the model, not {command.shares}: upgrade its host"
+                raise GroupError("load", None, [RankError(rank, "load_failed", why)])
         self.verifies_guesses = all(reply.verifies_guesses for reply in replies)
         kv_tokens = min(reply.kv_tokens for reply in replies)
         return kv_tokens, Formation(self._lease.epoch, led, gathered, joined, loaded=now_ms())

@@ -109,6 +109,7 @@ class GroupLeader(Leader):
         self._backend: Backend | None = None
         self._share: KvShare | None = None
         self._kv_at_most = assignment.kv_tokens is not None
+        self._shares = assignment.shares
         is_chosen = assignment.kv_tokens is not None or spec.kv_tokens is None
         if is_chosen and rank_worker.device == "cpu":  # a GPU's pages are allocated for good
             self._share = KvShare(owner.rpartition("/")[0], spec.name, self._replica)
@@ -203,6 +204,7 @@ class GroupLeader(Leader):
             dequantize=self._spec.dequantize,
             kv_tokens=self._spec.kv_tokens,
             kv_at_most=self._kv_at_most,
+            shares=self._shares,
         )
 
     def _backend_of(self, group: Group) -> Backend | None:

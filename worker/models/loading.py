@@ -6,7 +6,7 @@ them alone: torch and transformers take seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from control.errors import UnsupportedArchitecture
 from control.quantization import BLOCK_QUANTS, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
@@ -83,12 +84,14 @@ def load(
     device: str = "cpu",
     tell: Callable[[float], None] = lambda share: None,
     cache: WeightCache | None = None,
+    shares: Sequence[int] = (),
 ) -> ServedModel:
     """This rank's shard, ready to serve. `tell` is called with the share of the checkpoint that was read. Packed
-    weights are read from `cache`, or kept there. Ranks exchange nothing, so each may load at its own speed. Raises
-    ModelFilesError, UnsupportedArchitecture or SettingsError."""
+    weights are read from `cache`, or kept there. `shares`: by rank, how many units of all heads and widths it has;
+    empty for even ones. Ranks exchange nothing, so each may load at its own speed. Raises ModelFilesError,
+    UnsupportedArchitecture or SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
-    attempt = partial(_load, files, collective, dtype, quant, dequantize, device, tell, cache)
+    attempt = partial(_load, files, collective, dtype, quant, dequantize, device, tell, cache, tuple(shares))
     try:
         return attempt(every_kind=False)
     except KindMissing as missing:
@@ -105,14 +108,18 @@ def _load(
     device: str,
     tell: Callable[[float], None],
     cache: WeightCache | None,
+    shares: tuple[int, ...],
     *,
     every_kind: bool,
 ) -> ServedModel:
     """`every_kind`: with a C++ library for all kinds of weights, not for those alone that the files promise. Raises
     KindMissing without it."""
-    validation.check(files.config, collective.world_size, quant=quant)
+    if shares:
+        validation.check_shares(files.config, shares, collective.world_size, quant)
+    else:
+        validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
-    quantized.check(files.config, files.tensors, collective.world_size, [device])
+    quantized.check(files.config, files.tensors, sum(shares) or collective.world_size, [device])
     validation.check_devices(files.config, [device])
     stored = resolve_dtype(dtype, device, files.config)
     chosen = computed_in(stored, device)
@@ -125,6 +132,7 @@ def _load(
         quant=quant,
         dequantize=dequantize,
         tell=tell,
+        shares=shares,
     )
     kinds = None if every_kind else kinds_of(files, quant, dequantize, dtype)
     shapes = None if is_encoder(files.config) else of_config(files.config, dtype, collective.world_size)
@@ -141,6 +149,8 @@ def _load(
             if served is not None:
                 return served
             log.warning("loading again with transformers", action="load_again")
+    if shares:
+        raise UnsupportedArchitecture(f"Ranks with the shares {list(shares)} need a model that C++ computes.")
     torch_part.check("torch computes this model")
     from worker.models.torch import loading as torch_loading  # only here: it imports torch
 
@@ -155,7 +165,7 @@ def _native(shard: Shard, model: CausalModel, threads: Threads, cache: WeightCac
     if cache is None or not cache.on or pooling_of(files.config) is not None:
         return _served(shard, _filled(shard, model, threads)[0], threads)
     made_of = fingerprint(files, (shard.storage or shard.dtype).name, shard.quant, shard.dequantize)
-    subject = subject_of(files.weights, made_of, shard.quant, group.rank, group.world_size, threads)
+    subject = subject_of(files.weights, made_of, shard.quant, group.rank, group.world_size, threads, shard.shares)
     cached: tuple[CausalModel, Quantizer | None] | None = cache.read(subject, threads, shard.link, shard.tell)
     if cached is not None:
         if cached[1] is not None:

@@ -77,9 +77,11 @@ def rank_need(
     kv_tokens: int | None = None,
     max_context: int | None = None,
     threads: int | None = None,
+    shares: tuple[int, ...] = (),
 ) -> RankNeed:
     """Of the rank `rank` of `tp`. `kv_tokens` None: one context of the longest sequence. `threads`: of the host that
-    runs it, this one's by default. Raises ModelFilesError, UnsupportedArchitecture, SettingsError as a load does."""
+    runs it, this one's by default. `shares`: by rank, as of `ShardPlan`. Raises ModelFilesError,
+    UnsupportedArchitecture, SettingsError as a load does."""
     config = files.config
     stored = resolve_dtype(dtype, device, config)
     chosen = computed_in(stored, device)
@@ -92,6 +94,7 @@ def rank_need(
         quant=quant,
         dequantize=dequantize,
         tell=lambda share: None,
+        shares=shares,
     )
     context = validation.context_length(config)
     context = min(context, max_context or context)

@@ -232,6 +232,8 @@ class Shard:
     quant: str | None
     dequantize: bool
     tell: Callable[[float], None]
+    shares: tuple[int, ...] = ()
+    """By rank, as of `ShardPlan`."""
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -269,6 +271,7 @@ class Shard:
             by_layer,
             regions,
             groups,
+            self.shares,
         )
 
     def cache_layout(self, config: Any, plan: ShardPlan) -> CacheLayout:

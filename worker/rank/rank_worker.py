@@ -92,6 +92,7 @@ class RankWorker:
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
+        self._shares: list[int] = []
         self._loaded_in, self._read_bytes, self._weight_bytes = 0, 0, 0
         """`_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read."""
         self._parts_done, self._loading = 0, False
@@ -272,6 +273,7 @@ class RankWorker:
                     device=self.device,
                     tell=self._was_read,
                     cache=self._weights,
+                    shares=command.shares,
                 )
                 context = context_length(files.config)
                 tokens, at_most = command.kv_tokens, command.kv_at_most
@@ -284,10 +286,12 @@ class RankWorker:
             # Libraries and model stay: a collector that looked through them would do so in the middle of a step.
             gc.freeze()
             atexit.register(gc.unfreeze)
-            self._model, self._model_id = model, command.model_id
+            self._model, self._model_id, self._shares = model, command.model_id, command.shares
             self._engine = Engine(model, store, collective)
         elif self._model_id != command.model_id or self._loaded_in == command.epoch:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
+        elif self._shares != command.shares:
+            raise self._error("already_loaded", f"{self._model_id!r} is loaded with the shares {self._shares}")
         self._loaded_in = command.epoch
         assert self._engine is not None
         if self._all_loaded(True):
@@ -298,6 +302,7 @@ class RankWorker:
             weight_bytes=self._model.weight_bytes,
             verifies_guesses=self._engine.verifies_guesses,
             backend=describe(self._model),
+            shares=self._shares,
         )
 
     def _all_loaded(self, loaded: bool) -> bool:

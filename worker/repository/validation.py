@@ -57,6 +57,22 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     _check_context(config, max_context)
 
 
+def check_shares(config: dict[str, Any], shares: Sequence[int], tp: int, quant: str | None = None) -> None:
+    """Raise UnsupportedArchitecture where `tp` ranks can't have these units of all heads and widths: what so many ranks
+    as there are units could share evenly, neighbours among them can have together. The families whose ranks sum norms,
+    or keep recurrent states, have even shares."""
+    units = sum(shares)
+    if len(shares) != tp or min(shares) < 1:
+        raise UnsupportedArchitecture(f"The shares {list(shares)} are not those of {tp} ranks, with one unit at least.")
+    family = family_of(config)
+    if gate.is_encoder(config) or family.recurrent or "width_norm" in family.roles.values():
+        raise UnsupportedArchitecture(f"Ranks of model type '{config['model_type']}' have even shares.")
+    check(config, units, None, quant)
+    for shared in sorted(set(layer_kv_heads(config))):
+        if shared % units:
+            raise UnsupportedArchitecture(f"{shared} key-value heads can't be divided into {units} units.")
+
+
 def _check_context(config: dict[str, Any], max_context: int | None) -> None:
     if max_context is not None and max_context > context_length(config):
         raise ModelFilesError(

@@ -79,6 +79,8 @@ class Subject(msgspec.Struct, frozen=True):
     rank: int
     world_size: int
     library: str
+    shares: tuple[int, ...]
+    """By rank, where they are uneven."""
     code: str
 
     @property
@@ -95,6 +97,7 @@ def subject_of(
     rank: int,
     world_size: int,
     threads: Threads,
+    shares: tuple[int, ...] = (),
 ) -> Subject:
     """`weights` are the model's files, `fingerprint` is that of what is made of them. Raises OSError if a file went
     away."""
@@ -106,6 +109,7 @@ def subject_of(
         rank=rank,
         world_size=world_size,
         library=Path(threads.library._name).stem,
+        shares=shares,
         code=_code(),
     )
 

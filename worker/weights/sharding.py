@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from worker.families.roles import Role, Roles
 
 
-def share(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """The rank's interval of `size` things; intervals differ by at most one where it does not divide."""
-    return size * rank // world_size, size * (rank + 1) // world_size
+def share(size: int, rank: int, world_size: int, width: int = 1) -> tuple[int, int]:
+    """The rank's interval of `size` things; intervals differ by at most one where it does not divide. `width`: the
+    interval of so many neighbours together, from this one on."""
+    return size * rank // world_size, size * (rank + width) // world_size
 
 
 def padded_share(size: int, rank: int, world_size: int) -> tuple[int, int, int]:
@@ -25,14 +26,14 @@ def padded_share(size: int, rank: int, world_size: int) -> tuple[int, int, int]:
     return min(size, rank * width), min(size, (rank + 1) * width), width
 
 
-def bordered_share(size: int, borders: tuple[int, ...], rank: int, world_size: int) -> tuple[int, int]:
-    """The rank's interval of `size` things, cut at multiples of the first of `borders` that leaves each rank something,
-    and of 1 where none does."""
+def bordered_share(size: int, borders: tuple[int, ...], rank: int, world_size: int, width: int = 1) -> tuple[int, int]:
+    """As `share`, cut at multiples of the first of `borders` that leaves each rank something, and of 1 where none
+    does."""
     for border in borders:
         if size % border == 0 and size // border >= world_size:
-            start, stop = share(size // border, rank, world_size)
+            start, stop = share(size // border, rank, world_size, width)
             return start * border, stop * border
-    return share(size, rank, world_size)
+    return share(size, rank, world_size, width)
 
 
 def ends_at(size: int, border: int, borders: tuple[int, ...], world_size: int) -> bool:
@@ -64,6 +65,22 @@ class ShardPlan:
     """Widths of the parts of a weight with the role `regions` or `mamba`, as `Recurrence.regions`."""
     groups: int = 0
     """Groups of heads in Mamba layers."""
+    shares: tuple[int, ...] = ()
+    """By rank, how many units it has of all heads and widths, which are cut as for so many ranks as there are units.
+    Empty: one each."""
+
+    @property
+    def units(self) -> int:
+        """Parts into which heads and widths are cut."""
+        return sum(self.shares) or self.world_size
+
+    @property
+    def first_unit(self) -> int:
+        return sum(self.shares[: self.rank]) if self.shares else self.rank
+
+    @property
+    def own_units(self) -> int:
+        return self.shares[self.rank] if self.shares else 1
 
     def role(self, name: str) -> Role | None:
         """The role of a module or parameter by its full name, e.g. `model.layers.3.mlp.up_proj`. A rank alone keeps
@@ -80,7 +97,7 @@ class ShardPlan:
                 return [(start, stop), (half + start, half + stop)]
             case "query_key_value":
                 width = size // (self.heads + 2 * self.kv_heads)
-                start, stop = share(self.heads, self.rank, self.world_size)
+                start, stop = self._share(self.heads)
                 first, last = self._kv_share(self.kv_heads)
                 keys = self.heads
                 values = self.heads + self.kv_heads
@@ -88,7 +105,7 @@ class ShardPlan:
                 return [(width * begin, width * end) for begin, end in places]
             case "regions":
                 starts = itertools.accumulate(self.regions, initial=0)
-                shares = [share(width, self.rank, self.world_size) for width in self.regions]
+                shares = [self._share(width) for width in self.regions]
                 return [(at + start, at + stop) for at, (start, stop) in zip(starts, shares, strict=False)]
             case "mamba":
                 return self._of_mamba(module)
@@ -99,16 +116,16 @@ class ShardPlan:
                 return [(width * first, width * last)]
             case _ if ".linear_attn." in module:
                 tiles = max(1, len(self.regions) - 2)
-                start, stop = share(size // tiles, self.rank, self.world_size)
+                start, stop = self._share(size // tiles)
                 return [(at + start, at + stop) for at in range(0, size, size // tiles)]
             case _ if any(part in module for part in (".mlp.", ".feed_forward.", ".shared_mlp.")):
                 return [self.feed_forward_share(size)]
             case _:
-                return [share(size, self.rank, self.world_size)]
+                return [self._share(size)]
 
     def feed_forward_share(self, size: int) -> tuple[int, int]:
         """This rank's interval of `size` inner values of a feed-forward network, or of one expert."""
-        return bordered_share(size, self.borders, self.rank, self.world_size)
+        return bordered_share(size, self.borders, self.first_unit, self.units, self.own_units)
 
     def _of_mamba(self, module: str) -> list[tuple[int, int]]:
         """Gates, inputs, B, C and steps for the first projection; inputs, B and C for the convolution."""
@@ -123,7 +140,7 @@ class ShardPlan:
         return [(start - inner, stop - inner) for start, stop in places[1:4]]
 
     def _share(self, size: int) -> tuple[int, int]:
-        return share(size, self.rank, self.world_size)
+        return share(size, self.first_unit, self.units, self.own_units)
 
     def _kv_heads_of(self, module: str) -> int:
         match = LAYER.search(module) if self.layer_kv_heads else None
@@ -135,11 +152,11 @@ class ShardPlan:
         if heads < self.world_size:
             head = self.rank * heads // self.world_size
             return head, head + 1
-        return share(heads, self.rank, self.world_size)
+        return self._share(heads)
 
     @property
     def local_heads(self) -> int:
-        return self.heads // self.world_size
+        return self.heads * self.own_units // self.units
 
     @property
     def local_kv_heads(self) -> int:
@@ -147,4 +164,4 @@ class ShardPlan:
 
     def kv_heads_here(self, heads: int) -> int:
         """Of so many key-value heads of a layer, those of this rank."""
-        return max(1, heads // self.world_size)
+        return max(1, heads * self.own_units // self.units)

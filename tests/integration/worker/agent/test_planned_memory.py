@@ -275,3 +275,29 @@ def test_a_later_model_gets_kv_memory_that_another_gives_back(redis: ReplicaRedi
     held = until(lambda: (held := turn()) and "later" in held and held, 5.0)
     assert (held[MODEL].kv_tokens, held[MODEL].kv_target) == (target, None)
     assert sum(sum(one.memory) for one in held.values()) <= GIB
+
+
+def test_ranks_get_uneven_shares_where_even_ones_fit_nowhere(redis: ReplicaRedis) -> None:
+    """Their need is looked for then, and no figures are told meanwhile; a host with too little for a unit gets none."""
+    reports = list[str]()
+    planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, kv_tokens=100_000)
+    [even, _] = need_apart(spec, MODEL_DIR).ranks
+    sizes = {"large": int(1.4 * even.total), "small": int(0.7 * even.total)}
+    hosts = [Host(name, memory=size) for name, size in sizes.items()]
+    catalog.put_spec(redis.client, spec)
+    catalog.put_spec(redis.client, ModelSpec(name="none", source=str(MODEL_DIR), unload=True))  # not the only one
+
+    def turn() -> dict[str, Assignment]:
+        for host in hosts:
+            farm.beat_host(redis.client, host, 1, 1)
+        planner.turn()
+        return {name: one for name in sizes for one in farm.assignments(redis.client, name)}
+
+    held = until(lambda: (held := turn()) and len(held) == 2 and held, 30.0)
+    assert reports == []
+    assert {name: one.ranks for name, one in held.items()} == {"large": [0], "small": [1]}
+    assert held["large"].shares == held["small"].shares == [3, 1]
+    need = redis.run(farm.needs())[MODEL]
+    for name, units in (("large", 3), ("small", 1)):
+        assert held[name].memory == [need.unit_ranks[units - 1].total] and held[name].memory[0] <= sizes[name]

@@ -107,10 +107,18 @@ class _Rank:
         """`job` of this rank's collective: a function that can be imported."""
         return job(self.collective, *arguments)
 
-    def load(self, folder: Path, dtype: str, quant: str | None = None, dequantize: bool = False) -> int:
+    def load(
+        self,
+        folder: Path,
+        dtype: str,
+        quant: str | None = None,
+        dequantize: bool = False,
+        shares: tuple[int, ...] = (),
+    ) -> int:
         """Load a model; the bytes of this rank's weights."""
         assert self.collective is not None
-        model = load(folder, collective=self.collective, dtype=dtype, quant=quant, dequantize=dequantize)
+        options = {"dtype": dtype, "quant": quant, "dequantize": dequantize, "shares": shares}
+        model = load(folder, collective=self.collective, **options)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
         return model.weight_bytes
 

@@ -16,7 +16,7 @@ from control.quantization import BLOCK_QUANTS
 from tests import image_models, models, pooled_models, quantized
 from tests.integration.worker.engine.test_gguf import MODELS, made
 from tests.integration.worker.engine.test_loading import Membership
-from worker.agent.needs import need_of
+from worker.agent.needs import need_of, uneven_need_of
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.models.loading import load
@@ -179,6 +179,32 @@ def test_no_kv_tokens_are_one_context(checkpoint: Checkpoint) -> None:
     assert rank_need(files).kv_tokens == 512
     assert rank_need(files, max_context=64).kv_tokens == 64
     assert rank_need(files, kv_tokens=1000, max_context=64).kv_tokens == 1000
+
+
+@pytest.mark.parametrize("quant", [None, "int8"])
+@pytest.mark.parametrize(("tp", "units"), [(2, 4), (3, 4)])
+def test_a_rank_with_uneven_shares_takes_no_more_than_its_units(
+    quant: str | None, tp: int, units: int, tmp_path: Path
+) -> None:
+    """Wherever they begin; weights and KV memory of the largest are exact."""
+    folder = models.make("qwen3", tmp_path / "m", num_key_value_heads=4, num_attention_heads=12, intermediate_size=100)
+    spec = ModelSpec(name="m", source="/m", tp=tp, quant=quant, kv_tokens=TOKENS)
+    need = uneven_need_of(spec, inspect(folder))
+    assert need.units == units and len(need.unit_ranks) == units - tp + 1 and len(need.ranks) == tp
+    for rank, shares in enumerate(([2, 1, 1], [1, 2, 1], [1, 1, 2]) if tp == 3 else ([3, 1], [1, 3])):
+        group: Any = Membership(rank, tp)
+        model = load(folder, collective=group, quant=quant, shares=shares)
+        assert isinstance(model.cache_layout, CacheLayout)
+        known = need.with_units(shares[rank])
+        assert known is not None and known.kv == TOKENS * model.cache_layout.bytes_per_token
+        assert model.weight_bytes <= known.weights <= model.weight_bytes * 1.05
+
+
+def test_models_whose_ranks_have_even_shares_have_no_units(tmp_path: Path) -> None:
+    """Their ranks sum norms, or there are too few key-value heads."""
+    for family, heads in (("olmo2", 4), ("llama", 2)):
+        folder = models.make(family, tmp_path / family, num_key_value_heads=heads, num_attention_heads=2 * heads)
+        assert uneven_need_of(ModelSpec(name="m", source="/m", tp=2), inspect(folder)).unit_ranks == []
 
 
 @pytest.mark.parametrize(

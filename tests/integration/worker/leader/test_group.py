@@ -21,7 +21,7 @@ from control.commands import (
 from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
 from control.messages import encode
 from control.replicas.health import write_poison
-from control.replies import GenerateStepOk, Pong, Reply
+from control.replies import GenerateStepOk, LoadDenseShardOk, Pong, Reply
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader.group_scene import WORLD, Scene
 from tests.integration.worker.scripted_rank import Answer, failing, silent, well
@@ -116,6 +116,21 @@ def test_a_load_that_fails_names_every_rank_that_failed(play: Play) -> None:
         scene.group.form(scene.load)
     assert [(error.rank, error.kind) for error in caught.value.ranks] == [(1, "load_failed"), (2, "load_failed")]
     assert "disk 1 is full" in str(caught.value) and "disk 2 is full" in str(caught.value)
+
+
+def test_a_rank_that_loaded_other_shares_ends_the_epoch(play: Play) -> None:
+    """One of an older version loads even shares, and says none: the sums would be wrong."""
+
+    def of_older_version(rank: int, world_size: int, command: AnyCommand) -> Reply:
+        reply = well(rank, world_size, command)
+        if isinstance(reply, LoadDenseShardOk) and rank != 2:
+            return msgspec.structs.replace(reply, shares=[2, 1, 1])
+        return reply
+
+    scene = play(of_older_version)
+    scene.own.answer = lambda command: of_older_version(0, WORLD, command)  # type: ignore[method-assign]
+    with pytest.raises(GroupError, match=r"rank 2.*it has the shares \[\] of the model, not \[2, 1, 1\]: upgrade"):
+        scene.group.form(lambda **at: msgspec.structs.replace(scene.load(**at), shares=[2, 1, 1]))
 
 
 def test_both_sides_of_a_double_failure_are_told(play: Play) -> None:

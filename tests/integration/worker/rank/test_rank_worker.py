@@ -127,6 +127,9 @@ def test_a_second_load_is_already_loaded_but_a_new_epoch_keeps_the_weights(folde
     assert kind(rank.answer(load(folder))) == "already_loaded"
     rank.leave()
     assert isinstance(rank.answer(load(folder, epoch=2)), LoadDenseShardOk)
+    rank.leave()
+    other = rank.answer(load(folder, epoch=3, shares=[1]))
+    assert kind(other) == "already_loaded" and "with the shares []" in str(other)
 
 
 def test_a_load_that_fails_says_why(folder: Path) -> None:
