@@ -32,6 +32,13 @@ from worker.rank.exit_codes import describe
 TICK_S = 0.25
 
 
+def signal_agent(agent: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to an agent that has not been reaped. Popen's own methods would reap one that has just ended, and
+    the supervisor would wait for its end for ever."""
+    with suppress(ProcessLookupError):
+        os.kill(agent.pid, number)
+
+
 class HostSupervisor:
     """Runs `command` as the agent, and `own`, this build's agent, where that can't be run or has failed FAILURES times
     in a row: a new build that does not start must not end the ranks. The first agent is `own` too, which starts
@@ -113,7 +120,7 @@ class HostSupervisor:
             log("error", "no agent: the ranks end", absent_s=self._limits.absent_s, action="ranks_end")
             self._shutdown = HostShutdown(self._children, now)
             if self._agent is not None and not self._spoken:
-                self._agent.kill()
+                signal_agent(self._agent, signal.SIGKILL)
         if self._shutdown is not None and self._shutdown.advance(now):
             self._shutdown = None
         if self._agent is None and now >= self._due:
@@ -124,7 +131,7 @@ class HostSupervisor:
         """Wait for the agent to end the ranks; end those that are left without it."""
         if now > stop_by:
             if self._agent is not None:
-                self._agent.kill()
+                signal_agent(self._agent, signal.SIGKILL)
             for child in self._children.living():
                 self._children.signal(child.pid, signal.SIGKILL)
         if self._agent is not None:
@@ -139,15 +146,15 @@ class HostSupervisor:
             self._replace = False
             if agent is not None and self._leave_by is None:
                 log("info", "replacing the agent", pid=agent.pid, action="agent_replace")
-                agent.terminate()
+                signal_agent(agent, signal.SIGTERM)
                 self._leave_by = now + REPLACE_S
         if agent is None:
             return
         if self._leave_by is not None and now > self._leave_by:
-            agent.kill()
+            signal_agent(agent, signal.SIGKILL)
         if self._spoken and now - self._heard > AGENT_SILENT_S:
             log("error", "the agent hangs and is killed", pid=agent.pid, silent_s=AGENT_SILENT_S, action="agent_kill")
-            agent.kill()
+            signal_agent(agent, signal.SIGKILL)
             self._spoken = False
 
     def _wait(self, woken: socket.socket) -> None:

@@ -57,6 +57,15 @@ def test_what_an_agent_asked_for_just_before_its_death_is_done(scene: Scene) -> 
     assert [child["tag"] for child in later["children"]] == [{"name": "whole"}]
 
 
+def test_a_signal_does_not_reap_an_agent_that_has_just_ended() -> None:
+    """Its exit is still there for the supervisor, which would wait for it for ever."""
+    with subprocess.Popen(["true"]) as agent:
+        until(lambda: psutil.Process(agent.pid).status() == psutil.STATUS_ZOMBIE, 40.0)
+        supervisor.signal_agent(agent, signal.SIGKILL)
+        assert os.waitpid(agent.pid, os.WNOHANG)[0] == agent.pid
+        agent.returncode = 0
+
+
 def test_a_request_that_is_not_understood_harms_nothing(scene: Scene) -> None:
     """The agent may be newer than its supervisor: what it does not know is refused, and everything goes on."""
     requests = [{"op": "fly", "id": 7}, {"op": "spawn", "id": 8}, {"op": "fork", "id": 9, "pid": "x"}, {}, ["list"]]
