@@ -66,7 +66,7 @@ class LlamaServer(Engine):
             "min_p": sampling.min_p,
             "typical_p": sampling.typical_p,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(piece.tokens) + piece.most,  # all that the penalty counts
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p", "typ_p"],
