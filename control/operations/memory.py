@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from control.operations.desired import find_spec
 from control.placement import farm
 from control.placement.need import HostFit, RankNeed, fits_on
+from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 
@@ -14,7 +14,7 @@ from control.redis.connection import run
 class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What each rank of a replica needs with `kv_tokens`: those of the specification, or the fewest with which the
     model is placed. `hosts` says what each has left for all of them, or its accelerators for one. Empty where the need
-    is not known yet."""
+    is not known yet, or where the farm has no such model."""
 
     model: str
     kv_tokens: int = 0
@@ -25,10 +25,10 @@ class ModelMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_of(client: SyncRedis, model: str) -> ModelMemory:
-    """Raises ModelNotFound, RedisUnavailable, and SettingsError for a model that is on its way out."""
-    spec = find_spec(client, model)
+    """Raises RedisUnavailable."""
+    spec = catalog.get_spec(client, model)
     need = run(client, farm.needs()).get(model)
-    if need is None or need.revision != spec.revision:
+    if spec is None or need is None or need.revision != spec.revision:
         return ModelMemory(model=model)
     tokens = spec.kv_tokens or need.least_tokens
     need = need.with_tokens(tokens)

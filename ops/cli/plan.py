@@ -16,6 +16,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.placement import farm
 from control.placement.need import DeviceRoom, HostFit, ModelNeed, RankNeed, fits_on, is_enough, most_kv_tokens
+from control.placement.placement import Assign, Host, Room, place
 from control.sizes import in_words
 from ops.cli.options import model_options
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
@@ -155,9 +156,21 @@ def _cpu_remedies(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed],
         shares = sorted((one.total for one in ranks), reverse=True)
         if len(free) >= spec.tp and all(s <= f for s, f in zip(shares, sorted(free, reverse=True), strict=False)):
             remedies.append("--spread, with its ranks on several hosts")
+        elif units := _uneven(spec, files, free):
+            remedies.append(f"uneven shares on {spec.tp} hosts, {units} parts of the model, as a farm gives them")
     elif remedy := _split(spec, files, sorted(free, reverse=True)):
         remedies.append(remedy)
     return remedies
+
+
+def _uneven(spec: ModelSpec, files: ModelFiles, free: Sequence[int]) -> str:
+    """The parts of the model that ranks on hosts with so much memory get, where even ones don't fit; else empty."""
+    from worker.agent.needs import uneven_need_of
+
+    hosts = [Host(f"{index:04}", memory=size) for index, size in enumerate(free)]
+    room = Room(hosts, {spec.name: uneven_need_of(spec, files)})
+    shares = [one.assignment.shares for one in place(spec, "r0", {}, room) if isinstance(one, Assign)]
+    return ":".join(map(str, shares[0])) if shares else ""
 
 
 def _most_kv_tokens(spec: ModelSpec, files: ModelFiles, ranks: Sequence[RankNeed], free: int) -> int:

@@ -17,17 +17,11 @@ export default {
     const settings = new Settings(view);
     const known = { memory: null };
     view.poll(5, async (api) => {
-      known.memory = await api.get(withQuery("/farm/models/memory", { model: view.params.model }), { signal: view.signal }).catch(withoutModel);
+      known.memory = await api.get(withQuery("/farm/models/memory", { model: view.params.model }), { signal: view.signal });
     });
     return () => draw(view, settings, known);
   },
 };
-
-// A model that the farm does not have, or that is on its way out, has no need.
-function withoutModel(error) {
-  if (error.status === 404 || error.status === 400) return null;
-  throw error;
-}
 
 // The model's specification, read again after each change of a setting, here or elsewhere.
 class Settings {

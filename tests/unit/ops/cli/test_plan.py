@@ -58,6 +58,14 @@ def test_ranks_on_several_hosts_are_named_where_one_has_too_little() -> None:
     assert not any("--spread" in one for one in planned(each, kv_tokens=10**6).remedies)
 
 
+def test_uneven_shares_are_named_where_even_ranks_do_not_fit() -> None:
+    """They are what a farm gives, without an option."""
+    each = planned(1, kv_tokens=10**6, tp=2).ranks[0].total // MIB
+    remedies = planned(int(1.6 * each), int(0.6 * each), kv_tokens=10**6, tp=2).remedies
+    assert "uneven shares on 2 hosts, 3:1 parts of the model, as a farm gives them" in remedies
+    assert not any("uneven" in one for one in planned(int(1.6 * each), 1, kv_tokens=10**6, tp=2).remedies)
+
+
 def test_nothing_helps_where_not_even_the_weights_fit() -> None:
     assert planned(1).remedies == []
 
