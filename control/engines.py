@@ -41,7 +41,7 @@ class ExternalEngine:
     gguf: bool
     """True if its models are GGUF files, False if they are folders with safetensors."""
     tried: str
-    """The version that Furrow's tests ran; empty for none."""
+    """What was run under Furrow."""
     options: Mapping[str, Kind]
     """Options that a model may name. Those for hosts, ports, files, code and secrets are never among them."""
     grammars: frozenset[GrammarKind]
@@ -61,7 +61,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         program="vllm",
         module="vllm.entrypoints.openai.api_server",
         gguf=False,
-        tried="",
+        tried="vLLM 0.32 on CPUs",
         options={
             "block-size": "int",
             "cpu-offload-gb": "float",
@@ -92,7 +92,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         program="",
         module="sglang.launch_server",
         gguf=False,
-        tried="",
+        tried="a scripted server of its shape alone",
         options={
             "attention-backend": "word",
             "chunked-prefill-size": "int",
@@ -121,7 +121,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         program="llama-server",
         module="",
         gguf=True,
-        tried="",
+        tried="llama.cpp 0c1e57098 on CPUs",
         options={
             "batch-size": "int",
             "cache-type-k": "word",

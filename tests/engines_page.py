@@ -16,12 +16,14 @@ _KINDS: dict[GrammarKind, str] = {
 
 def table() -> str:
     """The engines in docs/engines.md."""
-    lines = ["| engine | models | constrained answers | refused with a 400 | options of `--engine-arg` |\n"]
-    lines.append("|---|---|---|---|---|\n")
+    lines = ["| engine | tried | models | constrained answers | refused with a 400 | options of `--engine-arg` |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
     for engine in ENGINES.values():
         models = "GGUF files" if engine.gguf else "folders with safetensors"
         kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
         refused = "; ".join(f"`{name}`: {why}" for name, why in engine.refused.items())
         options = ", ".join(f"`{name}`" for name in sorted(engine.options))
-        lines.append(f"| `{engine.name}` ({engine.title}) | {models} | {kept} | {refused}; images | {options} |\n")
+        lines.append(
+            f"| `{engine.name}` ({engine.title}) | {engine.tried} | {models} | {kept} | {refused}; images | {options} |\n"
+        )
     return "".join(lines)
