@@ -23,7 +23,6 @@ def table() -> str:
         kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
         refused = "; ".join(f"`{name}`: {why}" for name, why in engine.refused.items())
         options = ", ".join(f"`{name}`" for name in sorted(engine.options))
-        lines.append(
-            f"| `{engine.name}` ({engine.title}) | {engine.tried} | {models} | {kept} | {refused}; images | {options} |\n"
-        )
+        name = f"`{engine.name}` ({engine.title})"
+        lines.append(f"| {name} | {engine.tried} | {models} | {kept} | {refused}; images | {options} |\n")
     return "".join(lines)
