@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-TEST_PROCESSES ?= 2
+# The tests wait more than they compute: three processes are busy on two cores. Those of the acceptance tests are two farms.
+TEST_PROCESSES ?= 3
+ACCEPTANCE_PROCESSES ?= 2
 
 .PHONY: setup demo chat serve test lint types imports check format pages clean
 
@@ -37,7 +39,7 @@ serve: $(INSTALLED)
 ALONE = $(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none --maxfail 3
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --ignore tests/acceptance || $(ALONE) --ignore tests/acceptance
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile tests/acceptance || $(ALONE) tests/acceptance
+	$(BIN)/python -m pytest -n $(ACCEPTANCE_PROCESSES) --dist loadfile tests/acceptance || $(ALONE) tests/acceptance
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

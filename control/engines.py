@@ -48,6 +48,8 @@ class ExternalEngine:
     """The kinds of grammar to which it keeps."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fields of `Sampling` that it can't serve as Furrow promises → why."""
+    not_with_grammar: frozenset[str] = frozenset({"reasoning"})
+    """Fields for which Furrow cuts an answer into several requests: no engine goes on within a grammar."""
 
 
 _UNKNOWN_COUNT = "it counts only what it has generated itself, which a recovery would change"
@@ -147,6 +149,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "logprobs": "Furrow does not read them from it yet",
             "prompt_logprobs": "it gives none",
         },
+        not_with_grammar=frozenset({"reasoning", "presence_penalty", "frequency_penalty", "min_tokens"}),
     ),
 }
 
@@ -198,9 +201,14 @@ def refuse(engine: str, sampling: Sampling, *, images: bool = False) -> None:
     if images:
         _refuse(described, "images", "images are served by Furrow's own engine alone")
     grammar = sampling.grammar
-    if grammar is not None and grammar.kind not in described.grammars:
+    if grammar is None:
+        return
+    if grammar.kind not in described.grammars:
         kinds = ", ".join(sorted(described.grammars))
         _refuse(described, "grammar", f"of the kinds of grammar it keeps to {kinds}, not to {grammar.kind}")
+    for name in sorted(described.not_with_grammar):
+        if getattr(sampling, name) != getattr(default, name):
+            _refuse(described, name, "it can't be kept together with a grammar there")
 
 
 def _refuse(engine: ExternalEngine, field_name: str, why: str) -> None:

@@ -22,6 +22,7 @@ def table() -> str:
         models = "GGUF files" if engine.gguf else "folders with safetensors"
         kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
         refused = "; ".join(f"`{name}`: {why}" for name, why in engine.refused.items())
+        refused += f"; with a grammar {', '.join(f'`{name}`' for name in sorted(engine.not_with_grammar))}"
         options = ", ".join(f"`{name}`" for name in sorted(engine.options))
         name = f"`{engine.name}` ({engine.title})"
         lines.append(f"| {name} | {engine.tried} | {models} | {kept} | {refused}; images | {options} |\n")

@@ -15,6 +15,7 @@ import msgspec
 
 from control import constants, keys
 from control.clock import now_ms
+from control.engines import OWN
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.demand import Demand
@@ -42,7 +43,7 @@ def host_beat(host: Host, pid: int, memory_bytes: int, standby: str = "off") -> 
         memory = "memory", host.memory, "memory_dedicated", int(host.dedicated)
     if host.device_memory:
         memory += "device_memory", encode(host.device_memory).decode()
-    engines = ("engines", ",".join(host.engines))
+    engines = ("engines", ",".join((OWN, *host.engines)))
     return [
         write("SADD", keys.HOSTS, host.id, parse=int),
         write("HSET", key, *words, *memory, *engines, "standby", standby, parse=int),
@@ -141,7 +142,7 @@ def beat_of(host_id: str) -> Call[HostBeat | None]:
             dedicated=dedicated == "1",
             device_memory=msgspec.json.decode(device_memory or "{}", type=dict[str, int]),
             free=int(free or 0),
-            engines=[engine for engine in (engines or "").split(",") if engine],
+            engines=[engine for engine in (engines or OWN).split(",") if engine != OWN],
         )
 
     fields = ("devices", "version", "memory", "memory_dedicated", "device_memory", "memory_bytes", "engines")

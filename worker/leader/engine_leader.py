@@ -62,9 +62,7 @@ class EngineLeader(Leader):
         self._most = self._engine.most_sequences(spec.engine_args)
         context = self._engine.context_length(spec.engine_args, spec.max_context) or assets.context_length
         context = min(context, assets.context_length)
-        self._assets = msgspec.structs.replace(
-            assets, context_length=context, kv_tokens=context * self._most, images=None, engine=spec.engine
-        )
+        self._assets = msgspec.structs.replace(assets, context_length=context, kv_tokens=context * self._most)
         self._decode = vocabulary_of(assets).decode
 
     def _quit(self) -> None:

@@ -27,6 +27,9 @@ PIECE_S = 0.15
 """Of a short piece, which brings its tokens together: readers see them so late at most."""
 MOST_PIECE = 64
 """Tokens of a short piece."""
+WHOLE_FACTOR = 4.0
+"""A piece that comes as a whole may take so many times what its tokens took lately."""
+UNKNOWN_TOKEN_S = 0.5
 TRIES = 3
 """Pieces in a row that bring no token, until their sequence fails."""
 NO_LIMIT = 1 << 20
@@ -39,6 +42,8 @@ class _Running:
     sequence: Sequence
     started: float = 0.0
     """When its piece was submitted; 0 before."""
+    most: int = 0
+    """Tokens that its piece has at most."""
     brought: int = 0
     """Tokens of the piece that have come."""
     tries: int = 0
@@ -161,7 +166,15 @@ class EngineSequences:
         if not self._running or not self._heard_at:
             return 0.0
         silent = time.monotonic() - self._heard_at
-        return silent if silent > self.deadlines.step(self._unfed) else 0.0
+        return silent if silent > self.deadlines.step(self._unfed) + self._whole_s else 0.0
+
+    @property
+    def _whole_s(self) -> float:
+        """Seconds that the longest piece may take of an engine that brings a piece's tokens together."""
+        if self._engine.streams:
+            return 0.0
+        token_s = WHOLE_FACTOR * self._token_s or UNKNOWN_TOKEN_S
+        return token_s * max((one.most for one in self._running.values()), default=0)
 
     def submit(self) -> list[Sequence]:
         """Send what waits; the sequences of it."""
@@ -171,7 +184,9 @@ class EngineSequences:
         for key in self._unsent:
             running = self._running[key]
             running.started = time.monotonic()
-            self._client.submit(key, self._piece(running.sequence))
+            piece = self._piece(running.sequence)
+            running.most = piece.most
+            self._client.submit(key, piece)
             sequences.append(running.sequence)
         self._unsent.clear()
         return sequences

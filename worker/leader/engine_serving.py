@@ -124,11 +124,12 @@ class EngineServing(RequestLoop):
             self._end_choice(sequence, "error", f"{self._title} could not compute this request: {news.error}")
         elif news.end == "context":
             self._end_choice(sequence, "length")
-        elif news.end in ("", "abort") or sequence.sampling.grammar is None:
-            if news.end:
-                self._sequences.continued(sequence)
-        else:
+        elif news.end and news.end != "abort" and sequence.sampling.grammar is not None:
             self._end_choice(sequence, "stop", "grammar")
+        elif news.end == "stop":  # by an end of the model's own that its tokenizer's files don't name
+            self._end_choice(sequence, "stop", "token")
+        elif news.end:
+            self._sequences.continued(sequence)
 
     def _end_choice(self, sequence: Sequence, finish: FinishReason, cause: str | None = None) -> None:
         self._running.unsent = True

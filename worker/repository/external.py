@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from control.engines import ENGINES
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelAssets, ModelSpec
@@ -38,7 +40,8 @@ def external_model(place: Path, spec: ModelSpec) -> ExternalModel:
     try:
         files = _gguf_files(place) if engine.gguf else _folder_files(place)
         check_tokenizer(files)
-        assets = read_assets(files, spec.max_context)
+        read = read_assets(files, spec.max_context)
+        assets = msgspec.structs.replace(read, kv_tokens=read.context_length, images=None, engine=spec.engine)
         return ExternalModel(files, assets, fingerprints(files, spec.engine).stored)
     except OSError as error:
         raise ModelFilesAway(f"The files of {place} can't be read: {error}. Repair the file system.") from error

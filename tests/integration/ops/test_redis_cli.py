@@ -203,10 +203,11 @@ def _(lines: list[str], found: Populated) -> None:
 @check("Which hosts are alive, and what were they given?")
 def _(lines: list[str], found: Populated) -> None:
     assert lines[0] == HOST
-    host = pairs(lines[1:11])
+    host = pairs(lines[1:13])
     assert (host["version"], host["devices"], host["pid"], host["standby"]) == (VERSION, "cuda:0", "99", "off")
-    assert lines[11] == f"{MODEL} r0"
-    assignment = json.loads(lines[12])
+    assert host["engines"] == "furrow"
+    assert lines[13] == f"{MODEL} r0"
+    assignment = json.loads(lines[14])
     assert (assignment["ranks"], assignment["devices"], assignment.get("withdrawn", False)) == (
         [0, 1],
         ["cpu", "cpu"],

@@ -6,8 +6,10 @@ import pytest
 
 from control.engines import ENGINES, OWN, check_engine, parse_arguments, refuse
 from control.errors import RequestError, SettingsError
-from control.messages import Grammar, Sampling
+from control.messages import Grammar, ReasoningBudget, Sampling
 from control.operations.spec import build_spec
+
+BUDGET = ReasoningBudget(tokens=8, open="<o>", close="<c>", closing=[1], opening=[2])
 
 
 def test_options_are_those_of_a_list() -> None:
@@ -59,6 +61,8 @@ def test_arguments_are_named_once() -> None:
         ("sglang", {"grammar": Grammar("lark", "start: x")}, "grammar"),
         ("llama-server", {"logprobs": 0}, "logprobs"),
         ("llama-server", {"grammar": Grammar("regex", "a+")}, "grammar"),
+        ("llama-server", {"grammar": Grammar("json_object"), "presence_penalty": 1.0}, "presence_penalty"),
+        ("vllm", {"grammar": Grammar("json_object"), "reasoning": BUDGET}, "reasoning"),
     ],
 )
 def test_a_request_is_refused_with_the_engine_and_the_field(

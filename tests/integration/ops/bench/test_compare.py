@@ -63,7 +63,7 @@ def test_the_bare_loop_reads_a_file_of_several_types(tmp_path: Path, monkeypatch
 
 def test_the_farm_beside_the_bare_loop(tmp_path: Path) -> None:
     """Both are measured, with what Redis was asked; the verdict is the exit status."""
-    sizes = ["--streams", "1", "--prompt", "8", "--tokens", "48", "--rounds", "1"]
+    sizes = ["--streams", "1", "--prompt", "8", "--tokens", "160", "--rounds", "1"]
     found = CliRunner().invoke(overhead, ["--shape", "tiny", "--models", str(tmp_path), *sizes])
     assert "1 streams: farm / bare loop" in found.output, found.output
     assert "commands sent" in found.output

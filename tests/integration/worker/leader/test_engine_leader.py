@@ -241,3 +241,21 @@ def test_penalties_count_the_whole_answer_after_a_recovery(
     finally:
         scene.stop()
         scene.stop_engine()
+
+
+def test_a_long_answer_that_comes_as_a_whole_is_no_hang(
+    redis: ReplicaRedis, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server brings an answer with a grammar in one piece."""
+    monkeypatch.setattr(heartbeat_module, "UNKNOWN_STEP_S", 0.5)
+    monkeypatch.setattr(heartbeat_module, "STEP_FLOOR_S", 0.5)
+    monkeypatch.setattr(heartbeat_module, "PER_TOKEN_S", 0.0)
+    scene = EngineScene(redis, folder, tmp_path, "llama-server")
+    try:
+        scene.script.rate = 20.0
+        scene.ask("a", max_tokens=40, grammar=Grammar("json_object"))
+        assert scene.answer("a")[:40] == scene.expected(40)
+        assert scene.poisons() == []
+    finally:
+        scene.stop()
+        scene.stop_engine()

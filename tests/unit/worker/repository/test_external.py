@@ -26,6 +26,7 @@ def test_a_type_that_furrow_does_not_serve_has_assets(tmp_path: Path) -> None:
     model = external_model(folder, spec("vllm", max_context=64))
     assert model.assets.context_length == 64 and model.assets.vocab_size == config["vocab_size"]
     assert model.assets.chat_template and len(model.fingerprint) == 16
+    assert model.assets.engine == "vllm" and model.assets.kv_tokens == 64, "a model that sleeps takes requests too"
 
 
 def test_a_gguf_file_is_for_llama_server_alone(tmp_path: Path) -> None:
