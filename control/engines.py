@@ -154,6 +154,14 @@ ENGINES: Mapping[str, ExternalEngine] = {
 }
 
 
+def how_to_offer(engine: str) -> str:
+    """How a host offers an engine, as advice."""
+    return (
+        f"start a worker with --engine-command {engine}=PROGRAM, --engine-python {engine}=PYTHON or --engine-url "
+        f"{engine}=URL, or put its program on the worker's PATH"
+    )
+
+
 def check_engine(engine: str, arguments: Mapping[str, str]) -> None:
     """Raise SettingsError for an engine that is unknown, or an option of it that a model may not name."""
     if engine == OWN:

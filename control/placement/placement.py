@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from control.engines import OWN
+from control.engines import OWN, how_to_offer
 from control.messages import Assignment, ModelSpec
 from control.placement.need import ModelNeed, RankNeed
 from control.sizes import in_words
@@ -470,11 +470,7 @@ def _unevenly(spec: ModelSpec, room: Room, sizes: Sizes) -> tuple[dict[str, dict
 
 def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unplaceable:
     if not any(host.offers(spec.engine) for host in room.hosts) and spec.engine != OWN:
-        why = (
-            f"no living host offers the engine {spec.engine}. Start a worker with --engine-command "
-            f"{spec.engine}=PROGRAM, --engine-python {spec.engine}=PYTHON or --engine-url {spec.engine}=URL, or put "
-            "its program on the worker's PATH"
-        )
+        why = f"no living host offers the engine {spec.engine}: {how_to_offer(spec.engine)}"
         return Unplaceable(spec.name, replica, why)
     ranks = f"its {spec.tp} ranks need" if spec.tp > 1 else "it needs"
     remedy = "`furrow models plan` shows what fits: --quant, fewer --kv-tokens, or more hosts"

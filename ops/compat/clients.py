@@ -123,6 +123,13 @@ CLIENTS: tuple[Client, ...] = (
     Client(name="llm", title="`llm`", packages=("llm",), script="llm_python.py"),
     Client(name="ollama-python", title="Ollama's client for Python", packages=("ollama",), script="ollama_python.py"),
     Client(
+        name="ollama-node",
+        title="Ollama's client for JavaScript",
+        kind="node",
+        packages=("ollama",),
+        script="ollama_node.mjs",
+    ),
+    Client(
         name="langchain-ollama",
         title="LangChain, `ChatOllama`",
         packages=("langchain-ollama",),

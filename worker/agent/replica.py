@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from control.engines import OWN
+from control.errors import SettingsError
 from control.messages import Assignment, encode
 from control.process import python_command
 from control.replicas.health import Beat
@@ -155,9 +156,12 @@ class ReplicaProcesses:
         if missing and preparation and self.standby is not None and self.standby.awaited(preparation):
             self._compile_early(*missing[0])
             return
-        for rank, device in missing:
-            is_engine = rank == ENGINE_RANK and self.assignment.spec.engine != OWN
-            self.processes[rank] = self._spawn_engine() if is_engine else self._spawn(rank, device)
+        try:
+            for rank, device in missing:
+                is_engine = rank == ENGINE_RANK and self.assignment.spec.engine != OWN
+                self.processes[rank] = self._spawn_engine() if is_engine else self._spawn(rank, device)
+        except SettingsError as error:  # the host does not offer the engine any more
+            self.give_up(str(error))
 
     @property
     def _parts(self) -> list[tuple[int, str]]:

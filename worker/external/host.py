@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from control.cache.files import folder
-from control.engines import ENGINES
+from control.engines import ENGINES, how_to_offer
 from control.errors import SettingsError
 from control.messages import ModelSpec
 from control.placement.need import ModelNeed, RankNeed
@@ -86,7 +86,7 @@ def settings_of(name: str) -> EngineSettings:
     """Of an engine on this host. Raises SettingsError where the host does not offer it."""
     settings = engine_settings().get(name)
     if settings is None:
-        raise SettingsError(f"host {host_id()} does not offer the engine {name}: {offering(name)}")
+        raise SettingsError(f"host {host_id()} does not offer the engine {name}: {how_to_offer(name)}")
     return settings
 
 
@@ -98,14 +98,6 @@ def engine_need(spec: ModelSpec) -> ModelNeed | None:
         return None
     each = RankNeed(weights=-(-memory // spec.tp), kv=0, step=0, process=0)
     return ModelNeed(revision=spec.revision, context=spec.max_context or 0, ranks=[each] * spec.tp)
-
-
-def offering(name: str) -> str:
-    """How a host offers an engine, as advice."""
-    return (
-        f"start its worker with --engine-command {name}=PROGRAM, --engine-python {name}=PYTHON or --engine-url "
-        f"{name}=URL, or put its program on the worker's PATH"
-    )
 
 
 def named_settings(

@@ -151,3 +151,15 @@ def test_who_does_not_stop_in_time_is_killed(scene: Scene) -> None:
     scene.replica.stop_by = 0.0
     scene.replica.press()
     assert {scene.reap().rank, scene.reap().rank} == {0, 1}
+
+
+def test_a_host_that_does_not_offer_the_engine_gives_its_replica_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker was started again without the option: nothing is tried for ever, and the remedy is named."""
+    monkeypatch.setenv("PATH", str(scene.folder))
+    spec = msgspec.structs.replace(scene.replica.assignment.spec, engine="vllm")
+    scene.replica.assignment = msgspec.structs.replace(scene.replica.assignment, spec=spec)
+    scene.replica.spawn_missing()
+    assert scene.replica.failed is not None and "--engine-python vllm=" in scene.replica.failed
+    assert scene.replica.processes == {}

@@ -146,3 +146,18 @@ def test_the_file_for_metrics_adds_to_this_one() -> None:
     assert found.keys() <= base.keys() and found["api"] == 8000
     for name in ("worker", "worker-gpu"):
         assert services[name]["environment"]["FURROW_METRICS"] == f"0.0.0.0:{found[name]}"
+
+
+def test_the_examples_with_vllm_are_valid_as_far_as_can_be_judged() -> None:
+    """docs/engines.md: the first by the specification's schema; the commands of both by the real parsers."""
+    page = (ROOT / "docs/engines.md").read_text()
+    added, deployment = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.S))
+    jsonschema.Draft7Validator(json.loads(SCHEMA.read_text())).validate(added)
+    assert yaml.safe_load(COMPOSE.read_text())["services"].keys() >= {"worker"}
+    parse(cli, added["services"]["worker"]["command"][1:])
+    pod = deployment["spec"]["template"]["spec"]
+    worker = next(one for one in pod["containers"] if one["name"] == "worker")
+    parse(cli, worker["args"][1:])
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert all(mount["name"] in volumes for one in pod["containers"] for mount in one["volumeMounts"])
+    assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
