@@ -24,9 +24,6 @@ from control.settings import Settings, host_id
 from control.structs import describe_structs
 from worker.collective import native
 from worker.collective.redis_store import RedisStore
-from worker.external.engine import Address
-from worker.external.host import ADDRESS_VARIABLE
-from worker.leader.engine_leader import EngineLeader
 from worker.leader.group_leader import GroupLeader
 from worker.leader.leader import Leader
 from worker.rank.address import rendezvous_address
@@ -37,7 +34,6 @@ from worker.rank.rank import Rank
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
 from worker.repository.assets import read_assets
-from worker.repository.external import external_model
 from worker.selftest.choice import choose_collective
 from worker.weights.cache import WeightCache
 
@@ -101,8 +97,13 @@ def begin(
     return leader
 
 
-def begin_engine(assignment: Assignment, clients: tuple[SyncRedis, SyncRedis, SyncRedis]) -> EngineLeader:
+def begin_engine(assignment: Assignment, clients: tuple[SyncRedis, SyncRedis, SyncRedis]) -> Leader:
     """The leader of an external engine, ready to run. Raises FurrowError."""
+    from worker.external.engine import Address  # only here: ranks do without an HTTP client
+    from worker.external.host import ADDRESS_VARIABLE
+    from worker.leader.engine_leader import EngineLeader
+    from worker.repository.external import external_model
+
     spec = assignment.spec
     model = external_model(Path(os.environ["FURROW_FOLDER"]), spec)
     address = Address.parse(os.environ[ADDRESS_VARIABLE])
