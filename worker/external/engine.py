@@ -121,8 +121,10 @@ class Engine(ABC):
     """False where only a whole answer has all its tokens: then pieces are short."""
     counts_alone: ClassVar[bool] = True
     """True if its presence and frequency penalties count generated tokens alone, as OpenAI's do."""
-    takes_socket: ClassVar[bool] = True
-    """True if it can listen on a Unix socket."""
+    socket_option: ClassVar[str] = ""
+    """Its option for a Unix socket to listen on; empty for an engine that can't."""
+    context_option: ClassVar[str]
+    """Its option for the most positions of a sequence."""
     sequences: ClassVar[tuple[str, int]]
     """Its option for the number of sequences that it runs at once, and the default."""
 
@@ -158,7 +160,14 @@ class Engine(ABC):
     def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
         """Most positions of a sequence with these options, where the specification has `context`; None: the model's
         own."""
-        return context
+        return int(arguments[cls.context_option]) if cls.context_option in arguments else context
+
+    @classmethod
+    def listen(cls, address: Address) -> list[str]:
+        """The options by which it listens at an address."""
+        if address.socket:
+            return [f"{cls.socket_option}={address.socket}"]
+        return ["--host=127.0.0.1", f"--port={address.url.rpartition(':')[2]}"]
 
     @classmethod
     def most_sequences(cls, arguments: Mapping[str, str]) -> int:

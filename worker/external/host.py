@@ -137,7 +137,7 @@ def address_of(name: str, settings: EngineSettings, host_id: str, model: str, re
     if settings.url:
         return Address(url=settings.url)
     digest = hashlib.blake2b(f"{host_id}\n{model}\n{replica}".encode(), digest_size=8)
-    if not CLASSES[name].takes_socket:
+    if not CLASSES[name].socket_option:
         return Address(url=f"http://127.0.0.1:{20_000 + int.from_bytes(digest.digest()[:2], 'big') % 10_000}")
     return Address(socket=str(_private_folder() / f"{digest.hexdigest()}.sock"))
 

@@ -19,33 +19,29 @@ _CONTEXT = 4096
 
 class LlamaServer(Engine):
     name = "llama-server"
+    socket_option = "--host"
+    context_option = "ctx-size"  # of all sequences together
     streams = False
     counts_alone = False  # its penalties count the prompt too
     sequences = ("parallel", 8)
 
     @classmethod
     def command(cls, launch: Launch) -> list[str]:
-        listen = (
-            [f"--host={launch.address.socket}"]
-            if launch.address.socket
-            else ["--host=127.0.0.1", f"--port={launch.address.url.rpartition(':')[2]}"]
-        )
         arguments = {"parallel": str(cls.sequences[1]), **launch.arguments}
         if "ctx-size" not in arguments:  # that of all sequences together
             arguments["ctx-size"] = str((launch.context or _CONTEXT) * int(arguments["parallel"]))
         if all(device == "cpu" for device in launch.devices):
             arguments.setdefault("n-gpu-layers", "0")
-        words = [word for option in options(arguments) for word in option.split("=", 1)]  # it knows no --name=value
+        words = [*cls.listen(launch.address), *options(arguments)]
         return [
             "--model",
             str(launch.model),
             "--alias",
             launch.name,
-            *[word for option in listen for word in option.split("=", 1)],
             "--metrics",
             "--no-webui",
             "--offline",
-            *words,
+            *[part for word in words for part in word.split("=", 1)],  # it knows no --name=value
         ]
 
     @classmethod

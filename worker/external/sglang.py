@@ -15,7 +15,7 @@ from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, opt
 
 class Sglang(Engine):
     name = "sglang"
-    takes_socket = False
+    context_option = "context-length"
     sequences = ("max-running-requests", 128)
 
     @classmethod
@@ -30,8 +30,7 @@ class Sglang(Engine):
         return [
             f"--model-path={launch.model}",
             f"--served-model-name={launch.name}",
-            "--host=127.0.0.1",
-            f"--port={launch.address.url.rpartition(':')[2]}",
+            *cls.listen(launch.address),
             "--load-format=safetensors",
             "--skip-tokenizer-init",
             "--sampling-defaults=openai",
@@ -39,10 +38,6 @@ class Sglang(Engine):
             "--enable-metrics",
             *options(arguments),
         ]
-
-    @classmethod
-    def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
-        return int(arguments["context-length"]) if "context-length" in arguments else context
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling

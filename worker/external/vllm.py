@@ -21,15 +21,12 @@ _LEAST_KV = 1 << 30
 
 class Vllm(Engine):
     name = "vllm"
+    socket_option = "--uds"
+    context_option = "max-model-len"
     sequences = ("max-num-seqs", 128)
 
     @classmethod
     def command(cls, launch: Launch) -> list[str]:
-        listen = (
-            [f"--uds={launch.address.socket}"]
-            if launch.address.socket
-            else ["--host=127.0.0.1", f"--port={launch.address.url.rpartition(':')[2]}"]
-        )
         arguments = {"max-num-seqs": str(cls.sequences[1]), **launch.arguments}
         if launch.context is not None:
             arguments.setdefault("max-model-len", str(launch.context))
@@ -37,7 +34,7 @@ class Vllm(Engine):
             arguments["tensor-parallel-size"] = str(len(launch.devices))
         return [
             *([f"--model={launch.model}"] if launch.by_module else ["serve", str(launch.model)]),
-            *listen,
+            *cls.listen(launch.address),
             f"--served-model-name={launch.name}",
             "--generation-config=vllm",
             "--load-format=safetensors",
@@ -56,10 +53,6 @@ class Vllm(Engine):
             left = max(_LEAST_KV, launch.memory - 2 * weights)
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(left >> 30)
         return variables
-
-    @classmethod
-    def context_length(cls, arguments: Mapping[str, str], context: int | None) -> int | None:
-        return int(arguments["max-model-len"]) if "max-model-len" in arguments else context
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling

@@ -11,9 +11,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from control import requests
 from control.engines import ENGINES
-from control.errors import EpochOver
 from control.messages import Assignment, ModelAssets
 from control.records import catalog
 from control.records.backend import Backend
@@ -26,7 +24,7 @@ from worker.external.host import CLASSES
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.engine_sequences import EngineSequences
 from worker.leader.engine_serving import EngineContext, EngineServing
-from worker.leader.exchange import BackgroundCall, DeadReplicas, Exchange, RedisCalls
+from worker.leader.exchange import DeadReplicas, Exchange, RedisCalls
 from worker.leader.leader import Leader
 from worker.leader.running_requests import RunningRequests
 from worker.rank.counters import Counters
@@ -75,14 +73,10 @@ class EngineLeader(Leader):
             self._heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, self._spec.engine, progress, lease
         )
         with heartbeat, EngineClient(self._engine, self._address) as client:
-            try:
-                if self._await_engine(client, heartbeat.check):
-                    progress.phase = "ready"
-                    self._publish()
-                    self._work(lease, client, progress, heartbeat.check)
-            except EpochOver as over:
-                self._poison_after(lease, over)
-                raise
+            if self._await_engine(client, heartbeat.check):
+                progress.phase = "ready"
+                self._publish()
+                self._work(lease, client, progress, heartbeat.check)
 
     def _await_engine(self, client: EngineClient, check: Callable[[], None]) -> bool:
         """Wait until the engine has loaded its model; False if told to stop before. Raises EpochOver."""
@@ -137,16 +131,4 @@ class EngineLeader(Leader):
             signals=self.signals,
             decode=self._decode,
         )
-        serving = EngineServing(context)
-        counting = BackgroundCall[bool]("recount")
-        try:
-            with exchange:
-                serving.adopt()
-                counting.send(lambda: requests.recount(self._client, lease.model))
-                serving.run()
-                serving.give_back()
-                self.signals.stopping = True
-        finally:
-            counting.close()
-            self._steps = exchange.answers
-            self._trying = serving.trying
+        self._run_loop(EngineServing(context), exchange, lease, finish=lambda: None)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from control import requests
 from control.commands import LoadDenseShard
-from control.errors import EpochOver, GroupError, SettingsError
+from control.errors import GroupError, SettingsError
 from control.messages import Assignment, ModelAssets
 from control.records import catalog
 from control.records.backend import Backend, backend_of
@@ -19,7 +18,7 @@ from control.redis.connection import run, run_every
 from control.replicas import health
 from control.replicas.lease import Lease
 from worker.leader.crash_isolation import CrashIsolation
-from worker.leader.exchange import BackgroundCall, DeadReplicas, Exchange, RedisCalls
+from worker.leader.exchange import DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
 from worker.leader.kv_share import KvShare
 from worker.leader.leader import Leader
@@ -171,23 +170,7 @@ class GroupLeader(Leader):
             signals=self.signals,
             share=self._share,
         )
-        serving = Serving(context)
-        counting = BackgroundCall[bool]("recount")
-        try:
-            with exchange:  # and before the poison, which Redis would refuse the last tokens for
-                serving.adopt()
-                counting.send(lambda: requests.recount(self._client, lease.model))
-                serving.run()
-                serving.give_back()  # to the queue, where the next epoch or another replica finds it
-                group.shutdown()
-                self.signals.stopping = True
-        except EpochOver as over:
-            self._poison_after(lease, over)
-            raise
-        finally:
-            counting.close()
-            self._steps = exchange.answers
-            self._trying = serving.trying
+        self._run_loop(Serving(context), exchange, lease, finish=group.shutdown)
 
     def _quit(self) -> None:
         self._rank_worker.leave()

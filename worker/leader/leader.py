@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
+from control import requests
 from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
 from control.messages import Assignment
 from control.records import catalog
@@ -18,8 +20,8 @@ from control.redis.connection import Call, run
 from control.redis.outage import outage
 from control.replicas import health
 from control.replicas.lease import Lease, acquire, release
-from worker.leader.exchange import LOOP
-from worker.leader.request_loop import PEER_FAILED, STEP_FAILED, StopSignals
+from worker.leader.exchange import LOOP, BackgroundCall, Exchange
+from worker.leader.request_loop import PEER_FAILED, STEP_FAILED, RequestLoop, StopSignals
 from worker.rank.counters import Counters
 
 log = structlog.get_logger()
@@ -166,6 +168,26 @@ class Leader(ABC):
         except RedisUnavailable as error:  # it lapses by itself
             outage.waits(LOOP, error)
 
+    def _run_loop(self, loop: RequestLoop, exchange: Exchange, lease: Lease, finish: Callable[[], None]) -> None:
+        """Serve until told to stop; then give the rest back, and `finish`. Raises EpochOver."""
+        counting = BackgroundCall[bool]("recount")
+        try:
+            with exchange:  # and before the poison, which Redis would refuse the last tokens for
+                loop.adopt()
+                counting.send(lambda: requests.recount(self._client, lease.model))
+                loop.run()
+                loop.give_back()  # to the queue, where the next epoch or another replica finds it
+                finish()
+                self.signals.stopping = True
+        except EpochOver as over:
+            if not isinstance(over, Fenced | Lost):
+                self._poison(lease, getattr(over, "kind", "epoch_over"), str(over), getattr(over, "rank", 0))
+            raise
+        finally:
+            counting.close()
+            self._steps = exchange.answers
+            self._trying = loop.trying
+
     def _records(self, backend: Backend | None) -> list[Call[Any]]:
         """What other replicas must know of this one before it claims."""
         name = self._spec.name
@@ -175,11 +197,6 @@ class Leader(ABC):
             catalog.put_weights(name, self._replica, self._weights),
             put_backend(name, self._replica, backend),
         ]
-
-    def _poison_after(self, lease: Lease, over: EpochOver) -> None:
-        """Poison the epoch that ended so, for all; not where another leader has the lock."""
-        if not isinstance(over, Fenced | Lost):
-            self._poison(lease, getattr(over, "kind", "epoch_over"), str(over), getattr(over, "rank", 0))
 
     def _poison(self, lease: Lease, kind: str, message: str, rank: int = 0) -> None:
         try:

@@ -3,7 +3,6 @@ model is. Only the engine reads the weights."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from control.engines import ENGINES
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelAssets, ModelSpec
 from worker.repository.assets import check_tokenizer, read_assets
-from worker.repository.files import ModelFiles, is_gguf, weight_files
+from worker.repository.files import ModelFiles, is_gguf, read_json, weight_files
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
 from worker.weights.gguf import GgufModel, read_model
@@ -48,9 +47,7 @@ def external_model(place: Path, spec: ModelSpec) -> ExternalModel:
 
 
 def _folder_files(folder: Path) -> ModelFiles:
-    config = _read_object(folder / "config.json")
-    if config is None:
-        raise ModelFilesAway(f"{folder / 'config.json'} is missing: is {folder} a model folder?")
+    config = read_json(folder / "config.json", required=True)
     text = config.get("text_config")
     tokenizer = folder / "tokenizer.json"
     if not tokenizer.is_file():
@@ -62,8 +59,8 @@ def _folder_files(folder: Path) -> ModelFiles:
         weights=weight_files(folder),
         folder=folder,
         tokenizer=tokenizer,
-        tokenizer_config=_read_object(folder / "tokenizer_config.json") or {},
-        generation_config=_read_object(folder / "generation_config.json") or {},
+        tokenizer_config=read_json(folder / "tokenizer_config.json"),
+        generation_config=read_json(folder / "generation_config.json"),
     )
 
 
@@ -86,16 +83,3 @@ def _least_configuration(model: GgufModel) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "eos_token_id": model.whole("tokenizer.ggml.eos_token_id", None, least=0),
     }
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """None where there is no such file."""
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFilesError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelFilesError(f"{path} must hold a JSON object, not a {type(content).__name__}.")
-    return content

@@ -83,7 +83,7 @@ def _inspect_gguf(path: Path) -> ModelFiles:
 def _inspect(folder: Path, images: bool) -> ModelFiles:
     if not folder.is_dir():
         raise ModelFilesAway(f"Model folder {folder} does not exist. Give a folder with config.json and safetensors.")
-    config = _read_json(folder / "config.json", required=True)
+    config = read_json(folder / "config.json", required=True)
     if not isinstance(config.get("model_type"), str):
         raise ModelFilesError(f"{folder / 'config.json'} has no model_type, so its architecture is unknown.")
     weights = weight_files(folder)
@@ -98,8 +98,8 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
         weights=weights,
         folder=folder,
         tokenizer=tokenizer,
-        tokenizer_config=_read_json(folder / "tokenizer_config.json"),
-        generation_config=_read_json(folder / "generation_config.json"),
+        tokenizer_config=read_json(folder / "tokenizer_config.json"),
+        generation_config=read_json(folder / "generation_config.json"),
     )
     _ = files.tensors  # a file that a broken download cut short, or a Git LFS pointer, is refused here
     return files
@@ -108,13 +108,13 @@ def _inspect(folder: Path, images: bool) -> ModelFiles:
 def _with_image_part(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration of the text part, and with it what the image part needs."""
     # transformers 5 writes both into the second file.
-    processor = _read_json(folder / "preprocessor_config.json")
-    processor = processor or _read_json(folder / "processor_config.json").get("image_processor")
+    processor = read_json(folder / "preprocessor_config.json")
+    processor = processor or read_json(folder / "processor_config.json").get("image_processor")
     part = image_part(config, processor if isinstance(processor, dict) else {})
     return text_config(config) | ({} if part is None else {FIELD: msgspec.to_builtins(part)})
 
 
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if required:
             raise ModelFilesAway(f"{path} is missing: is {path.parent} a model folder?")
@@ -131,7 +131,7 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The unique shard files of the index, else the single file."""
     if (folder / INDEX).is_file():
-        named = _read_json(folder / INDEX).get("weight_map")
+        named = read_json(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not named:
             raise ModelFilesError(f"{folder / INDEX} has no weight_map.")
         files = [folder / name for name in sorted(set(named.values()))]

@@ -172,7 +172,7 @@ def test_an_engine_that_is_gone_is_not_ready_and_its_pieces_are_lost(beside: Bes
 
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_a_command_listens_on_this_host_alone_and_runs_no_foreign_code(name: str, tmp_path: Path) -> None:
-    address = Address(socket="/run/x.sock") if CLASSES[name].takes_socket else Address(url="http://127.0.0.1:20001")
+    address = Address(socket="/run/x.sock") if CLASSES[name].socket_option else Address(url="http://127.0.0.1:20001")
     arguments = {CLASSES[name].sequences[0]: "7"}
     launch = Launch(tmp_path, "m", address, ("cuda:1", "cuda:3"), arguments, context=2048)
     words = CLASSES[name].command(launch)
