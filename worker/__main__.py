@@ -157,9 +157,9 @@ def main() -> int:
 
         print_need()
     elif part == "engine":
-        from worker.external.host import become
+        from worker.external.process import hold
 
-        become(sys.argv[2], sys.argv[3:])
+        return hold(sys.argv[2], sys.argv[3:])
     elif part == "download":
         from worker.repository.download import download_here
 

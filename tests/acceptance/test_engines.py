@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,9 @@ def engine_process(farm: Farm) -> psutil.Process:
 
     def look() -> psutil.Process | None:
         for child in psutil.Process(farm.process.pid).children(recursive=True):
-            if "scripted.py" in " ".join(child.cmdline()[:3]):
-                return child
+            with suppress(psutil.Error):  # it has just ended
+                if "scripted.py" in " ".join(child.cmdline()[:3]) and child.status() != psutil.STATUS_ZOMBIE:
+                    return child
         return None
 
     return until(look)
@@ -167,7 +168,15 @@ def test_the_other_engines_outlive_a_kill(shape: str, tmp_path: Path) -> None:
 
 
 def test_no_engine_is_left_behind(tmp_path: Path) -> None:
+    """Neither where the whole farm is killed, nor where only the host's supervisor is."""
     with farm_on("vllm") as farm:
-        process = engine_process(farm)
+        before = engine_process(farm)
+        holder = before.parent()
+        supervisor = None if holder is None else holder.parent()
+        assert supervisor is not None and supervisor.name() == "furrow-worker"
+        supervisor.kill()
+        until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: engine_process(farm).pid != before.pid)
+        after = engine_process(farm)
         os.kill(farm.process.pid, signal.SIGKILL)
-        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: not after.is_running() or after.status() == psutil.STATUS_ZOMBIE)

@@ -225,9 +225,9 @@ class EngineStall:
         now = time.monotonic()
         if pid != self._pid:
             self._pid, self._stopped_since, self._still_since = pid, now, now
-        if not _is_stopped(pid):
+        if not any(map(_is_stopped, group_of(pid))):
             self._stopped_since = now
-        busy_s = seconds_of(pid) if loads else 0.0
+        busy_s = seconds_of(group_of(pid)) if loads else 0.0
         if not loads or busy_s != self._busy_s:
             self._busy_s, self._still_since = busy_s, now
         if now - self._stopped_since > STOPPED_S:
@@ -237,15 +237,21 @@ class EngineStall:
         return ""
 
 
-def seconds_of(pid: int) -> float:
-    """Seconds of processors that a process and its children have used."""
+def group_of(pid: int) -> list[int]:
+    """A process and those below it."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def seconds_of(pids: Sequence[int]) -> float:
+    """Seconds of processors that processes have used."""
     total = 0.0
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = one.cpu_times()
-                total += times.user + times.system
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
     return total
 
 

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -23,7 +22,6 @@ from control.engines import ENGINES, how_to_offer
 from control.errors import SettingsError
 from control.messages import ModelSpec
 from control.placement.need import ModelNeed, RankNeed
-from control.process import die_with_parent
 from control.settings import host_id
 from worker.external.engine import Address, Engine, Launch
 from worker.external.llama_server import LlamaServer
@@ -180,24 +178,3 @@ def engine_environment(name: str, launch: Launch) -> dict[str, str]:
     """The variables of an engine's process: the worker's without its secrets, and the engine's own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(_SECRET)}
     return kept | CLASSES[name].environment(launch)
-
-
-def become(log_path: str, command: list[str]) -> NoReturn:
-    """Turn this process into an engine's, in a process group of its own, with its output in a log file. The engine ends
-    with its supervisor."""
-    die_with_parent()
-    path = Path(log_path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        path.replace(path.with_suffix(".before.log"))
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    os.setsid()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FURROW_")}
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        print(f"{command[0]} can't be run: {error}", flush=True)
-        os._exit(127)

@@ -93,7 +93,10 @@ class Target(View):
     @property
     def engine_pid(self) -> int | None:
         """The external engine's process; None between its death and its next start."""
-        return next((pid for name, pid in self._children().items() if not name.startswith("furrow-")), None)
+        holder = self._children().get("furrow-engine")
+        with suppress(psutil.NoSuchProcess):
+            return None if holder is None else next((one.pid for one in psutil.Process(holder).children()), None)
+        return None
 
     @property
     def agent_pid(self) -> int | None:

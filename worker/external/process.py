@@ -1,0 +1,65 @@
+"""The process between a host's supervisor and an external engine: whoever is killed, nothing of the engine stays.
+
+An engine may have processes of its own, which its death or that of the supervisor would leave behind with their memory.
+This process leads their group. It ends as the engine ends, and ends the group where the supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from control.process import name_process
+
+LOOK_S = 0.1
+"""Between two looks at the supervisor."""
+NOT_RUN = 127
+"""Exit status where the program can't be run, as a shell's."""
+
+
+def hold(log_path: str, command: list[str]) -> int:
+    """Run an engine with its output in a log file; the exit status, or the end by the engine's own signal."""
+    parent = os.getppid()
+    name_process("furrow-engine")
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)  # the engine gets it too, and ends as it likes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output = _log(Path(log_path))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FURROW_")}
+    try:
+        engine = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, restore_signals=True
+        )
+    except OSError as error:
+        os.write(output, f"{command[0]} can't be run: {error}\n".encode())
+        return NOT_RUN
+    while engine.poll() is None:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            engine.wait(LOOK_S)
+    if engine.returncode < 0:
+        _end_by(-engine.returncode)
+    return engine.returncode
+
+
+def _log(path: Path) -> int:
+    """A new log for this user alone; the one before it is kept."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        path.replace(path.with_suffix(".before.log"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+
+def _end_by(number: int) -> None:
+    """End this process by a signal, as its engine was, without a second core file."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(1.0)
