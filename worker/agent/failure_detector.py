@@ -225,9 +225,10 @@ class EngineStall:
         now = time.monotonic()
         if pid != self._pid:
             self._pid, self._stopped_since, self._still_since = pid, now, now
-        if not any(map(_is_stopped, group_of(pid))):
+        pids = group_of(pid)
+        if not any(map(_is_stopped, pids)):
             self._stopped_since = now
-        busy_s = seconds_of(group_of(pid)) if loads else 0.0
+        busy_s = seconds_of(pids) if loads else 0.0
         if not loads or busy_s != self._busy_s:
             self._busy_s, self._still_since = busy_s, now
         if now - self._stopped_since > STOPPED_S:

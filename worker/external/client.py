@@ -142,7 +142,7 @@ class EngineClient:
                 elif self._engine.streams:
                     await self._read_stream(key, response, piece)
                 else:
-                    part = self._engine.part(msgspec.json.decode(await response.aread()), 0, piece)
+                    part = self._part(await response.aread(), 0, piece)
                     self._put(key, part, "failed" if part.error else "")
         except httpx.HTTPError as error:
             self._put(key, Part([], error=f"{type(error).__name__}: {error}"), "lost")
@@ -158,13 +158,17 @@ class EngineClient:
             data = line[5:].strip()
             if data == "[DONE]":
                 break
-            part = self._engine.part(msgspec.json.decode(data.encode()), have, piece)
+            part = self._part(data.encode(), have, piece)
             have += len(part.tokens)
             if part.tokens or part.end or part.error:
                 self._put(key, part, "failed" if part.error else "")
             if part.end or part.error:
                 return
         self._put(key, Part([], error="its stream ended without a last event"), "lost")
+
+    def _part(self, data: bytes, have: int, piece: Piece) -> Part:
+        answer = msgspec.json.decode(data)
+        return Part([], error=_error_in(answer)) if "error" in answer else self._engine.part(answer, have, piece)
 
     def _put(self, key: int, part: Part, failure: Failure) -> None:
         self._outputs.put(Output(key, part, failure))
@@ -196,10 +200,15 @@ def samples_of(text: str) -> dict[str, float]:
 
 
 def _message(body: bytes) -> str:
-    """The message of an error's body, in the forms that engines have."""
+    """The message of an error's body, or its beginning where it is no JSON."""
     try:
         answer = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return body.decode(errors="replace")[:500]
+    return _error_in(answer)[:500]
+
+
+def _error_in(answer: object) -> str:
+    """The message of an answer that is an error, in the forms that engines have."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+    return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -170,6 +170,16 @@ class Engine(ABC):
         return ["--host=127.0.0.1", f"--port={address.url.rpartition(':')[2]}"]
 
     @classmethod
+    def with_defaults(cls, launch: Launch, context: int | None) -> dict[str, str]:
+        """The options that the model names, with those for the number of sequences and the `context` where it names
+        none; None: the engine's own."""
+        name, most = cls.sequences
+        arguments = {name: str(most), **launch.arguments}
+        if context is not None:
+            arguments.setdefault(cls.context_option, str(context))
+        return arguments
+
+    @classmethod
     def most_sequences(cls, arguments: Mapping[str, str]) -> int:
         """How many sequences it runs at once."""
         option, default = cls.sequences
@@ -185,6 +195,11 @@ def options(arguments: Mapping[str, str]) -> list[str]:
         elif value != "false":
             words.append(f"--{name}={value}")
     return words
+
+
+def whole(samples: Mapping[str, float], name: str) -> int | None:
+    """A sample that counts; None where there is none."""
+    return int(samples[name]) if name in samples else None
 
 
 def seed_of(seed: str, choice: int, position: int) -> int:

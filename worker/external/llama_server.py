@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, choice_grammar, options
+from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, choice_grammar, options, whole
 
 _CONTEXT = 4096
 """Positions of a sequence where neither the model's specification nor an option says how many."""
@@ -27,9 +27,8 @@ class LlamaServer(Engine):
 
     @classmethod
     def command(cls, launch: Launch) -> list[str]:
-        arguments = {"parallel": str(cls.sequences[1]), **launch.arguments}
-        if "ctx-size" not in arguments:  # that of all sequences together
-            arguments["ctx-size"] = str((launch.context or _CONTEXT) * int(arguments["parallel"]))
+        context = (launch.context or _CONTEXT) * cls.most_sequences(launch.arguments)
+        arguments = cls.with_defaults(launch, context)
         if all(device == "cpu" for device in launch.devices):
             arguments.setdefault("n-gpu-layers", "0")
         words = [*cls.listen(launch.address), *options(arguments)]
@@ -84,9 +83,6 @@ class LlamaServer(Engine):
         return "/completion", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
-        if "error" in answer:
-            error = answer["error"]
-            return Part([], error=str(error.get("message", error) if isinstance(error, dict) else error))
         tokens = [int(token) for token in answer.get("tokens") or ()]
         end = {"eos": "stop", "word": "stop", "limit": "length"}.get(str(answer.get("stop_type")), "length")
         if answer.get("truncated"):
@@ -94,9 +90,8 @@ class LlamaServer(Engine):
         return Part(tokens, end=end)
 
     def stats(self, samples: Mapping[str, float]) -> EngineStats:
-        running, waiting = samples.get("llamacpp:requests_processing"), samples.get("llamacpp:requests_deferred")
         return EngineStats(
             kv_usage=samples.get("llamacpp:kv_cache_usage_ratio"),
-            running=None if running is None else int(running),
-            waiting=None if waiting is None else int(waiting),
+            running=whole(samples, "llamacpp:requests_processing"),
+            waiting=whole(samples, "llamacpp:requests_deferred"),
         )

@@ -32,9 +32,7 @@ def hold(log_path: str, command: list[str]) -> int:
     output = _log(Path(log_path))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FURROW_")}
     try:
-        engine = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, restore_signals=True
-        )
+        engine = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     except OSError as error:
         os.write(output, f"{command[0]} can't be run: {error}\n".encode())
         return NOT_RUN

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options
+from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options, whole
 
 
 class Sglang(Engine):
@@ -20,9 +20,7 @@ class Sglang(Engine):
 
     @classmethod
     def command(cls, launch: Launch) -> list[str]:
-        arguments = {"max-running-requests": str(cls.sequences[1]), **launch.arguments}
-        if launch.context is not None:
-            arguments.setdefault("context-length", str(launch.context))
+        arguments = cls.with_defaults(launch, launch.context)
         if len(launch.devices) > 1:
             arguments["tp-size"] = str(len(launch.devices))
         if "cpu" in launch.devices:
@@ -72,9 +70,6 @@ class Sglang(Engine):
         return "/generate", {"input_ids": piece.tokens, "sampling_params": parameters, "stream": True}
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
-        if "error" in answer:
-            error = answer["error"]
-            return Part([], error=str(error.get("message", error) if isinstance(error, dict) else error))
         about: dict[str, Any] = answer.get("meta_info") or {}
         tokens = [int(token) for token in answer.get("output_ids") or ()]
         count = int(about.get("completion_tokens", have + len(tokens)))
@@ -89,11 +84,10 @@ class Sglang(Engine):
         return Part(fresh, end=kind)
 
     def stats(self, samples: Mapping[str, float]) -> EngineStats:
-        running, waiting = samples.get("sglang:num_running_reqs"), samples.get("sglang:num_queue_reqs")
         return EngineStats(
             kv_usage=samples.get("sglang:token_usage"),
-            running=None if running is None else int(running),
-            waiting=None if waiting is None else int(waiting),
+            running=whole(samples, "sglang:num_running_reqs"),
+            waiting=whole(samples, "sglang:num_queue_reqs"),
         )
 
 

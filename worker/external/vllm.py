@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.messages import Grammar, TokenLogprobs
-from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options
+from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options, whole
 
 _PREFIX = "token_id:"
 """Before the number of a token in log probabilities, with `return_tokens_as_token_ids`."""
@@ -27,9 +27,7 @@ class Vllm(Engine):
 
     @classmethod
     def command(cls, launch: Launch) -> list[str]:
-        arguments = {"max-num-seqs": str(cls.sequences[1]), **launch.arguments}
-        if launch.context is not None:
-            arguments.setdefault("max-model-len", str(launch.context))
+        arguments = cls.with_defaults(launch, launch.context)
         if len(launch.devices) > 1:
             arguments["tensor-parallel-size"] = str(len(launch.devices))
         return [
@@ -89,9 +87,6 @@ class Vllm(Engine):
         return "/v1/completions", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
-        if "error" in answer:
-            error = answer["error"]
-            return Part([], error=str(error.get("message", error) if isinstance(error, dict) else error))
         if not answer.get("choices"):
             return Part([])
         choice = answer["choices"][0]
@@ -104,15 +99,11 @@ class Vllm(Engine):
     def stats(self, samples: Mapping[str, float]) -> EngineStats:
         return EngineStats(
             kv_usage=samples.get("vllm:kv_cache_usage_perc"),
-            running=_whole(samples.get("vllm:num_requests_running")),
-            waiting=_whole(samples.get("vllm:num_requests_waiting")),
-            prefix_queries=_whole(samples.get("vllm:prefix_cache_queries_total")),
-            prefix_hits=_whole(samples.get("vllm:prefix_cache_hits_total")),
+            running=whole(samples, "vllm:num_requests_running"),
+            waiting=whole(samples, "vllm:num_requests_waiting"),
+            prefix_queries=whole(samples, "vllm:prefix_cache_queries_total"),
+            prefix_hits=whole(samples, "vllm:prefix_cache_hits_total"),
         )
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _structured(grammar: Grammar) -> dict[str, Any]:

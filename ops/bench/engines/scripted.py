@@ -16,9 +16,7 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -102,9 +100,6 @@ class ScriptedEngine:
         if path == "/fault":
             self.script.faults.append(msgspec.json.decode(await _body(receive), type=Fault))
             await _answer(send, {})
-        elif path == "/script":
-            about = {name: getattr(self.script, name) for name in ("running", "ended_early", "requests")}
-            await _answer(send, {**about, "pid": os.getpid()})
         elif path == "/v1/models":
             await _answer(send, {"data": []})
         elif path == "/metrics":
@@ -274,16 +269,11 @@ def server_of(script: Script, **listener: Any) -> uvicorn.Server:
 
 def main() -> None:
     shape, *words = sys.argv[1:]
-    delay = float(os.environ.get("SCRIPTED_LOAD_S", "0"))
     rate = float(os.environ.get("SCRIPTED_RATE", "0"))
     script = Script(shape, last=int(os.environ.get("SCRIPTED_LAST", "200")), rate=rate)
     print(f"a scripted {shape} starts: {' '.join(words)}", flush=True)
-    if delay:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(asyncio.sleep(delay))
     server_of(script, **listener_of(shape, words)).run()
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[3]))
     main()
