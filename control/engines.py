@@ -42,6 +42,8 @@ class ExternalEngine:
     """True if its models are GGUF files, False if they are folders with safetensors."""
     tried: str
     """What was run under Furrow."""
+    tried_version: str
+    """The version of it, or its beginning; empty where no real one was run."""
     options: Mapping[str, Kind]
     """Options that a model may name. Those for hosts, ports, files, code and secrets are never among them."""
     grammars: frozenset[GrammarKind]
@@ -64,6 +66,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="vllm.entrypoints.openai.api_server",
         gguf=False,
         tried="vLLM 0.32 on CPUs",
+        tried_version="0.32.",
         options={
             "block-size": "int",
             "cpu-offload-gb": "float",
@@ -95,6 +98,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="sglang.launch_server",
         gguf=False,
         tried="a scripted server of its shape alone",
+        tried_version="",
         options={
             "attention-backend": "word",
             "chunked-prefill-size": "int",
@@ -113,7 +117,6 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "typical_p": _NOT_THERE,
             "bad_words": _NO_TOKENS,
             "repetition_penalty": _UNKNOWN_COUNT,
-            "logprobs": "Furrow does not read them from it yet",
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
@@ -124,6 +127,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="",
         gguf=True,
         tried="llama.cpp 0c1e57098 on CPUs",
+        tried_version="b1-0c1e570",
         options={
             "batch-size": "int",
             "cache-type-k": "word",
@@ -146,7 +150,6 @@ ENGINES: Mapping[str, ExternalEngine] = {
         grammars=frozenset({"json_schema", "json_object", "choice"}),
         refused={
             "bad_words": _NO_TOKENS,
-            "logprobs": "Furrow does not read them from it yet",
             "prompt_logprobs": "it gives none",
         },
         not_with_grammar=frozenset({"reasoning", "presence_penalty", "frequency_penalty", "min_tokens"}),

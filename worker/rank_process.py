@@ -107,7 +107,7 @@ def begin_engine(assignment: Assignment, clients: tuple[SyncRedis, SyncRedis, Sy
     spec = assignment.spec
     model = external_model(Path(os.environ["FURROW_FOLDER"]), spec)
     address = Address.parse(os.environ[ADDRESS_VARIABLE])
-    counters = counters_of(Labels(spec.name, assignment.replica, 0))
+    counters = counters_of(Labels(spec.name, assignment.replica, 0, served_by=spec.engine))
     owner = f"{host_id()}/{os.getpid()}"
     leader = EngineLeader(clients, assignment, owner, model.fingerprint, model.assets, address, counters)
     drain_on_signal(leader)

@@ -82,6 +82,7 @@ def _card(request: Http, name: str) -> ModelCard:
         card.kind = assets.kind
         card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:
+        card.engine = overview.engine
         card.state = overview.state
         card.detail = overview.detail or None
         card.revision = overview.revision

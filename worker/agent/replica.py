@@ -238,7 +238,11 @@ class ReplicaProcesses:
         if address.socket:
             Path(address.socket).unlink(missing_ok=True)  # of a process that has ended; a bind would fail
         model, replica = self.place
-        words = [str(log_file(model, replica)), *engine_command(spec.engine, settings, launch)]
+        words = [
+            str(log_file(model, replica)),
+            str(settings.memory or 0),
+            *engine_command(spec.engine, settings, launch),
+        ]
         tag: Tag = {"kind": "engine", "model": model, "replica": replica, "rank": ENGINE_RANK, "version": VERSION}
         environment = engine_environment(spec.engine, launch)
         process = self.supervisor.spawn(

@@ -94,6 +94,8 @@ class Part:
     """Why the piece ended, in the engine's word; empty while it goes on."""
     error: str = ""
     """What the engine says went wrong; empty for a piece that did not fail."""
+    cached: int = 0
+    """Tokens before the piece whose KV was there already, in the first part that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,8 @@ class EngineStats:
     """Part of its KV memory in use, 0 to 1."""
     running: int | None = None
     waiting: int | None = None
-    prefix_queries: int | None = None
-    """Prompt tokens that were looked up in its prefix cache since its start."""
     prefix_hits: int | None = None
+    """Tokens that it found in its prefix cache since its start; None also where its answers say how many."""
 
 
 class Engine(ABC):
@@ -117,6 +118,8 @@ class Engine(ABC):
     health: ClassVar[str] = "/health"
     """Path that answers 200 once the model is loaded."""
     metrics: ClassVar[str] = "/metrics"
+    version: ClassVar[tuple[str, str]]
+    """Path of a JSON object, and its field with the engine's version."""
     streams: ClassVar[bool] = True
     """False where only a whole answer has all its tokens: then pieces are short."""
     counts_alone: ClassVar[bool] = True

@@ -17,10 +17,13 @@ from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, opt
 _PREFIX = "token_id:"
 """Before the number of a token in log probabilities, with `return_tokens_as_token_ids`."""
 _LEAST_KV = 1 << 30
+_PROCESSES = 3 << 29
+"""What its processes take on CPUs beside weights and KV memory: libraries, tokenizers, activations."""
 
 
 class Vllm(Engine):
     name = "vllm"
+    version = ("/version", "version")
     socket_option = "--uds"
     context_option = "max-model-len"
     sequences = ("max-num-seqs", 128)
@@ -48,7 +51,7 @@ class Vllm(Engine):
         variables = {**super().environment(launch), "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""}
         if launch.memory is not None and "cpu" in launch.devices:
             weights = sum(file.stat().st_size for file in launch.model.glob("*.safetensors"))
-            left = max(_LEAST_KV, launch.memory - 2 * weights)
+            left = max(_LEAST_KV, launch.memory - _PROCESSES - 2 * weights)
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(left >> 30)
         return variables
 
@@ -101,7 +104,6 @@ class Vllm(Engine):
             kv_usage=samples.get("vllm:kv_cache_usage_perc"),
             running=whole(samples, "vllm:num_requests_running"),
             waiting=whole(samples, "vllm:num_requests_waiting"),
-            prefix_queries=whole(samples, "vllm:prefix_cache_queries_total"),
             prefix_hits=whole(samples, "vllm:prefix_cache_hits_total"),
         )
 

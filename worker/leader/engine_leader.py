@@ -57,6 +57,7 @@ class EngineLeader(Leader):
         self._address = address
         self._engine = CLASSES[spec.engine](spec.name)
         self._title = ENGINES[spec.engine].title
+        self._version = ""
         self._most = self._engine.most_sequences(spec.engine_args)
         context = self._engine.context_length(spec.engine_args, spec.max_context) or assets.context_length
         context = min(context, assets.context_length)
@@ -90,8 +91,15 @@ class EngineLeader(Leader):
         models = client.known_models()
         if models and self._spec.name not in models:
             self._engine.model = models[0]  # a server that runs already has a name of its own
+        self._version = client.version()
         seconds = round(time.monotonic() - began, 2)
-        log.info("the engine is ready", engine=self._spec.engine, seconds=seconds, action="engine_ready")
+        log.info(
+            "the engine is ready",
+            engine=self._spec.engine,
+            version=self._version,
+            seconds=seconds,
+            action="engine_ready",
+        )
         return True
 
     def _publish(self) -> None:
@@ -110,6 +118,7 @@ class EngineLeader(Leader):
             collective="",
             kernels=[f"{spec.engine} {options}".strip()],
             batch_invariant=False,
+            engine_version=self._version,
         )
 
     def _work(self, lease: Lease, client: EngineClient, progress: Progress, check: Callable[[], None]) -> None:

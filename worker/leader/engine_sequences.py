@@ -231,6 +231,8 @@ class EngineSequences:
         running.brought += len(part.tokens)
         if part.tokens:
             running.tries = 0
+        if part.cached and not running.sequence.output:
+            running.sequence.cached_prompt_tokens = min(part.cached, len(running.sequence.prompt))
         if not self._engine.streams and running.brought:
             self._token_s = (time.monotonic() - running.started) / running.brought
         failed = bool(output.failure) or part.end == "abort" or (bool(part.end) and not running.brought)

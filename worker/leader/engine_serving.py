@@ -11,7 +11,7 @@ import structlog
 from control.errors import Poisoned
 from control.messages import FinishReason, TokenLogprobs
 from control.text.text_stream import Decode
-from worker.external.client import EngineClient
+from worker.external.client import LOST_S, EngineClient
 from worker.external.engine import ENGINE_LOST, ENGINE_RANK
 from worker.leader.engine_sequences import EngineSequences, SequenceNews
 from worker.leader.exchange import Exchange
@@ -75,12 +75,13 @@ class EngineServing(RequestLoop):
         if is_due or (self._running.unsent and (self._running.urgent or self._exchange.gathered)):
             self._running.unsent = True  # a row without entries asks what became of its request
             self.deliver()
+            self._running.counters.found_in_cache(self._client.prefix_hits())
             self._asked_at = time.monotonic()
             self._ask_after = min(HEAR_S, 2 * self._ask_after)
 
     def _apply(self, news: SequenceNews) -> None:
         """Log what came of a sequence, and let it go on or end."""
-        if news.broken and not self._client.is_ready():
+        if news.broken and not self._client.is_ready(LOST_S):
             message = f"{self._title} does not answer: {news.error or 'its connection ended'}"
             raise Poisoned(ENGINE_LOST, message, ENGINE_RANK)
         sequence = news.sequence
@@ -139,5 +140,5 @@ class EngineServing(RequestLoop):
         """The engine answered that it is ready, which is its proof."""
 
     def _ping(self) -> None:
-        if not self._client.is_ready():
+        if not self._client.is_ready(LOST_S):
             raise Poisoned(ENGINE_LOST, f"{self._title} does not answer", ENGINE_RANK)

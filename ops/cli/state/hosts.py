@@ -17,6 +17,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     version: str | None
     devices: list[str]
+    engines: list[str]
     replicas: list[str]
 
 
@@ -35,6 +36,7 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
             state="drained" if one.drained else "alive" if one.alive else "away",
             version=one.version,
             devices=one.devices,
+            engines=one.engines,
             replicas=one.replicas,
         )
         for one in farm.host_cards(client)
@@ -46,7 +48,14 @@ def hosts(as_json: bool, redis_url: str | None) -> None:
         click.echo("No hosts. Start one with `furrow worker`.")
         return
     rows = [
-        (one.id, one.state, one.version or "-", ",".join(one.devices) or "cpu", " ".join(one.replicas) or "-")
+        (
+            one.id,
+            one.state,
+            one.version or "-",
+            ",".join(one.devices) or "cpu",
+            ",".join(one.engines) or "-",
+            " ".join(one.replicas) or "-",
+        )
         for one in found
     ]
-    echo_table([("HOST", "STATE", "VERSION", "DEVICES", "REPLICAS"), *rows])
+    echo_table([("HOST", "STATE", "VERSION", "DEVICES", "ENGINES", "REPLICAS"), *rows])

@@ -59,7 +59,7 @@ def test_arguments_are_named_once() -> None:
         ("vllm", {"prompt_logprobs": 0}, "prompt_logprobs"),
         ("sglang", {"repetition_penalty": 1.1}, "repetition_penalty"),
         ("sglang", {"grammar": Grammar("lark", "start: x")}, "grammar"),
-        ("llama-server", {"logprobs": 0}, "logprobs"),
+        ("llama-server", {"prompt_logprobs": 0}, "prompt_logprobs"),
         ("llama-server", {"grammar": Grammar("regex", "a+")}, "grammar"),
         ("llama-server", {"grammar": Grammar("json_object"), "presence_penalty": 1.0}, "presence_penalty"),
         ("vllm", {"grammar": Grammar("json_object"), "reasoning": BUDGET}, "reasoning"),

@@ -14,7 +14,7 @@ from control import requests
 from control.messages import Assignment, Grammar, ModelSpec, ReasoningBudget
 from control.records import catalog
 from control.replicas import health
-from ops.bench.engines.scripted import Fault, Script, server_of
+from ops.bench.engines.scripted import Fault, Script, alternatives, server_of
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import PROMPT, LeaderScene
 from tests.waiting import until
@@ -168,6 +168,16 @@ def test_the_other_engines_lose_and_repeat_no_token(other_scene: EngineScene, ki
     scene.script.faults.append(Fault(kind, after=0 if kind == "error" else 7))  # type: ignore[arg-type]
     scene.ask("a", max_tokens=TOKENS)
     assert scene.answer("a") == scene.expected(TOKENS)
+
+
+def test_the_log_has_what_the_other_engines_say_of_their_tokens(other_scene: EngineScene) -> None:
+    """Log probabilities of each token, and the tokens of the prompt that were in the engine's cache."""
+    other_scene.ask("a", max_tokens=20, logprobs=2)
+    tokens = other_scene.answer("a")
+    entries = [entry for entry in other_scene.log("a") if entry.token is not None]
+    rows = [entry.logprobs for entry in entries]
+    assert [row and row.top for row in rows] == [alternatives(token, 2) for token in tokens]
+    assert entries[0].cached == len(PROMPT) // 2 and not any(entry.cached for entry in entries[1:])
 
 
 def test_a_request_that_the_engine_refuses_fails_alone_with_its_words(scene: EngineScene) -> None:
