@@ -73,6 +73,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: ReasoningBudget | None = None
     lookup: int | None = None  # most guesses of a step, where the model has more; they change no token
     prediction: list[int] = []  # tokens that the answer may have: guesses come from them too
+    adapter: str = ""  # of an external engine: the name of the low-rank adapter (LoRA) that it adds to the model
     dimensions: int | None = None  # of a vector: so many of its first numbers, at length 1 again; None: all
 
 
@@ -206,6 +207,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "furrow"  # what computes: Furrow's ranks, or an external engine of control/engines.py
     engine_args: dict[str, str] = {}
     """Options of an external engine."""
+    adapters: dict[str, str] = {}
+    """Low-rank adapters (LoRA) of an external engine: their files on each host, by the name in `MODEL:NAME`."""
     revision: int = 1
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
@@ -328,6 +331,8 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """None: it takes text only."""
     engine: str = "furrow"
     """What computes its tokens; it says which requests can be served (control/engines.py)."""
+    adapters: list[str] = []
+    """Names of its adapters: clients write `MODEL:NAME`."""
 
 
 encode = msgspec.json.Encoder().encode

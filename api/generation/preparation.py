@@ -40,7 +40,7 @@ from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
-from control.engines import refuse
+from control.engines import adapter_in, refuse
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, PromptImage, ReasoningBudget, Sampling
 from control.requests import Enqueue, member_rid
@@ -449,11 +449,17 @@ async def _prepared(
         words = bad_words(body, served.vocabulary)
         ends = gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
+        adapter = adapter_in(body.model or "", served.assets.adapters)
         limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
         admit_one = partial(admit, body, **limits, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         for one in admitted:
             refuse(served.assets.engine, one.sampling, images=bool(prompts.images))
+        if adapter:
+            admitted = [
+                msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, adapter=adapter))
+                for one in admitted
+            ]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
     members = await served.run(size, caller.images.tenant, admitted)

@@ -10,6 +10,7 @@ from litestar.params import FromPath
 from api.access.limits import moment
 from api.routes.generation import Http, identity_of, process_of
 from api.schemas.state import ModelBackend, ModelCard, ModelList
+from control.engines import adapter_in
 from control.errors import ModelNotFound
 from control.replicas.health import Overview
 
@@ -79,6 +80,7 @@ def _card(request: Http, name: str) -> ModelCard:
         max_input_tokens=context,
     )
     if assets is not None:
+        card.parent = models.real_name(name) if adapter_in(name, assets.adapters) else None
         card.kind = assets.kind
         card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:

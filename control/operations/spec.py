@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from control.bounds import refusal
-from control.engines import OWN, check_engine, parse_arguments
+from control.engines import OWN, check_adapters, check_engine, parse_adapters, parse_arguments
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import LOOKUP_TOKENS, ModelSpec
@@ -44,9 +44,11 @@ def build_spec(
     surge: bool = True,
     engine: str = OWN,
     engine_args: Mapping[str, str] | Sequence[str] = (),
+    adapters: Mapping[str, str] | Sequence[str] = (),
     demo: Path | None = None,
 ) -> ModelSpec:
-    """The desired state that the options describe. `engine_args`: `name=value` each, or by name. `demo`: folder of the
+    """The desired state that the options describe. `engine_args`: `name=value` each, or by name; `adapters`:
+    `name=path`. `demo`: folder of the
     demonstration model, where there is one.
 
     Raises RequestError, DevicesError or SettingsError.
@@ -60,6 +62,8 @@ def build_spec(
     placed = parse_devices(devices, tp)
     arguments = engine_args if isinstance(engine_args, Mapping) else parse_arguments(engine_args)
     check_engine(engine, arguments)
+    adapter_files = dict(adapters) if isinstance(adapters, Mapping) else parse_adapters(adapters)
+    check_adapters(engine, adapter_files)
     if engine != OWN:
         own_options = {
             "--quant": quant,
@@ -99,6 +103,7 @@ def build_spec(
         deterministic=deterministic,
         engine=engine,
         engine_args=dict(arguments),
+        adapters=adapter_files,
     )
 
 

@@ -157,7 +157,7 @@ class EngineClient:
                     text = _message(await response.aread())
                     failure: Failure = "refused" if response.status_code < 500 else "failed"
                     self._put(key, Part([], error=f"{response.status_code}: {text}"), failure)
-                elif self._engine.streams:
+                elif self._engine.streams and not piece.embeds:
                     await self._read_stream(key, response, piece)
                 else:
                     part = self._part(await response.aread(), 0, piece)

@@ -34,6 +34,10 @@ class LlamaServer(Engine):
         if all(device == "cpu" for device in launch.devices):
             arguments.setdefault("n-gpu-layers", "0")
         words = [*cls.listen(launch.address), *options(arguments)]
+        adapters: list[str] = []
+        if launch.adapters:
+            files = [part for place in launch.adapters.values() for part in ("--lora", place)]
+            adapters = ["--lora-init-without-apply", *files]
         return [
             "--model",
             str(launch.model),
@@ -42,6 +46,7 @@ class LlamaServer(Engine):
             "--metrics",
             "--no-webui",
             "--offline",
+            *adapters,
             *[part for word in words for part in word.split("=", 1)],  # it knows no --name=value
         ]
 
@@ -74,6 +79,8 @@ class LlamaServer(Engine):
             "return_tokens": True,
             "stream": False,
         }
+        if sampling.adapter:
+            body["lora"] = [{"id": self.adapters.index(sampling.adapter), "scale": 1.0}]
         if sampling.logprobs is not None:
             body["n_probs"] = max(1, sampling.logprobs)  # 0 asks for none, the chosen token's neither
         if (grammar := sampling.grammar) is not None:

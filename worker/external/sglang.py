@@ -27,6 +27,13 @@ class Sglang(Engine):
             arguments["tp-size"] = str(len(launch.devices))
         if "cpu" in launch.devices:
             arguments["device"] = "cpu"
+        if launch.embeds:
+            arguments["is-embedding"] = "true"
+        adapters: list[str] = []
+        if launch.adapters:
+            arguments.setdefault("max-loras-per-batch", str(len(launch.adapters) + 1))  # requests without one count
+            places = [f"{name}={place}" for name, place in launch.adapters.items()]
+            adapters = ["--enable-lora", "--lora-paths", *places]
         return [
             f"--model-path={launch.model}",
             f"--served-model-name={launch.name}",
@@ -37,10 +44,13 @@ class Sglang(Engine):
             "--grammar-backend=llguidance",
             "--enable-metrics",
             *options(arguments),
+            *adapters,
         ]
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling
+        if piece.embeds:
+            return "/v1/embeddings", {"model": self.model, "input": piece.tokens}
         parameters: dict[str, Any] = {
             "max_new_tokens": piece.most,
             "min_new_tokens": piece.least,
@@ -70,12 +80,16 @@ class Sglang(Engine):
                 case _:
                     parameters["regex"] = grammar.text
         body: dict[str, Any] = {"input_ids": piece.tokens, "sampling_params": parameters, "stream": True}
+        if sampling.adapter:
+            body["lora_path"] = sampling.adapter
         if sampling.logprobs is not None:
             body["return_logprob"] = True
             body["top_logprobs_num"] = sampling.logprobs
         return "/generate", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if piece.embeds:
+            return Part([], vector=answer["data"][0]["embedding"], end="stop")
         about: dict[str, Any] = answer.get("meta_info") or {}
         tokens = [int(token) for token in answer.get("output_ids") or ()]
         count = int(about.get("completion_tokens", have + len(tokens)))

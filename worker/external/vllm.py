@@ -33,6 +33,11 @@ class Vllm(Engine):
         arguments = cls.with_defaults(launch, launch.context)
         if len(launch.devices) > 1:
             arguments["tensor-parallel-size"] = str(len(launch.devices))
+        adapters: list[str] = []
+        if launch.adapters:
+            arguments.setdefault("max-loras", str(len(launch.adapters)))
+            modules = [f"{_adapted(launch.name, name)}={place}" for name, place in launch.adapters.items()]
+            adapters = ["--enable-lora", "--lora-modules", *modules]
         return [
             *([f"--model={launch.model}"] if launch.by_module else ["serve", str(launch.model)]),
             *cls.listen(launch.address),
@@ -44,6 +49,7 @@ class Vllm(Engine):
             "--disable-uvicorn-access-log",
             "--no-enable-log-requests",
             *options(arguments),
+            *adapters,
         ]
 
     @classmethod
@@ -57,8 +63,10 @@ class Vllm(Engine):
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling
+        if piece.embeds:
+            return "/v1/embeddings", {"model": self.model, "input": piece.tokens}
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": _adapted(self.model, sampling.adapter) if sampling.adapter else self.model,
             "prompt": piece.tokens,
             "max_tokens": piece.most,
             "min_tokens": piece.least,
@@ -90,6 +98,8 @@ class Vllm(Engine):
         return "/v1/completions", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if piece.embeds:
+            return Part([], vector=answer["data"][0]["embedding"], end="stop")
         if not answer.get("choices"):
             return Part([])
         choice = answer["choices"][0]
@@ -106,6 +116,11 @@ class Vllm(Engine):
             waiting=whole(samples, "vllm:num_requests_waiting"),
             prefix_hits=whole(samples, "vllm:prefix_cache_hits_total"),
         )
+
+
+def _adapted(model: str, adapter: str) -> str:
+    """The name by which vLLM knows the model with an adapter."""
+    return f"{model}:{adapter}"
 
 
 def _structured(grammar: Grammar) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class EngineLeader(Leader):
         super().__init__(clients, assignment, owner, weights, 1, counters)
         spec = self._spec
         self._address = address
-        self._engine = CLASSES[spec.engine](spec.name)
+        self._engine = CLASSES[spec.engine](spec.name, list(spec.adapters))
         self._title = ENGINES[spec.engine].title
         self._version = ""
         self._most = self._engine.most_sequences(spec.engine_args)
@@ -108,7 +108,10 @@ class EngineLeader(Leader):
     @property
     def _backend(self) -> Backend:
         spec = self._spec
-        options = " ".join(f"{name}={value}" for name, value in sorted(spec.engine_args.items()))
+        options = " ".join(
+            [f"{name}={value}" for name, value in sorted(spec.engine_args.items())]
+            + [f"adapter={name}" for name in spec.adapters]
+        )
         return Backend(
             weights=self._weights,
             dtype=spec.engine_args.get("dtype", "auto"),
@@ -124,7 +127,14 @@ class EngineLeader(Leader):
     def _work(self, lease: Lease, client: EngineClient, progress: Progress, check: Callable[[], None]) -> None:
         calls = RedisCalls(self._client, self._blocking, lease, check)
         exchange = Exchange(lease, calls, DeadReplicas(self._client, lease))
-        sequences = EngineSequences(self._engine, client, self._most, self._assets.context_length, self._assets.eos_ids)
+        sequences = EngineSequences(
+            self._engine,
+            client,
+            self._most,
+            self._assets.context_length,
+            self._assets.eos_ids,
+            embeds=self._assets.kind == "embed",
+        )
         isolation = CrashIsolation(lease, calls.run)
         running = RunningRequests(
             sequences, Finisher(self._decode), None, isolation, self._backend.fingerprint, self._counters

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 
 from control.errors import Poisoned
@@ -19,6 +20,7 @@ from worker.leader.request_loop import RequestLoop, StopSignals
 from worker.leader.running_requests import RunningRequests
 from worker.rank.heartbeat import Progress
 from worker.sampling.constraints import forced_tokens
+from worker.sampling.vectors import NOT_FINITE, result_of
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -92,6 +94,14 @@ class EngineServing(RequestLoop):
 
     def _log(self, news: SequenceNews) -> None:
         sequence = news.sequence
+        if news.vector:
+            vector = result_of(np.array(news.vector), sequence.sampling.dimensions)
+            if vector is None:
+                self._end_choice(sequence, "error", NOT_FINITE)
+            else:
+                self._running.unsent = True
+                self._running.end_choice(sequence, "stop", vector=vector)
+            return
         for place, token in enumerate(news.tokens):
             logprobs = news.logprobs[place] if place < len(news.logprobs) else None
             if not self._append(sequence, token, logprobs):

@@ -110,6 +110,13 @@ class ScriptedEngine:
             names = {"vllm": "vllm:num_requests_running", "sglang": "sglang:num_running_reqs"}
             name = names.get(self.script.shape, "llamacpp:requests_processing")
             await _answer(send, f'# TYPE {name} gauge\n{name}{{model_name="m"}} {self.script.running}\n')
+        elif path == "/v1/embeddings":
+            body = msgspec.json.decode(await _body(receive))
+            self.script.requests += 1
+            if self.script.take_fault(0) is not None:
+                await _answer(send, {"error": {"message": "on order"}}, 500)
+            else:
+                await _answer(send, {"data": [{"embedding": vector_of(body["input"])}]})
         elif path in ("/v1/completions", "/generate", "/completion"):
             await self._generate(msgspec.json.decode(await _body(receive)), receive, send)
         else:
@@ -238,7 +245,7 @@ class ScriptedEngine:
                 raise Cut
             so_far.append(token)
             kind = {"stop": "eos"}.get(end, "limit")
-        answer = {"tokens": so_far, "stop": True, "stop_type": kind, "truncated": False}
+        answer: dict[str, Any] = {"tokens": so_far, "stop": True, "stop_type": kind, "truncated": False}
         if asked.logprobs is not None:
             answer["completion_probabilities"] = [
                 {
@@ -251,6 +258,11 @@ class ScriptedEngine:
                 for token in so_far
             ]
         await _answer(send, answer | {"timings": {"cache_n": len(asked.prompt) // 2}})
+
+
+def vector_of(tokens: list[int]) -> list[float]:
+    """Of an input of these tokens."""
+    return [len(tokens) + 0.5, *map(float, tokens[:3])]
 
 
 def logprob(token: int) -> float:

@@ -120,7 +120,9 @@ class Strikes:
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(list(ENGINES)), required=True, help="The engine to kill.")
+@click.option(
+    "--engine", type=click.Choice(list(ENGINES)), default="vllm", show_default=True, help="The engine to kill."
+)
 @click.option("--source", default=str(MODEL_DIR), help="Folder or GGUF file of the model.  [default: demo]")
 @click.option("--streams", "count", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--tokens", type=click.IntRange(8), default=150, show_default=True, help="Of each stream.")

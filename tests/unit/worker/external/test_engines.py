@@ -205,6 +205,29 @@ def test_a_command_listens_on_this_host_alone_and_runs_no_foreign_code(name: str
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,3" and environment["HF_HUB_OFFLINE"] == "1"
 
 
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_adapter_is_loaded_and_named_in_its_requests(name: str, tmp_path: Path) -> None:
+    adapters = {"sql": "/a/sql", "chat": "/a/chat"}
+    launch = Launch(
+        model=tmp_path,
+        name="m",
+        address=Address(socket=str(tmp_path / "e.sock")) if CLASSES[name].socket_option else Address(url="http://h:1"),
+        devices=("cpu",),
+        arguments={},
+        adapters=adapters,
+    )
+    words = CLASSES[name].command(launch)
+    assert all(any(place in word for word in words) for place in adapters.values())
+    engine = CLASSES[name]("m", list(adapters))
+    settings = Sampling(max_tokens=5, adapter="chat")
+    _, body = engine.request(Piece(tokens=PROMPT, sampling=settings, most=5))
+    named = {"vllm": ("model", "m:chat"), "sglang": ("lora_path", "chat")}
+    key, value = named.get(name, ("lora", [{"id": 1, "scale": 1.0}]))
+    assert body[key] == value
+    _, plain = engine.request(Piece(tokens=PROMPT, sampling=Sampling(max_tokens=5), most=5))
+    assert plain.get(key) != value
+
+
 def test_seeds_of_pieces_differ_and_repeat_for_the_same_place() -> None:
     seeds = {seed_of("1", choice, position) for choice in range(4) for position in range(100)}
     assert len(seeds) == 400 and all(0 <= seed < 2**63 for seed in seeds)

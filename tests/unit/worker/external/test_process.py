@@ -30,4 +30,4 @@ def test_an_engine_that_takes_more_than_its_memory_is_ended_and_its_log_says_so(
     ended = subprocess.run(command, timeout=60)
     assert ended.returncode == (-signal.SIGKILL if ends else 0)
     assert ("GiB of --engine-memory" in last_lines(log)) is ends
-    assert "has it" in log.read_text()
+    assert ends or "has it" in log.read_text()
