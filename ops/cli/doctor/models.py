@@ -78,7 +78,7 @@ def check_replicas(
             checks.error("replicas", f"{replica.replica} was given up: {replica.detail}", remedy)
         elif replica.state not in ("loaded", "draining", "unloading"):
             remedy = f"Wait; `furrow models list` and `furrow history {name}` show how far it is."
-            if replica.detail == "no worker has it yet":
+            if replica.detail == health.NO_WORKER:
                 remedy = "Run `furrow worker` on a host that has free devices."
             if CAUSE in replica.detail:
                 remedy = (
