@@ -1,16 +1,21 @@
-"""Builds are told apart by their version: it ends with a hash of all that is installed."""
+"""Builds are told apart by their version: it ends with a hash of all that is installed.
+
+A wheel with compiled libraries (`python -m ops.wheels`) is for one platform and any Python 3.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 VERSION = "0.1.0"
 PACKAGES = ("api", "control", "ops", "worker")
-LEFT_OUT = ("ops/compat/", "ops/demo/training/")
-"""As in pyproject.toml."""
+LEFT_OUT = ("ops/compat/", "ops/wheels/", "ops/demo/training/", "worker/native/built/")
+"""The first three as in pyproject.toml. Libraries are compiled from files that are counted: the wheels of
+all platforms have one version."""
 
 
 def build_hash(root: Path) -> str:
@@ -26,4 +31,22 @@ def build_hash(root: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-setup(version=f"{VERSION}+{build_hash(Path(__file__).parent)}")
+ROOT = Path(__file__).parent
+
+
+class Built(Distribution):
+    """With compiled libraries it is installed where those of a platform lie."""
+
+    def has_ext_modules(self) -> bool:
+        return any((ROOT / "worker/native/built").glob("*.so"))
+
+
+class Wheel(bdist_wheel):
+    """ctypes loads the libraries into every Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
+
+
+setup(version=f"{VERSION}+{build_hash(ROOT)}", distclass=Built, cmdclass={"bdist_wheel": Wheel})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 KINDS: dict[str, str] = {
     "compiled": "C++ libraries compiled for this processor, and reports on those that do not work",
+    "models": "models taken from Python packages",
     "tokenizers": "tokenizers of GGUF files, converted",
     "verdicts": "verdicts on the kernels of a device",
     "weights": "packed weights of models, by rank",

@@ -53,6 +53,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """/dev/shm; None where there is none."""
     compiler: str
     """The C++ compiler and its version; empty without one."""
+    brought: str = ""
+    """The library of the kernels that came with this package for this processor; empty without one."""
     native: str
     """The reason why the products and forwards in C++ can't be used; empty where they can."""
     kernels_off: list[str]

@@ -17,7 +17,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @click.group()
 def cache() -> None:
-    """List and clear what this host keeps to start faster: packed weights, libraries, tokenizers, verdicts on kernels.
+    """List and clear what this host keeps to start faster: packed weights, libraries, models from packages, tokenizers.
 
     Every file of it is made again when it is needed, so clearing costs time only. FURROW_WEIGHT_CACHE limits the packed
     weights, in GiB.
@@ -48,7 +48,7 @@ def list_entries(as_json: bool) -> None:
 @cache.command()
 @click.argument("what", nargs=-1, required=True)
 def clear(what: tuple[str, ...]) -> None:
-    """Delete files of the cache: all of a kind (compiled, tokenizers, verdicts, weights), those with a name, or `all`.
+    """Delete files of the cache: all of a kind (`furrow cache list` shows them), those with a name, or `all`.
 
     Processes that run keep what they use.
     """

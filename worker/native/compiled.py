@@ -1,4 +1,5 @@
-"""C++ sources compiled on the host, once for each version of a source, and kept in the user's cache.
+"""C++ libraries: those that the package brought (builds.py), else sources compiled on the host, once for each version
+of a source, and kept in the user's cache.
 
 A source may have parts, of which a library has those that were asked for: less is compiled. A library with more parts
 takes the place of one with fewer.
@@ -29,6 +30,7 @@ from pathlib import Path
 import structlog
 
 from control.cache import files as cache_files
+from worker.native import builds
 
 log = structlog.get_logger()
 
@@ -39,11 +41,13 @@ passes make a difference for them: the products are as fast, and are compiled in
 _FOR_CLANG = ("-O2",)
 """Behind the others: Clang inlines too little at -O1, and does not know all of these passes."""
 _NEWER = ("avx512fp16", "avx512bf16", "avx512vnni", "avxvnni", "amx-tile", "amx-int8", "amx-bf16")
-INSTRUCTIONS: dict[str, tuple[str, ...]] = {
+_ARM = {"all": ("-march=native", *_MODEST), "NEON": ("-march=armv8-a", *_MODEST)}
+_X86 = {
     "all": ("-march=native", *_MODEST),
     "no VNNI, 16-bit arithmetic or AMX": ("-march=native", *(f"-mno-{name}" for name in _NEWER), *_MODEST),
     "AVX2": ("-mavx2", "-mfma", "-mf16c", *_MODEST),
 }
+INSTRUCTIONS: dict[str, tuple[str, ...]] = _ARM if platform.machine() == "aarch64" else _X86
 """Instructions of the processor that a library may use → the compiler's flags, tried in this order."""
 COMPILE_WITHIN_S = 110.0
 """Some five times what all kinds of weights take on an idle core: a compiler on a busy host is slow, and no failure.
@@ -63,6 +67,8 @@ class CheckFailed(Exception):
     """A library does not work on this processor; the message says how that was seen."""
 
 
+_ALL_PARTS = -1
+"""As a set of bits."""
 _libraries: dict[Path, list[tuple[int, ctypes.CDLL | None]]] = {}
 """By source, the libraries of this process with their parts; None for parts that can't be had."""
 _reasons: dict[Path, str] = {}
@@ -76,14 +82,17 @@ def load(
     """The loaded library of `source` and the headers below its folder; None if it can't be compiled, or fails its check
     with any set of instructions. May take some seconds the first time. A library for this processor does not run on a
     lesser one; it exports `furrow_check`, which takes `shapes` with their count and returns null or the first wrong
-    result. `parts` is a set of bits, at least which the library has: the source finds them in FURROW_KINDS."""
+    result. `parts` is a set of bits, at least which the library has: the source finds them in FURROW_KINDS. A library
+    that the package brought has all parts."""
     needed = parts or 0
     with _lock:
         here = _libraries.setdefault(source, [])
         for had, loaded in here:
             if (had & needed == needed) if loaded is not None else (had & needed == had):
                 return loaded
-        had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
+        had, loaded = _ALL_PARTS, _brought(source, for_this_processor, shapes)
+        if loaded is None:
+            had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
         here.append((had, loaded))
         return loaded
 
@@ -107,19 +116,46 @@ def compiler_missing() -> bool:
     return command is None or shutil.which(command) is None
 
 
-def was_compiled(source: Path) -> bool:
-    """True if the cache has a library of this version of a source for this processor, with any of its parts."""
+def is_there(source: Path) -> bool:
+    """True if the package brought a library of this version of a source for this processor, or the cache has one with
+    any of its parts."""
+    if builds.builds(source, for_this_processor=True):
+        return True
     stems = (_stem(source, flags) for flags in INSTRUCTIONS.values())
     return any(any(cache_files.folder("compiled").glob(f"{stem}*.so")) for stem in stems)
 
 
-def source_digest(source: Path) -> str:
-    """Twelve hexadecimal digits of a source with its headers."""
-    return hashlib.sha256(b"|".join(_sources(source))).hexdigest()[:12]
+def _brought(source: Path, for_this_processor: bool, shapes: tuple[int, ...]) -> ctypes.CDLL | None:
+    """The best library that the package brought and that passes its check; None where there is none."""
+    for path in builds.builds(source, for_this_processor):
+        try:
+            if for_this_processor:
+                _check_kept(path, shapes, cache_files.folder("compiled") / f"{path.stem}-{_host()}.so")
+            loaded = ctypes.CDLL(str(path))
+        except CheckFailed as error:
+            _log_failure(path.stem, str(error))
+        except OSError as error:
+            log.warning("a library of the package can't be loaded", path=str(path), error=str(error), action="load")
+        else:
+            _reasons[source] = ""
+            return loaded
+    return None
 
 
-def _sources(source: Path) -> list[bytes]:
-    return [source.read_bytes(), *(header.read_bytes() for header in sorted(source.parent.rglob("*.h")))]
+def _host() -> str:
+    """Twelve hexadecimal digits of this processor and its C library, on which a verdict depends."""
+    words = f"{_processor()}|{platform.libc_ver()[1]}"
+    return hashlib.sha256(words.encode()).hexdigest()[:12]
+
+
+def _log_failure(instructions: str, reason: str) -> None:
+    log.warning(
+        "C++ code fails on this processor",
+        instructions=instructions,
+        reason=reason,
+        remedy="fewer instructions are used, or torch; please report this line and the processor's name",
+        action="check_library",
+    )
 
 
 def _first(
@@ -134,13 +170,7 @@ def _first(
             return had, loaded
         except CheckFailed as error:
             _reasons[source] = f"the compiled code does not work on this processor: {error}"
-            log.warning(
-                "C++ code fails on this processor",
-                instructions=instructions,
-                reason=str(error),
-                remedy="fewer instructions are used, or torch; please report this line and the processor's name",
-                action="check_library",
-            )
+            _log_failure(instructions, str(error))
         except (OSError, subprocess.SubprocessError) as error:
             output = (getattr(error, "stderr", None) or b"").decode()[-2000:]
             _reasons[source] = _described(error)
@@ -199,7 +229,7 @@ def _load(
                     _verdict(folder / name, shapes).write_text("")
     had, built = compiled
     if shapes:
-        _check_kept(built, shapes)
+        _check_kept(built, shapes, built)
     cache_files.mark_used(built)
     return had, ctypes.CDLL(str(built))
 
@@ -207,7 +237,7 @@ def _load(
 def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
     """The begin of the names of a source's libraries: all that they depend on but their parts."""
     words = (
-        *_sources(source),
+        *builds.contents(source),
         " ".join(FLAGS + more_flags).encode(),
         (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),
@@ -234,12 +264,14 @@ def _kept(stem: str, needed: int) -> tuple[int, Path] | None:
     return min(having)[1:] if having else None
 
 
-def _check_kept(built: Path, shapes: tuple[int, ...]) -> None:
-    """Raises CheckFailed if a library of the cache fails with these shapes. Tried once, by one process; the verdict is
-    kept, but for a check that took too long: the host was busy."""
-    verdict = _verdict(built, shapes)
+def _check_kept(built: Path, shapes: tuple[int, ...], name: Path) -> None:
+    """Raises CheckFailed if a library fails with these shapes. Tried once, by one process; the verdict is kept in the
+    cache beside `name`, but for a check that took too long: the host was busy."""
+    verdict = _verdict(name, shapes)
     if (reason := _read(verdict)) is None:
-        with _alone(built.parent if os.access(built.parent, os.W_OK) else None):
+        with contextlib.suppress(OSError):
+            name.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _alone(name.parent if os.access(name.parent, os.W_OK) else None):
             if (reason := _read(verdict)) is None:
                 reason = failure(built, shapes)
                 if not reason.startswith(_TOO_LONG):

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from control.errors import SettingsError
 from worker.native import compiled
+from worker.native.builds import processor_flags
 
 SOURCE = Path(__file__).parent / "source" / "native.cpp"
 SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 the reference in torch computes everything."""
 
-NEEDED = ("avx2", "fma", "f16c")
+NEEDED: dict[str, tuple[str, ...]] = {"x86_64": ("avx2", "fma", "f16c"), "aarch64": ("asimd",)}
+"""By machine, the flags of a processor that the library needs at least."""
 
 
 INSTEAD = "Leave it out: torch then computes in float32, several times slower."
@@ -35,25 +37,19 @@ def unavailable() -> str | None:
     """The reason, or None where the library should compile. Compiling may still fail."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    if missing := [name for name in NEEDED if name not in processor_flags()]:
-        return f"this processor ({platform.machine()}) has no {', '.join(missing)}"
-    if compiled.compiler_command() is None and not compiled.was_compiled(SOURCE):
+    machine = platform.machine()
+    if machine not in NEEDED:
+        return f"the kernels are written for {' and '.join(NEEDED)}, and this processor is {machine}"
+    if missing := [name for name in NEEDED[machine] if name not in processor_flags()]:
+        return f"this processor ({machine}) has no {', '.join(missing)}"
+    if compiled.compiler_command() is None and not compiled.is_there(SOURCE):
         return compiled.NO_COMPILER
     return None
 
 
 def to_be_compiled() -> bool:
     """True where this host runs the library, and has none of this version yet."""
-    return unavailable() is None and not compiled.was_compiled(SOURCE)
-
-
-def processor_flags() -> frozenset[str]:
-    """Names of the instruction sets; empty where Linux does not list them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    return unavailable() is None and not compiled.is_there(SOURCE)
 
 
 WIDE = ("avx512f", "avx512bw", "avx512vl")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.native import compiled
+from worker.native.builds import digest
 from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes
@@ -116,7 +117,7 @@ class Threads:
     def kernels(self) -> str:
         """The library's source, instructions, compiler and mathematical functions: all that its bits depend on."""
         built = self.library.furrow_build().decode()
-        return f"C++ {compiled.source_digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
+        return f"C++ {digest(SOURCE)}, {built}, {' '.join(platform.libc_ver())}"
 
     def best_tokens(self, logits: NDArray[np.float32]) -> list[int]:
         """The index of the largest of each row of `logits` [rows, vocabulary], the lowest of equals; NOT_FINITE where

@@ -25,7 +25,7 @@ from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
-from worker.repository.packaged import PACKAGED, packaged
+from worker.repository.packaged import PACKAGED, fetch_packaged, packaged
 from worker.repository.pooling.sentence_transformers import MODULES, module_files
 from worker.weights.gguf import read_model
 
@@ -69,6 +69,8 @@ def resolve(
     place, reason = cache_folder(cache, os.environ)
     log.info("model cache", folder=str(place), reason=reason, action="find_model")
     try:
+        if source in PACKAGED:
+            raise ModelFilesError(f"The package of {source} is not installed, and the cache has no file of it.")
         snapshot = _cached(source, revision, place, gguf)
     except ModelFilesError as error:
         log.info("model incomplete in the cache", source=source, error=str(error), action="find_model")
@@ -82,6 +84,8 @@ def on_this_host(source: str, gguf: str | None = None) -> Path | None:
     named = _named_path(source, gguf)
     if named is not None:
         return named
+    if source in PACKAGED:
+        return None
     try:
         return _cached(source, "main", cache_folder(None, os.environ)[0], gguf)
     except ModelFilesError:
@@ -89,7 +93,8 @@ def on_this_host(source: str, gguf: str | None = None) -> Path | None:
 
 
 def _named_path(source: str, gguf: str | None) -> Path | None:
-    """The path of a folder, a GGUF file or a packaged model; None for a repository. Raises ModelFilesAway."""
+    """The path of a folder, a GGUF file or a packaged model that is here; None for a repository or a package. Raises
+    ModelFilesAway."""
     local = Path(source).expanduser()
     if local.is_dir():
         return _in_folder(local.resolve(), gguf)
@@ -120,8 +125,10 @@ def _in_folder(folder: Path, gguf: str | None) -> Path:
 
 
 def download(repository: str, revision: str, cache: Path, tell: Tell, gguf: str | None = None) -> Path:
-    """As `resolve`, once all files of the repository that are needed are there. Raises ModelFilesError, HubUnreachable
-    where another try may help."""
+    """As `resolve`, once all files of the repository or package that are needed are there. Raises ModelFilesError,
+    HubUnreachable where another try may help."""
+    if repository in PACKAGED:
+        return fetch_packaged(repository, tell)
     folder = _folder(repository, cache)
     _sweep(folder / "blobs")
     if not folder.exists():  # else some files are here, and the hub's own client may wait for it long

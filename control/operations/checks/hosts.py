@@ -238,7 +238,7 @@ def check_shared_memory(space: Space | None, checks: Checks) -> None:
 
 
 def check_compiler(card: HostCard, facts: HostFacts, checks: Checks) -> None:
-    """A CPU computes in C++ that is compiled on its host; Triton compiles for a GPU with the same compiler."""
+    """A CPU computes in C++ that the package brings or its host compiles; Triton compiles for a GPU with a compiler."""
     if facts.native:
         remedy = "Install a C++ compiler (`apt-get install g++`), then restart `furrow worker`."
         if "processor" in facts.native or "is 0" in facts.native:
@@ -250,6 +250,8 @@ def check_compiler(card: HostCard, facts: HostFacts, checks: Checks) -> None:
         checks.warning("compiler", message, remedy)
     elif facts.compiler:
         checks.ok("compiler", facts.compiler)
+    elif facts.brought and all(device == "cpu" for device in card.devices):
+        checks.ok("compiler", f"none is needed: {facts.brought} came with the package")
     else:
         remedy = "Install one (`apt-get install g++`), or name one that works in CXX; then restart `furrow worker`."
         message = "there is no C++ compiler that runs: only kernels that were compiled before are used"

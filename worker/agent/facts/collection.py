@@ -18,6 +18,7 @@ from control.redis.round_trip import RoundTrip
 from control.version import VERSION
 from worker.agent.devices import device_memory
 from worker.native import compiled, host
+from worker.native.builds import builds
 from worker.repository.source import cache_folder
 from worker.selftest import switches
 from worker.selftest.records import KIND, Record
@@ -37,6 +38,7 @@ def collect(trip: RoundTrip, files: dict[str, FilesHere], ranks: Mapping[str, st
         cache=space(cache_files.folder("weights").parent),
         shared_memory=space(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
         compiler=compiler(),
+        brought=next((path.stem for path in builds(host.SOURCE, for_this_processor=True)), ""),
         native=host.unavailable() or "",
         kernels_off=kernels_off(),
         files=files,

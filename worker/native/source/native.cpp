@@ -24,11 +24,17 @@ uint32_t furrow_kinds() { return FURROW_KINDS; }
 const char* furrow_build() {
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define FURROW_VECTORS "AVX-512"
+#elif defined(__aarch64__)
+#define FURROW_VECTORS "NEON"
 #else
 #define FURROW_VECTORS "AVX2"
 #endif
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define FURROW_BYTES " with VNNI"
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#define FURROW_BYTES " with i8mm"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define FURROW_BYTES " with dot products"
 #else
 #define FURROW_BYTES ""
 #endif

@@ -27,6 +27,15 @@
 
 namespace furrow {
 
+// A moment's rest for a thread that spins.
+inline void rest() {
+#if defined(__aarch64__)
+  asm volatile("isb");
+#else
+  __builtin_ia32_pause();
+#endif
+}
+
 constexpr int SPINS = 2000;                   // some 30 µs: what is waited for takes less where nobody else wants the processor
 constexpr int64_t PATIENCE_NS = 2'000'000;    // after which a thread leaves the rest of a job to the others
 
@@ -124,7 +133,7 @@ class Pool {
 
   // True if the phase was over in time; the caller of a job waits as long as it takes.
   bool over(uint32_t current, bool patient) {
-    for (int spin = 0; spin < SPINS; ++spin, __builtin_ia32_pause())
+    for (int spin = 0; spin < SPINS; ++spin, rest())
       if (phase() != current) return true;
     for (const int64_t begun = now(); phase() == current; sched_yield())
       if (!patient && now() - begun > PATIENCE_NS) return false;
@@ -161,7 +170,7 @@ class Pool {
 
   void work(int thread, uint32_t round) {
     while (true) {
-      for (int spin = 0; spin < SPINS && rounds_.load(std::memory_order_acquire) == round; ++spin) __builtin_ia32_pause();
+      for (int spin = 0; spin < SPINS && rounds_.load(std::memory_order_acquire) == round; ++spin) rest();
       sleepers_.fetch_add(1);
       while (rounds_.load() == round) futex(FUTEX_WAIT, round);
       sleepers_.fetch_sub(1);

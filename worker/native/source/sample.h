@@ -46,7 +46,11 @@ constexpr double LN2 = 0.69314718055994530942;
 
 // Not to be joined with a sum into one operation that rounds once.
 inline float unfused(float value) {
+#if defined(__aarch64__)
+  asm("" : "+w"(value));
+#else
   asm("" : "+x"(value));
+#endif
   return value;
 }
 

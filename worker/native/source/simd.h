@@ -1,12 +1,15 @@
-// The processor's vectors: 16 floats with AVX-512, 8 with AVX2. All that the products and the attention need of them.
+// The processor's vectors: 16 floats with AVX-512, 8 with AVX2 and NEON. All that the products and the attention need of them.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
+
+#if defined(__aarch64__)
+#include "neon.h"
+#else
+#include <immintrin.h>
 
 namespace furrow {
 
@@ -99,7 +102,7 @@ inline void store_bytes(uint8_t* to, Ints values) {
 }
 
 #else
-#error "AVX2 with FMA and F16C is the least that these products are written for"
+#error "AVX2 with FMA and F16C, or NEON on aarch64, is the least that these products are written for"
 #endif
 
 // sum + Σ over four neighbouring bytes of activations · weights, in each lane; activations lie within ± 127. They are
@@ -127,6 +130,9 @@ inline Ints dot4(Ints activations, Ints weights, Ints sum) {
 }
 #endif
 
+inline float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+inline uint16_t float_to_half(float value) { return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
+
 // Read once and kept in a register: left to itself, the compiler reads a vector anew for each product that it is in, and two
 // products take no longer than two readings.
 inline Floats kept(const float* from) {
@@ -138,6 +144,11 @@ inline Floats kept(const float* from) {
 #endif
   return values;
 }
+
+}  // namespace furrow
+#endif
+
+namespace furrow {
 
 // e^x to about one part in 10^7; 0 below -87, near where float32 ends. The polynomial is that of the Cephes library.
 inline Floats exponential(Floats x) {

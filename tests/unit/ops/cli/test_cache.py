@@ -72,7 +72,7 @@ def test_an_unknown_name_clears_nothing(filled: Path) -> None:
     found = run("clear", "weights", "qwen")
     assert found.exit_code == 2
     assert (
-        "nothing in the cache is called 'qwen'. Give compiled, tokenizers, verdicts, weights, all, or a name"
+        "nothing in the cache is called 'qwen'. Give compiled, models, tokenizers, verdicts, weights, all, or a name"
         in found.stderr
     )
     assert len(left(filled)) == 5

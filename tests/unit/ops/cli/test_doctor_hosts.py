@@ -99,6 +99,16 @@ def test_each_thing_that_is_wrong(changes: dict[str, Any], check: str, level: st
     assert report_of(wrong).level == level
 
 
+def test_a_host_of_cpus_with_kernels_of_the_package_needs_no_compiler() -> None:
+    """A GPU needs one all the same: Triton compiles with it."""
+
+    def levels(devices: list[str]) -> list[str]:
+        checked = findings({"devices": devices}, compiler="", brought="native-1-avx2")
+        return [one.level for one in checked if one.check == "compiler"]
+
+    assert levels(["cpu"]) == ["ok", "ok"] and levels(["cuda:0"]) == ["warning", "ok"]
+
+
 def test_a_host_without_facts() -> None:
     """An agent of an older version, or one that has just started."""
     [wrong] = [one for one in check_hosts([CARD], {}, {"a": VERSION}, 0) if one.level != "ok"]

@@ -50,7 +50,7 @@ inline Ints signed_by(Ints a, Ints sign) {
   return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(sign), _mm512_setzero_si512(), a);
 }
 
-#else
+#elif defined(__AVX2__)
 
 inline Ints load(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(from)); }
 inline void store(uint8_t* to, Ints a) { _mm256_storeu_si256(reinterpret_cast<Ints*>(to), a); }
@@ -90,10 +90,47 @@ inline Ints multiplied_pairs(Ints weights, Ints activations) { return _mm256_mad
 inline Ints byte_magnitudes(Ints a) { return _mm256_abs_epi8(a); }
 inline Ints signed_by(Ints a, Ints sign) { return _mm256_sign_epi8(a, sign); }
 
+#else
+
+inline Ints load(const uint8_t* from) { return load(reinterpret_cast<const int8_t*>(from)); }
+inline void store(uint8_t* to, Ints a) {
+  vst1q_u8(to, vreinterpretq_u8_s32(low(a)));
+  vst1q_u8(to + 16, vreinterpretq_u8_s32(high(a)));
+}
+inline Ints all_bytes(int8_t value) { return joined(vdupq_n_s8(value), vdupq_n_s8(value)); }
+inline Ints times_power_of_two(Ints a, int exponent) { return a << exponent; }
+inline int32_t sum(Ints a) { return vaddvq_s32(vaddq_s32(low(a), high(a))); }
+
+// LANES bytes, widened.
+inline Ints widened(const int8_t* from) {
+  const int16x8_t wide = vmovl_s8(vld1_s8(from));
+  return joined(vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide)));
+}
+inline Ints widened(const uint8_t* from) {
+  const int16x8_t wide = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(from)));
+  return joined(vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide)));
+}
+
+// table[index] by byte; indices lie below 16.
+inline Ints from_table(const uint8_t (&table)[16], Ints indices) {
+  const uint8x16_t values = vld1q_u8(table);
+  return joined(vreinterpretq_s32_u8(vqtbl1q_u8(values, vreinterpretq_u8_s32(low(indices)))),
+                vreinterpretq_s32_u8(vqtbl1q_u8(values, vreinterpretq_u8_s32(high(indices)))));
+}
+
+// 2^(e - 128) of LANES bytes e, as E8M0 halves are defined: subnormal for 0 and 1, and never infinite.
+inline Floats halved_powers(const uint8_t* from) {
+  const Ints exponents = widened(from), normal = (exponents - all(1)) << 23;
+  const auto power = [](int32x4_t exponent, int32x4_t value) {
+    return vmaxq_s32(value, vshlq_s32(vdupq_n_s32(0x200000), vminq_s32(exponent, vdupq_n_s32(1))));
+  };
+  return bits<Floats>(joined(power(low(exponents), low(normal)), power(high(exponents), high(normal))));
+}
+
 #endif
 
 // sum + Σ over four neighbouring bytes of weights · activations, in each lane; activations lie within ± 127. Weights are
-// unsigned: any byte where the processor has VNNI (BYTE_WEIGHTS), else below 64, so that a pair of products fits into 16 bits.
+// unsigned: any byte where the processor has VNNI or i8mm (BYTE_WEIGHTS), else below 64, so that a pair of products fits into 16 bits.
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 constexpr bool BYTE_WEIGHTS = true;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) { return _mm512_dpbusd_epi32(sum, weights, activations); }
@@ -102,6 +139,15 @@ constexpr bool BYTE_WEIGHTS = true;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
   return _mm256_dpbusd_avx_epi32(sum, weights, activations);
 }
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool BYTE_WEIGHTS = true;
+inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
+  return joined(vusdotq_s32(low(sum), vreinterpretq_u8_s32(low(weights)), low_bytes(activations)),
+                vusdotq_s32(high(sum), vreinterpretq_u8_s32(high(weights)), high_bytes(activations)));
+}
+#elif defined(__aarch64__)
+constexpr bool BYTE_WEIGHTS = false;  // bytes below 64 are the same with a sign
+inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) { return dot4_signed(weights, activations, sum); }
 #else
 constexpr bool BYTE_WEIGHTS = false;
 inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
@@ -109,9 +155,11 @@ inline Ints dot4_unsigned(Ints weights, Ints activations, Ints sum) {
 }
 #endif
 
+#if !defined(__aarch64__)
 // The same for signed weights, -128 included. A pair of products of 128 · 127 fits into 16 bits.
 inline Ints dot4_signed(Ints weights, Ints activations, Ints sum) {
   return widened_pairs(multiplied_pairs(byte_magnitudes(weights), signed_by(activations, weights)), sum);
 }
+#endif
 
 }  // namespace furrow

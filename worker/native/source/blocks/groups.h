@@ -23,11 +23,19 @@ inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
   const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
   low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves)), high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
 }
-#else
+#elif defined(__AVX2__)
 inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
   low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+}
+#else
+inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
+  const auto halves = [](int16x8_t wide) {
+    return vandq_u16(vreinterpretq_u16_s16(vshlq_n_s16(wide, 7)), vdupq_n_u16(0xbf80));
+  };
+  const int8x16_t codes = vld1q_s8(reinterpret_cast<const int8_t*>(from));
+  low = halves_to_floats(halves(vmovl_s8(vget_low_s8(codes)))), high = halves_to_floats(halves(vmovl_high_s8(codes)));
 }
 #endif
 
@@ -36,11 +44,19 @@ inline void load_e4m3(const uint8_t* from, Floats& low, Floats& high) {
 inline Floats doubled_e2m1(Ints codes) {
   return _mm512_permutexvar_ps(codes, _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12));
 }
-#else
+#elif defined(__AVX2__)
 inline Floats doubled_e2m1(Ints codes) {
   const Floats magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 6, 8, 12), codes);
   const Ints sign = _mm256_slli_epi32(_mm256_and_si256(codes, all(8)), 28);
   return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
+}
+#else
+inline Floats doubled_e2m1(Ints codes) {
+  // The upper two bytes of the floats 0, 1, 2, 3, 4, 6, 8, 12 and of the same negated. Code 0 gives zero to the other bytes.
+  constexpr uint8_t first[16] = {0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x41, 0x41, 0x80, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0, 0xc1, 0xc1};
+  constexpr uint8_t second[16] = {0x00, 0x80, 0x00, 0x40, 0x80, 0xc0, 0x00, 0x40, 0x00, 0x80, 0x00, 0x40, 0x80, 0xc0, 0x00, 0x40};
+  const Ints sought = codes & all(15);
+  return bits<Floats>(from_table(first, sought) << 24 | from_table(second, sought) << 16);
 }
 #endif
 

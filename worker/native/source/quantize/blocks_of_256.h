@@ -7,9 +7,11 @@ namespace furrow {
 
 // --- scales ------------------------------------------------------------------------------------------------------------
 
+// The float16 next to `value` that is no smaller in magnitude; beyond its range the largest.
 inline Half halved_away(float value) {
-  const float bounded = std::clamp(value, -LARGEST_HALF, LARGEST_HALF);
-  return value < 0.0f ? _cvtss_sh(bounded, _MM_FROUND_TO_NEG_INF) : _cvtss_sh(bounded, _MM_FROUND_TO_POS_INF);
+  const Half nearest = halved(value);
+  const bool smaller = std::fabs(widened(nearest)) < std::min(std::fabs(value), LARGEST_HALF);
+  return static_cast<Half>(nearest + smaller);  // as integers, float16 numbers grow with their magnitude
 }
 
 // The unit of which `extreme` is `range` times, or a little less where subnormal float16 values are too sparse for that.

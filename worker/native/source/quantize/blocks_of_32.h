@@ -11,12 +11,10 @@ namespace furrow {
 using Half = uint16_t;
 constexpr float LARGEST_HALF = 65504.0f;
 
-inline float widened(Half value) { return _cvtsh_ss(value); }
+inline float widened(Half value) { return half_to_float(value); }
 
 // The nearest float16; beyond its range the largest.
-inline Half halved(float value) {
-  return _cvtss_sh(std::clamp(value, -LARGEST_HALF, LARGEST_HALF), _MM_FROUND_TO_NEAREST_INT);
-}
+inline Half halved(float value) { return float_to_half(std::clamp(value, -LARGEST_HALF, LARGEST_HALF)); }
 
 // --- blocks of 32 ----------------------------------------------------------------------------------------------------
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from control.errors import FurrowError, ModelFilesError, SettingsError, UnsupportedArchitecture
+from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
 from tests.gguf_models import Stored, metadata, write
-from worker.repository import packaged
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.gguf import gate
@@ -235,17 +233,3 @@ def test_every_byte_of_the_settings_and_samples_of_the_file_name_the_weights(tmp
 def test_specifications_from_before_there_was_gguf_are_read() -> None:
     old = msgspec.json.decode(b'{"name": "m", "source": "s", "quant": "int8"}', type=ModelSpec)
     assert old.gguf is None and not old.dequantize
-
-
-def test_a_packaged_model_is_found_without_importing_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packaged, "PACKAGED", {"tiny": ("furrow_tiny_model", "furrow-tiny")})
-    with pytest.raises(FurrowError, match=r"pip install 'furrow\[tiny\]'"):
-        packaged.packaged("tiny")
-    (tmp_path / "furrow_tiny_model").mkdir()
-    (tmp_path / "furrow_tiny_model" / "__init__.py").write_text("raise RuntimeError")
-    (tmp_path / "furrow_tiny_model" / "a.gguf").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert packaged.packaged("tiny") == tmp_path / "furrow_tiny_model" / "a.gguf"
-    assert "furrow_tiny_model" not in sys.modules

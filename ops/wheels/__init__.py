@@ -1,0 +1,1 @@
+"""Wheels with compiled libraries for other machines: `python -m ops.wheels`."""
