@@ -57,7 +57,7 @@ ROUTES = [
     *(responses.create_response, responses.compact_response, responses.count_input_tokens),
     *(responses.retrieve_response, responses.delete_response, responses.cancel_response, responses.list_input_items),
     *(messages.create_message, messages.count_message_tokens),
-    *(models.list_models, models.retrieve_model),
+    *(models.list_models, models.retrieve_model, models.delete_model),
     *(ollama.chat, ollama.generate_text, ollama.embed_texts, ollama.embed_text),
     *(ollama_models.list_tags, ollama_models.show_model, ollama_models.list_running, ollama_models.ollama_version),
     *(ollama_models.pull_model, ollama_models.delete_model, ollama_models.root),

@@ -41,7 +41,7 @@ def answering_head(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-_PREFIXES = re.compile(r"^(?:/v1)+(?=/)")
+_PREFIXES = re.compile(r"^(?:/openai(?=/v1/))?(?:/v1)+(?=/)")
 _WITH = frozenset(
     ("chat", "completions", "embeddings", "messages", "models", "requests", "rerank", "responses", "usage")
 )
@@ -68,7 +68,8 @@ _COHERE = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank"}
 
 
 def canonical(path: str) -> str:
-    """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
+    """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once, and
+    `/openai/v1` is `/v1`, as at servers that have several APIs."""
     rest = _PREFIXES.sub("", path)
     if (route := _COHERE.get(rest)) is not None:
         return route

@@ -56,6 +56,8 @@ def scoped_salt(owner: str, sharing: Collection[str], salt: str) -> str:
     return f"{scope}\n{salt}"
 
 
+_WHAT_FITS = -1
+"""`truncate_prompt_tokens` in place of a number: as many as the context has room for."""
 _PART_BYTES = 256
 """The least that a part of a message counts for."""
 TOO_MUCH = ("context_length_exceeded", TOO_MANY)
@@ -108,6 +110,11 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, images: Req
     Raises RequestError and its kin.
     """
     image_input = served.assets.images
+    if prompts.images and body.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "'truncate_prompt_tokens' is not served with images; leave it out, or send fewer messages.",
+            param="truncate_prompt_tokens",
+        )
     if not prompts.images or image_input is None or served.images is None:
         return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
     texts = [with_marks(text, image_input) for text in prompts.texts]
@@ -125,17 +132,40 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel,
     context = served.assets.context_length
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
+    most = _kept_tokens(body, context)
+
     def encode_one(text: str, vocabulary: Vocabulary) -> list[int]:
-        if vocabulary.exceeds(text, context):
+        if most is not None:
+            text = text[-WHOLE_CHARACTERS:]
+        elif vocabulary.exceeds(text, context):
             error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
             error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
             raise error
         return vocabulary.encode(text, bos=bos)
 
     def encode(served: ServedModel) -> list[list[int]]:
-        return [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
+        prompts = [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
+        return prompts if most is None else [last_tokens(prompt, most, served.vocabulary.bos) for prompt in prompts]
 
     return await served.run(sum(len(text) for text in texts), tenant, encode)
+
+
+def _kept_tokens(body: Body, context: int) -> int | None:
+    """How many tokens of each prompt stay; None: all of them."""
+    if body.truncate_prompt_tokens is None:
+        return None
+    if body.truncate_prompt_tokens == _WHAT_FITS:
+        return max(1, context - max(1, body.token_limit or 1))
+    return body.truncate_prompt_tokens
+
+
+def last_tokens(prompt: list[int], most: int, bos: int | None) -> list[int]:
+    """The last `most` tokens; a beginning-of-sequence token stays in front of them and counts."""
+    if len(prompt) <= most:
+        return prompt
+    if prompt[0] == bos and bos is not None:
+        return [bos, *prompt[len(prompt) - most + 1 :]]
+    return prompt[-most:]
 
 
 async def prompts_of(body: Body, served: ServedModel, size: int, images: RequestImages) -> list[list[int]]:
@@ -463,7 +493,7 @@ async def _prepared(
         caller=caller,
         served=served,
         members=members,
-        echo=await off_loop(size, _echo, body, served),
+        echo=await off_loop(size, _echo, body, prompts.tokens, served),
         reading=reading,
         priority=caller.identity.priority(body.priority),
         deadline_ms=deadline_ms(body),
@@ -492,14 +522,21 @@ def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
         )
 
 
-def _echo(body: Body, served: ServedModel) -> list[str]:
+def _echo(body: Body, prompts: list[list[int]], served: ServedModel) -> list[str]:
     if not isinstance(body, CompletionRequest) or not body.echo:
         return []
+    if body.truncate_prompt_tokens is not None:
+        bos = served.vocabulary.bos
+        return [prompt_text(served.vocabulary, prompt[prompt[0] == bos :]) for prompt in prompts]
     return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
 
 
 _ANY_SEED = -1
 """As at vLLM and llama.cpp: no seed."""
+_SAMPLERS = Sampling(max_tokens=1)
+"""The defaults of llama.cpp's samplers."""
+_BREAKERS = ["\n", ":", '"', "*"]
+"""llama.cpp's default of `dry_sequence_breakers`."""
 _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
 
@@ -532,6 +569,7 @@ def admit(
     _check_ids("prompt", prompt, assets)
     _check_ids("logit_bias", list(request.logit_bias or {}), assets)
     _check_ids("stop_token_ids", request.stop_token_ids or [], assets)
+    _check_ids("allowed_token_ids", request.allowed_token_ids or [], assets)
     max_tokens = _max_tokens(request, len(prompt), assets, strict)
     if request.min_tokens is not None and request.min_tokens > max_tokens:
         raise RequestError(
@@ -613,10 +651,23 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         top_k=max(0, int(top_k)),
         min_p=float(_default(request.min_p, config, "min_p", 0.0)),
         typical_p=float(_default(request.typical_p, config, "typical_p", 1.0)),
+        dry_multiplier=request.dry_multiplier or 0.0,
+        dry_base=_SAMPLERS.dry_base if request.dry_base is None else request.dry_base,
+        dry_allowed_length=request.dry_allowed_length or _SAMPLERS.dry_allowed_length,
+        dry_penalty_last_n=_SAMPLERS.dry_penalty_last_n
+        if request.dry_penalty_last_n is None
+        else request.dry_penalty_last_n,
+        dry_sequence_breakers=_breakers(request),
+        xtc_probability=request.xtc_probability or 0.0,
+        xtc_threshold=_SAMPLERS.xtc_threshold if request.xtc_threshold is None else request.xtc_threshold,
+        top_n_sigma=max(0.0, request.top_n_sigma or 0.0),
+        dynatemp_range=request.dynatemp_range or 0.0,
+        dynatemp_exponent=1.0 if request.dynatemp_exponent is None else request.dynatemp_exponent,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),
         logit_bias=request.logit_bias or {},
+        allowed_token_ids=sorted(set(request.allowed_token_ids or [])),
         # Drawn here where the client gives none, so that a request that Redis loses can be brought back unchanged.
         seed=str(secrets.randbits(64) if request.seed in (None, _ANY_SEED) else request.seed % 2**64),
         stop=request.stop_strings,
@@ -626,6 +677,13 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         n=request.n or 1,
         lookup=request.lookup,
     )
+
+
+def _breakers(request: ChatRequest | CompletionRequest) -> list[str]:
+    """The texts at which repetitions end; none where no penalty asks for them."""
+    if not request.dry_multiplier:
+        return []
+    return _BREAKERS if request.dry_sequence_breakers is None else request.dry_sequence_breakers
 
 
 def _default(requested: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:
