@@ -19,6 +19,7 @@ from api.routes import (
     completions,
     embeddings,
     health,
+    llama_cpp,
     messages,
     models,
     ollama,
@@ -51,7 +52,8 @@ async def docs() -> Redirect:
 ROUTES = [
     *(completions.create_chat_completion, completions.create_completion, embeddings.create_embedding),
     *(embeddings.embed, embeddings.rerank, embeddings.score),
-    completions.fill_gap,
+    *(embeddings.embed_in_llama_cpp_form, embeddings.embed_in_tei_form),
+    *(completions.fill_gap, llama_cpp.complete, llama_cpp.apply_template, llama_cpp.show_props, llama_cpp.list_slots),
     *(chats.list_chat_completions, chats.retrieve_chat_completion, chats.relabel_chat_completion),
     *(chats.delete_chat_completion, chats.list_chat_messages),
     *(responses.create_response, responses.compact_response, responses.count_input_tokens),

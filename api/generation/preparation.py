@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,9 +32,10 @@ from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
 from api.schemas.decoding import Names, naming
 from api.schemas.embeddings import InputFields
-from api.schemas.generation import CommonFields, Constraint, check_bad_word_tokens, grammar_of
+from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
+from api.schemas.llama_cpp import NativeCompletion
 from api.schemas.ollama_request import RawPrompt
 from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
@@ -202,6 +203,23 @@ def bad_words(request: ChatRequest | CompletionRequest, vocabulary: Vocabulary) 
     sequences = vocabulary.spellings(request.bad_words) if request.bad_words else []
     check_bad_word_tokens(sequences)
     return sequences
+
+
+def text_biases(request: Body, vocabulary: Vocabulary) -> dict[int, float]:
+    """The biases of texts' tokens. Raises RequestError for too many of them."""
+    if not isinstance(request, NativeCompletion) or not request.text_biases:
+        return {}
+    encodings = vocabulary.encode_all(list(request.text_biases), special=False)
+    biases = {
+        token: bias
+        for encoding, bias in zip(encodings, request.text_biases.values(), strict=True)
+        for token in encoding.ids
+    }
+    if len(biases) > MAX_BIASES:
+        raise RequestError(
+            f"The texts of 'logit_bias' have {len(biases)} tokens; at most {MAX_BIASES} are served.", param="logit_bias"
+        )
+    return biases
 
 
 def reasoning_budget(
@@ -397,11 +415,14 @@ class PreparedRequest(Prepared):
             extra_fields = body.shown_fields(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
+        elif isinstance(body, NativeCompletion):
+            endpoint = "completion"
+            extra_fields = {} if member else self._native_fields(body)
         elif isinstance(body, RawPrompt):
             endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
-        if endpoint in ("ollama_chat", "ollama_generate"):
+        if endpoint in ("ollama_chat", "ollama_generate", "completion", "infill"):
             extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
@@ -425,7 +446,7 @@ class PreparedRequest(Prepared):
             include_stop=bool(body.include_stop_str_in_output),
             special_tokens=body.skip_special_tokens is False,
             token_ids=bool(body.return_tokens_as_token_ids),
-            return_ids=bool(body.return_token_ids),
+            return_ids=bool(body.return_token_ids) or (isinstance(body, NativeCompletion) and body.shows_ids),
             prompt_ids=[one.prompt for one in self.members] if body.return_token_ids and not member else [],
             predicted=len(sampling.prediction),
             reading=self.reading,
@@ -433,6 +454,15 @@ class PreparedRequest(Prepared):
             metadata=body.metadata or {},
             client_request_id=self.caller.client_request_id,
         )
+
+    def _native_fields(self, body: NativeCompletion) -> dict[str, Any]:
+        """What an answer of llama.cpp's form repeats of the request."""
+        texts = [
+            prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, prompt)
+            for prompt in body.prompts
+        ]
+        members = [(len(one.prompt), text) for one, text in zip(self.members, texts, strict=True)]
+        return body.shown_fields(members, self.members[0].sampling)
 
 
 async def prepare(
@@ -457,7 +487,7 @@ def _no_text(served: ServedModel) -> RequestError:
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, (Converted, Filling, RawPrompt)):
+    if isinstance(body, (Converted, Filling, NativeCompletion, RawPrompt)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
@@ -477,9 +507,16 @@ async def _prepared(
 
     def admitted(served: ServedModel) -> list[GenerationRequest]:
         words = bad_words(body, served.vocabulary)
+        biases = text_biases(body, served.vocabulary)
         ends = gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
-        limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
+        limits = {
+            "bad_words": words,
+            "biases": biases,
+            "reasoning": budget,
+            "stop_ids": ends,
+            "prediction": prediction_of(body, served),
+        }
         admit_one = partial(admit, body, **limits, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         for one in admitted:
@@ -548,6 +585,7 @@ def admit(
     grammar: Grammar | None = None,
     *,
     bad_words: Sequence[list[int]] = (),
+    biases: Mapping[int, float] | None = None,
     reasoning: ReasoningBudget | None = None,
     stop_ids: Sequence[int] = (),
     prediction: Sequence[int] = (),
@@ -557,8 +595,8 @@ def admit(
 
     Defaults: the request, then the model's generation_config.json, then OpenAI's.
 
-    `bad_words` are the token sequences that spell the request's bad words, `stop_ids` more tokens that end the answer,
-    `prediction` those that it may repeat.
+    `bad_words` are the token sequences that spell the request's bad words, `biases` those of texts' tokens, `stop_ids`
+    more tokens that end the answer, `prediction` those that it may repeat.
 
     A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
@@ -581,6 +619,7 @@ def admit(
         sampling,
         grammar=grammar,
         bad_words=list(bad_words),
+        logit_bias={**sampling.logit_bias, **(biases or {})},
         reasoning=reasoning,
         stop_ids=sorted({*sampling.stop_ids, *stop_ids}),
         prediction=list(prediction),
