@@ -60,6 +60,8 @@ class ExternalEngine:
 _UNKNOWN_COUNT = "it counts only what it has generated itself, which a recovery would change"
 _NO_TOKENS = "its HTTP interface takes no sequences of token ids for it"
 _NOT_THERE = "it has no such parameter"
+_NOT_PASSED = "Furrow does not pass it on"
+_LLAMA_CPP_SAMPLERS = ("dry_multiplier", "xtc_probability", "top_n_sigma", "dynatemp_range")
 
 ENGINES: Mapping[str, ExternalEngine] = {
     "vllm": ExternalEngine(
@@ -94,6 +96,8 @@ ENGINES: Mapping[str, ExternalEngine] = {
         refused={
             "typical_p": _NOT_THERE,
             "bad_words": _NO_TOKENS,
+            "allowed_token_ids": _NOT_PASSED,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_THERE),
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
@@ -125,6 +129,8 @@ ENGINES: Mapping[str, ExternalEngine] = {
         refused={
             "typical_p": _NOT_THERE,
             "bad_words": _NO_TOKENS,
+            "allowed_token_ids": _NOT_THERE,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_THERE),
             "repetition_penalty": _UNKNOWN_COUNT,
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
@@ -160,6 +166,8 @@ ENGINES: Mapping[str, ExternalEngine] = {
         grammars=frozenset({"json_schema", "json_object", "choice"}),
         refused={
             "bad_words": _NO_TOKENS,
+            "allowed_token_ids": _NOT_THERE,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_PASSED),
             "prompt_logprobs": "it gives none",
         },
         not_with_grammar=frozenset({"reasoning", "presence_penalty", "frequency_penalty", "min_tokens"}),

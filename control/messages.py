@@ -58,7 +58,24 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    """0: no penalty for tokens that would repeat a sequence of the context (worker/sampling/dry.py)."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """How many of the context's last tokens are compared; -1: all of them."""
+    dry_sequence_breakers: list[str] = []
+    """Texts across which no repetition is counted."""
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    top_n_sigma: float = 0.0
+    """0: off."""
+    dynatemp_range: float = 0.0
+    """0: off. Else the temperature is up to so much below or above `temperature`, and applied after the filters."""
+    dynatemp_exponent: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] = []
+    """Empty: any token may come."""
     bad_words: list[list[int]] = []
     """Sequences of tokens: the last token of one is forbidden where the output ends with those before it."""
     seed: str = ""
