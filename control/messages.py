@@ -224,6 +224,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "furrow"  # what computes: Furrow's ranks, or an external engine of control/engines.py
     engine_args: dict[str, str] = {}
     """Options of an external engine."""
+    sampling: dict[str, float] = {}
+    """Defaults of sampling parameters, which go before those of the model's files."""
     adapters: dict[str, str] = {}
     """Low-rank adapters (LoRA) of an external engine: their files on each host, by the name in `MODEL:NAME`."""
     revision: int = 1

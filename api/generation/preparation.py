@@ -691,7 +691,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
-        temperature=float(_default(request.temperature, config, "temperature", 1.0)),
+        temperature=_temperature(request.temperature, config),
         top_p=max(_LEAST_TOP_P, float(_default(request.top_p, config, "top_p", 1.0))),
         top_k=max(0, int(top_k)),
         min_p=float(_default(request.min_p, config, "min_p", 0.0)),
@@ -729,6 +729,13 @@ def _breakers(request: ChatRequest | CompletionRequest) -> list[str]:
     if not request.dry_multiplier:
         return []
     return _BREAKERS if request.dry_sequence_breakers is None else request.dry_sequence_breakers
+
+
+def _temperature(requested: float | None, config: dict[str, Any]) -> float:
+    """As transformers reads generation_config.json: `do_sample` false there means the most likely token."""
+    if requested is None and config.get("do_sample") is False and "temperature" not in config:
+        return 0.0
+    return float(_default(requested, config, "temperature", 1.0))
 
 
 def _default(requested: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 from control.engines import ENGINES
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelAssets, ModelSpec
-from worker.repository.assets import check_tokenizer, read_assets
+from worker.repository.assets import assets_of, check_tokenizer
 from worker.repository.files import ModelFiles, is_gguf, read_json, weight_files
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
@@ -44,7 +44,7 @@ def external_model(place: Path, spec: ModelSpec) -> ExternalModel:
     try:
         files = _gguf_files(place) if engine.gguf else _folder_files(place)
         check_tokenizer(files)
-        read = read_assets(files, spec.max_context)
+        read = assets_of(files, spec)
         if read.kind != "generate" and not engine.embeds:
             raise ModelFilesError(f"{place} gives vectors, which Furrow does not read from {engine.title}.")
         if read.kind == "score":
