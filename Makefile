@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TEST_PROCESSES ?= 3
 ACCEPTANCE_PROCESSES ?= 2
 
-.PHONY: setup demo chat serve test lint types imports check format pages clean
+.PHONY: setup demo chat serve test lint types imports check format pages site clean
 
 setup: $(INSTALLED)
 
@@ -55,6 +55,10 @@ check: lint types imports test
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation as pages, in build/site.
+site: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
 
 # The sections of docs/ that are generated from the code.
 pages: $(INSTALLED)
