@@ -31,7 +31,9 @@ def experts_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
 
 def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     """The inverse of `experts_apart`; experts without biases stay apart."""
-    found, layers = dict[str, Floats](), sorted({name[: name.index(".experts.")] for name in weights if _BIAS in name})
+    found = dict[str, Floats]()
+    of_experts = [name for name in weights if ".experts." in name and _BIAS in name]
+    layers = sorted({name[: name.index(".experts.")] for name in of_experts})
     for name, values in weights.items():
         if not any(name.startswith(f"{layer}.experts.") for layer in layers):
             found[name] = values

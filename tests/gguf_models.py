@@ -64,9 +64,19 @@ GEMMA_PARTS = PARTS | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+HUNYUAN_PARTS = PARTS | {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+}
 GPT_OSS_PARTS = PARTS | {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
 HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-PARTS_BY_FAMILY = {"gemma3_text": GEMMA_PARTS, "gpt_oss": GPT_OSS_PARTS}
+PARTS_BY_FAMILY = {"gpt_oss": GPT_OSS_PARTS, "hunyuan_v1_dense": HUNYUAN_PARTS}
+PARTS_BY_FAMILY |= dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "exaone4"), GEMMA_PARTS)
+PARTS_BY_FAMILY["seed_oss"] = PARTS | {"post_attention_layernorm": "post_attention_norm"}
+PERMUTED = ("llama", "arcee", "smollm3", "granite")
+"""Families whose queries and keys lie in the order of adjacent pairs."""
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text")
+"""Families whose norms lie with one added."""
 PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
 PARTS_BY_FAMILY["qwen3_next"] = PARTS | hybrid_layout.QWEN3_NEXT_PARTS
 WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE}
@@ -80,6 +90,16 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "arcee": "arcee",
+    "ernie4_5": "ernie4_5",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "exaone4": "exaone4",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "granite": "granite",
 }
 
 
@@ -181,18 +201,18 @@ def _in_file(family: str, name: str, values: Floats, config: dict[str, Any]) -> 
     """The numbers of a parameter as a file has them."""
     if family in HYBRIDS:
         return hybrid_layout.to_file(name, values, config)
-    if family == "gemma3_text" and "norm" in name:
+    if family in OFFSET_NORMS and "norm" in name:
         return values + 1
-    return _permuted(name, values, config) if family == "llama" else values
+    return _permuted(name, values, config) if family in PERMUTED else values
 
 
 def _as_transformers(family: str, name: str, held: Floats, config: dict[str, Any]) -> Floats:
     """The inverse of `_in_file`."""
     if family in HYBRIDS:
         return hybrid_layout.from_file(name, held, config)
-    if family == "gemma3_text" and "norm" in name:
+    if family in OFFSET_NORMS and "norm" in name:
         return held - 1
-    return _ordered(name, held, config) if family == "llama" else held
+    return _ordered(name, held, config) if family in PERMUTED else held
 
 
 def _together(several: dict[int, Stored]) -> Stored:
@@ -278,8 +298,22 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields["gpt-oss.rope.scaling.factor"] = float(rope["factor"])
         fields["gpt-oss.rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         fields |= {f"gpt-oss.rope.scaling.yarn_{name}": float(rope[name]) for name in ("beta_fast", "beta_slow")}
-    if family == "gemma3_text":
-        fields["gemma3.attention.sliding_window"] = config["sliding_window"]
+    if family in ("gemma2", "gemma3_text"):
+        fields[f"{name}.attention.sliding_window"] = config["sliding_window"]
+    if family == "gemma2":
+        fields["gemma2.attn_logit_softcapping"] = float(config["attn_logit_softcapping"])
+        fields["gemma2.final_logit_softcapping"] = float(config["final_logit_softcapping"])
+    if family == "exaone4":
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        fields["exaone4.attention.sliding_window"] = config["sliding_window"]
+        fields["exaone4.attention.sliding_window_pattern"] = struct.pack(
+            f"<IIQ{len(slides)}?", 9, 7, len(slides), *slides
+        )
+    if family == "granite":
+        fields["granite.attention.scale"] = float(config["attention_multiplier"])
+        fields["granite.embedding_scale"] = float(config["embedding_multiplier"])
+        fields["granite.residual_scale"] = float(config["residual_multiplier"])
+        fields["granite.logit_scale"] = float(config["logits_scaling"])
     return fields
 
 

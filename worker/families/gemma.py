@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import AROUND, Family, Images, TextPart
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described
+from worker.families.gguf import AROUND_LAYER_NAMES, LAYER_NAMES, Gguf, Metadata, layers_described
 from worker.families.parts import DENSE, OMITTED, SIZES, SLIDING, WINDOWS, all_but_every, all_but_every_pattern
 from worker.families.recurrence import FULL
 
 _GEMMA = (*SIZES, "intermediate_size", "attention_bias")
 _GEMMA2 = (*_GEMMA, *WINDOWS, "hidden_activation", "query_pre_attn_scalar", "final_logit_softcapping")
 _27B_LAYERS = 62
+_GEMMA2_27B_LAYERS = 46
 _PATTERN = 6
 """Every sixth layer of gemma3 attends to all positions."""
 
@@ -35,11 +36,23 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_GGUF_NAMES = LAYER_NAMES | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
+def _gemma_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+
+
+def _gemma2_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    layers = common["num_hidden_layers"]
+    heads = common["num_attention_heads"]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": common["hidden_size"] // heads if layers == _GEMMA2_27B_LAYERS else common["head_dim"],
+        "sliding_window": model.whole("gemma2.attention.sliding_window"),
+        "layer_types": [FULL if layer % 2 else SLIDING for layer in layers_described(model, layers)],
+        "attention_bias": False,
+        "attn_logit_softcapping": model.real("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.real("gemma2.final_logit_softcapping", 30.0),
+    }
+
 
 FAMILIES = [
     Family(
@@ -50,6 +63,7 @@ FAMILIES = [
         activations={"gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh", "silu": "silu"},
         norm_offset=True,
         scaled_embedding=True,
+        gguf=(Gguf("gemma", _gemma_from_gguf, LAYER_NAMES),),
     ),
     Family(
         "gemma2",
@@ -59,6 +73,7 @@ FAMILIES = [
         norm_offset=True,
         scaled_embedding=True,
         slides=all_but_every(2),
+        gguf=(Gguf("gemma2", _gemma2_from_gguf, AROUND_LAYER_NAMES),),
     ),
     Family(
         "gemma3_text",
@@ -70,7 +85,7 @@ FAMILIES = [
         scaled_embedding=True,
         rope_by_kind={FULL: "rope_theta", SLIDING: "rope_local_base_freq"},
         slides=all_but_every_pattern,
-        gguf=(Gguf("gemma3", _from_gguf, _GGUF_NAMES),),
+        gguf=(Gguf("gemma3", _from_gguf, AROUND_LAYER_NAMES),),
         pooling="bidirectional",
     ),
 ]

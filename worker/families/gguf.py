@@ -32,6 +32,12 @@ EXPERT_LAYER_NAMES = LAYER_NAMES | {
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }
+AROUND_LAYER_NAMES = LAYER_NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Of types with norms behind attention and feed-forward network."""
 RATES = ".ssm_ba.weight"
 """Beta and alpha of recurrent layers in one tensor: for each key head the rows of beta, then those of alpha."""
 _FUSED = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}
@@ -77,6 +83,14 @@ class Gguf:
             return None if inner is None else f"blk.{index}.{inner}.{leaf}"
         outer = OUTER_NAMES.get(stem)
         return None if outer is None else f"{outer}.{leaf}"
+
+
+def biases_described(model: Metadata) -> dict[str, Any]:
+    """Whether projections of attention and feed-forward network have biases, by the tensors of the first layer."""
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
+    }
 
 
 def expert_of(name: str) -> int | None:

@@ -1,4 +1,7 @@
+from typing import Any
+
 from worker.families.family import Experts, Family
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described
 from worker.families.mamba import mamba_of
 from worker.families.parts import ATTENTION, DENSE, WITH_BIAS, WITH_BIASES
 from worker.families.roles import Roles
@@ -20,11 +23,24 @@ _FEED_FORWARD: Roles = {
 
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        **biases_described(model),
+        "attention_multiplier": model.real("granite.attention.scale"),
+        "embedding_multiplier": model.real("granite.embedding_scale", 1.0),
+        "residual_multiplier": model.real("granite.residual_scale", 1.0),
+        "logits_scaling": model.real("granite.logit_scale", 1.0),
+    }
+
+
 FAMILIES = [
     Family(
         "granite",
         DENSE,
         (*WITH_BIASES, *_MULTIPLIERS),
+        gguf=(Gguf("granite", _from_gguf, LAYER_NAMES, permuted=True),),
     ),
     Family(
         "granitemoehybrid",

@@ -5,16 +5,40 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Family, Fields
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described, layers_described
 from worker.families.parts import ATTENTION, DENSE, GATED, UNGATED_FEED_FORWARD, WINDOWS, WITH_BIAS, WITH_BIASES
 from worker.families.recurrence import FULL
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "hidden_act": "silu",
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
+    return {"hidden_act": "silu", **biases_described(model)}
+
+
+def _arcee_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "relu2", **biases_described(model)}
+
+
+def _ernie_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    biases = biases_described(model)
+    return {"hidden_act": "silu", "use_bias": biases["attention_bias"], **biases}
+
+
+def _seed_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return _from_gguf(model, common) | {"attention_out_bias": "blk.0.attn_output.bias" in model.tensors}
+
+
+_WITHOUT_ROPE = 4
+"""Every fourth layer of smollm3 has no rotary embedding; a file does not say so."""
+
+
+def _smollm3_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    layers = layers_described(model, common["num_hidden_layers"])
+    return _from_gguf(model, common) | {
+        "no_rope_layers": [int((layer + 1) % _WITHOUT_ROPE != 0) for layer in layers],
+        "no_rope_layer_interval": _WITHOUT_ROPE,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": [FULL for _ in layers],
     }
 
 
@@ -23,18 +47,49 @@ def _has_rope(fields: Fields, layer: int, kind: str = FULL) -> bool:
     return bool(turns[layer]) if turns is not None else (layer + 1) % fields["no_rope_layer_interval"] != 0
 
 
+_UNGATED_NAMES = {module: name for module, name in LAYER_NAMES.items() if module != "mlp.gate_proj"}
+_HUNYUAN_NAMES = LAYER_NAMES | {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+}
+_SEED_NAMES = LAYER_NAMES | {"post_attention_layernorm": "post_attention_norm"}
+
 FAMILIES = [
-    Family("arcee", {**ATTENTION, **UNGATED_FEED_FORWARD}, WITH_BIASES, activations={"relu2": "relu2"}),
-    Family("ernie4_5", DENSE, (*GATED, "use_bias"), rope_neighbours=True),
-    Family("hunyuan_v1_dense", DENSE, WITH_BIAS, head_norms="each_turned_head"),
+    Family(
+        "arcee",
+        {**ATTENTION, **UNGATED_FEED_FORWARD},
+        WITH_BIASES,
+        activations={"relu2": "relu2"},
+        gguf=(Gguf("arcee", _arcee_from_gguf, _UNGATED_NAMES, permuted=True),),
+    ),
+    Family(
+        "ernie4_5",
+        DENSE,
+        (*GATED, "use_bias"),
+        rope_neighbours=True,
+        gguf=(Gguf("ernie4_5", _ernie_from_gguf, LAYER_NAMES),),
+    ),
+    Family(
+        "hunyuan_v1_dense",
+        DENSE,
+        WITH_BIAS,
+        head_norms="each_turned_head",
+        gguf=(Gguf("hunyuan-dense", _from_gguf, _HUNYUAN_NAMES),),
+    ),
     Family("internlm3", DENSE, WITH_BIASES, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
     Family("llama", DENSE, WITH_BIASES, gguf=(Gguf("llama", _from_gguf, LAYER_NAMES, permuted=True),)),
-    Family("seed_oss", DENSE, (*WITH_BIASES, "attention_out_bias")),
+    Family(
+        "seed_oss",
+        DENSE,
+        (*WITH_BIASES, "attention_out_bias"),
+        gguf=(Gguf("seed_oss", _seed_from_gguf, _SEED_NAMES),),
+    ),
     Family(
         "smollm3",
         DENSE,
         (*WITH_BIASES, *WINDOWS, "use_sliding_window", "no_rope_layers", "no_rope_layer_interval"),
         slides=lambda fields, layer: not _has_rope(fields, layer),
         rotates=_has_rope,
+        gguf=(Gguf("smollm3", _smollm3_from_gguf, LAYER_NAMES, permuted=True),),
     ),
 ]

@@ -1,9 +1,24 @@
+from typing import Any
+
 from worker.families.family import ONLY_AFTER, Family
+from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, biases_described
 from worker.families.parts import DENSE, SLIDING, WIDTH_NORMS, WINDOWS, WITH_BIAS, all_but_every
 from worker.families.recurrence import FULL
 
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "silu", "attention_bias": biases_described(model)["attention_bias"]}
+
+
 FAMILIES = [
-    Family("olmo2", {**DENSE, **WIDTH_NORMS}, WITH_BIAS, norms=ONLY_AFTER, head_norms="all_heads"),
+    Family(
+        "olmo2",
+        {**DENSE, **WIDTH_NORMS},
+        WITH_BIAS,
+        norms=ONLY_AFTER,
+        head_norms="all_heads",
+        gguf=(Gguf("olmo2", _from_gguf, AROUND_LAYER_NAMES),),
+    ),
     Family(
         "olmo3",
         {**DENSE, **WIDTH_NORMS},

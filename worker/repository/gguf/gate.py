@@ -112,14 +112,13 @@ def _expected(
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
     shapes = _layer_shapes(config, family)
-    recurrent = _recurrent_shapes(config) if family.recurrent else {}
+    recurrent = _recurrent_shapes(config, family) if family.recurrent else {}
     kinds = delta_rule_of(config).kinds if family.recurrent else ()
     for layer in range(config["num_hidden_layers"]):
         of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
         for inner, shape in of_layer.items():
             name = kind.stored_name(f"model.layers.{layer}.{inner}")
-            # Norms of queries and keys are a part of the type, or are not.
-            if name is not None and (inner not in _HEAD_NORMS or family.head_norms):
+            if name is not None:
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
                 flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
@@ -137,7 +136,6 @@ def _held(name: str, shape: tuple[int, ...], model: GgufModel) -> tuple[str, tup
 
 
 _SHARED_GATE = "mlp.shared_expert_gate.weight"
-_HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
@@ -149,10 +147,11 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
         "self_attn.k_proj.weight": (shared, hidden),
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        "self_attn.q_norm.weight": (width,),
-        "self_attn.k_norm.weight": (width,),
-        **_common_shapes(config, hidden),
+        **_common_shapes(config, family, hidden),
     }
+    if family.head_norms is not None:
+        each = (query, shared) if family.head_norms == "all_heads" else (width, width)
+        shapes |= {f"self_attn.{norm}.weight": (size,) for norm, size in zip(family.head_norm_names, each, strict=True)}
     biased = ("q", "k", "v") if family.query_key_value_bias else ()
     if family.experts is not None and family.experts.together:
         count, inner = config["num_local_experts"], config["intermediate_size"]
@@ -165,14 +164,14 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
             "mlp.experts.down_proj.bias": (count, hidden),
         }
     if config.get("attention_bias"):
-        biased = ("q", "k", "v", "o")
+        biased = ("q", "k", "v", "o") if config.get("attention_out_bias", True) else ("q", "k", "v")
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
     if config.get("mlp_bias"):
         shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
     return shapes
 
 
-def _recurrent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
     """The tensors of one recurrent layer, as `_layer_shapes`."""
     hidden = config["hidden_size"]
     recurrence = delta_rule_of(config)
@@ -189,14 +188,14 @@ def _recurrent_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "linear_attn.dt_bias": (heads,),
         "linear_attn.norm.weight": (recurrence.value_dim,),
         "linear_attn.out_proj.weight": (hidden, values),
-        **_common_shapes(config, hidden),
+        **_common_shapes(config, family, hidden),
     }
 
 
-def _common_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
+def _common_shapes(config: dict[str, Any], family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
     """The feed-forward network of a layer and the norms around its parts."""
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    return _feed_forward_shapes(config, hidden) | {f"{norm}_layernorm.weight": (hidden,) for norm in norms}
+    norms = {f"{norm}.weight": (hidden,) for norm in family.norms if norm is not None}
+    return _feed_forward_shapes(config, hidden) | norms
 
 
 def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:

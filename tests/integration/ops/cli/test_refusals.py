@@ -23,6 +23,16 @@ from tests.servers import Server, serving
 pytestmark = pytest.mark.timeout(120)
 
 
+@pytest.fixture(autouse=True)
+def logging_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that run in this process leave its logging as it is for other tests."""
+
+    def keep(style: str = "auto", level: str = "info") -> None:
+        pass
+
+    monkeypatch.setattr("control.logs.configure", keep)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("qwen3", tmp_path_factory.mktemp("qwen3"))

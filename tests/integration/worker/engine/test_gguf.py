@@ -57,6 +57,16 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
             **WIDE_HEADS,
         },
     ),
+    "arcee": (["q8_0", "q4_0"], {}),
+    "ernie4_5": (["q8_0", "q4_0"], {}),
+    "hunyuan_v1_dense": (["q5_1", "q8_0"], {}),
+    "seed_oss": (["q8_0", "q4_1"], {"attention_out_bias": False}),
+    "smollm3": (["q8_0", "q5_0"], {"num_hidden_layers": 5, "no_rope_layers": None, "no_rope_layer_interval": 4}),
+    "olmo2": (["q8_0", "q4_0"], {}),
+    "exaone4": (["q8_0", "q5_1"], {}),
+    "gemma": (["q8_0", "q4_1"], {}),
+    "gemma2": (["q8_0", "q5_0"], {"query_pre_attn_scalar": 16}),
+    "granite": (["q8_0", "f16"], {}),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""
 

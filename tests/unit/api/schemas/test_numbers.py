@@ -24,7 +24,7 @@ from api.schemas.responses import ResponseRequest, conversation, parse_response
 from control.access import mint
 from control.bounds import FARM_NUMBERS, LONGEST_S, REQUEST_NUMBERS, Range
 from control.errors import RequestError, SettingsError
-from control.operations.spec import build_spec
+from control.operations.spec import DEFAULTS, build_spec
 
 Parse = Callable[[bytes], Any]
 
@@ -76,7 +76,8 @@ def test_every_number_has_a_range() -> None:
     asked = {field for _, field in CASES} | set(numeric(Thinking))
     assert asked - OTHER_NAMES <= set(REQUEST_NUMBERS)
     operators = {field for kind in (KeyToCreate, KeyToChange, ModelToLoad, ModelToScale) for field in numeric(kind)}
-    assert operators == set(FARM_NUMBERS)
+    assert operators - {"sampling"} == set(FARM_NUMBERS)
+    assert set(DEFAULTS) <= set(REQUEST_NUMBERS), "the values of `sampling` have the ranges of requests"
     assert all(math.isfinite(known.most) and math.isfinite(known.least) for known in REQUEST_NUMBERS.values())
 
 
