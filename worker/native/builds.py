@@ -11,6 +11,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+KERNELS = Path(__file__).parent / "source" / "native.cpp"
+EXCHANGE = Path(__file__).parents[1] / "collective" / "exchange.cpp"
 FOLDER = Path(__file__).parent / "built"
 
 
@@ -39,6 +41,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("neon-dot", ("asimddp",), ("-mcpu=generic+dotprod",)),
         Variant("neon", ("asimd",), ("-mcpu=generic",)),
     ),
+    "arm64": (Variant("neon-dot", (), ("-mcpu=apple_m1",)),),  # as macOS calls it, which lists no flags here
 }
 """By machine, the best first. The sources use no instructions for products of 16-bit floats."""
 
