@@ -32,11 +32,11 @@ pytestmark = [
 
 def output(machine: str, variant: Variant, folder: Path) -> dict[str, str]:
     """What the program prints where it is compiled for a machine's variant: the first word of a line → the rest."""
-    program = folder / f"{machine}-{variant.name}"
-    target = ["-target", f"{machine}-linux-musl", "-static", *variant.arguments]
-    sources = ["-I", KERNELS.parent, "-o", program, PRODUCTS]
-    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O1", "-g0", *target, *sources]
-    subprocess.run(command, check=True, timeout=600)
+    program, compiled = folder / f"{machine}-{variant.name}", folder / "object.o"
+    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-musl", "-g0"]
+    arguments = ["-std=c++17", "-O1", "-c", *variant.arguments, "-I", KERNELS.parent, "-o", compiled, PRODUCTS]
+    subprocess.run([*compiler, *arguments], check=True, timeout=600)
+    subprocess.run([*compiler, "-static", "-o", program, compiled], check=True, timeout=600)
     emulator = [] if machine == LOCAL else ["qemu-aarch64", "-cpu", "max"]
     run = subprocess.run([*emulator, program], capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
