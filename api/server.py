@@ -17,6 +17,7 @@ from api.asgi.connection import Acceptor, ClientConnection, ServerConfig
 from api.asgi.middleware import answering_head, with_any_prefix
 from api.garbage import GarbageCollection
 from api.process import Process
+from api.routes.response_socket import ResponseSockets
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -36,12 +37,14 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Any, process: Process) -> None:
         settings = process.settings
+        served = answering_head(with_any_prefix(process.admission.in_turn(app, process.gate.turns_of)))
         config = ServerConfig(
-            answering_head(with_any_prefix(process.admission.in_turn(app, process.gate.turns_of))),
+            served,
             http=ClientConnection,
             limits=settings.connection_limits,
             reader_timeout=settings.reader_timeout,
             draining=lambda: process.shutdown.draining,
+            sockets=ResponseSockets(served, process),
             host=settings.host,
             port=settings.port,
             loop="uvloop",

@@ -37,7 +37,7 @@ LOOKUP = Range(0, 64)
 """Guesses of a step, of a model and of a request."""
 
 REQUEST_NUMBERS: dict[str, Range] = {
-    "temperature": Range(0, 2),
+    "temperature": Range(0, 5),
     "top_p": Range(0, 1),
     "min_p": Range(0, 1),
     "typical_p": Range(0, 1),
@@ -55,6 +55,16 @@ REQUEST_NUMBERS: dict[str, Range] = {
     "logprobs": Range(0, 20),
     "top_logprobs": Range(0, 20),
     "prompt_logprobs": Range(0, 20),
+    "truncate_prompt_tokens": Range(-1, _INT32),
+    "dry_multiplier": Range(0, 100),
+    "dry_base": Range(1, 100),
+    "dry_allowed_length": Range(1, 256),
+    "dry_penalty_last_n": Range(-1, _INT32),
+    "xtc_probability": Range(0, 1),
+    "xtc_threshold": Range(0, 1),
+    "top_n_sigma": Range(-1, 1000),
+    "dynatemp_range": Range(0, 5),
+    "dynatemp_exponent": Range(0, 100),
     "seed": Range(-(2**63), 2**64 - 1),
     "timeout": Range(0, LONGEST_S, above=True),
     "deadline": Range(0, _YEAR_9999_S, above=True),

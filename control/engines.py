@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from control.errors import RequestError, SettingsError
@@ -42,8 +43,12 @@ class ExternalEngine:
     """True if its models are GGUF files, False if they are folders with safetensors."""
     tried: str
     """What was run under Furrow."""
+    tried_version: str
+    """The version of it, or its beginning; empty where no real one was run."""
     options: Mapping[str, Kind]
     """Options that a model may name. Those for hosts, ports, files, code and secrets are never among them."""
+    embeds: bool
+    """True if Furrow reads vectors from it."""
     grammars: frozenset[GrammarKind]
     """The kinds of grammar to which it keeps."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -55,6 +60,8 @@ class ExternalEngine:
 _UNKNOWN_COUNT = "it counts only what it has generated itself, which a recovery would change"
 _NO_TOKENS = "its HTTP interface takes no sequences of token ids for it"
 _NOT_THERE = "it has no such parameter"
+_NOT_PASSED = "Furrow does not pass it on"
+_LLAMA_CPP_SAMPLERS = ("dry_multiplier", "xtc_probability", "top_n_sigma", "dynatemp_range")
 
 ENGINES: Mapping[str, ExternalEngine] = {
     "vllm": ExternalEngine(
@@ -64,6 +71,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="vllm.entrypoints.openai.api_server",
         gguf=False,
         tried="vLLM 0.32 on CPUs",
+        tried_version="0.32.",
         options={
             "block-size": "int",
             "cpu-offload-gb": "float",
@@ -74,6 +82,8 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "enforce-eager": "flag",
             "gpu-memory-utilization": "float",
             "kv-cache-dtype": "word",
+            "max-lora-rank": "int",
+            "max-loras": "int",
             "max-model-len": "int",
             "max-num-batched-tokens": "int",
             "max-num-seqs": "int",
@@ -81,10 +91,13 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "quantization": "word",
             "tokenizer-mode": "word",
         },
+        embeds=True,
         grammars=frozenset({"json_schema", "json_object", "regex", "lark", "choice"}),
         refused={
             "typical_p": _NOT_THERE,
             "bad_words": _NO_TOKENS,
+            "allowed_token_ids": _NOT_PASSED,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_THERE),
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
@@ -95,6 +108,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="sglang.launch_server",
         gguf=False,
         tried="a scripted server of its shape alone",
+        tried_version="",
         options={
             "attention-backend": "word",
             "chunked-prefill-size": "int",
@@ -103,17 +117,21 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "disable-radix-cache": "flag",
             "dtype": "word",
             "kv-cache-dtype": "word",
+            "max-lora-rank": "int",
+            "max-loras-per-batch": "int",
             "max-running-requests": "int",
             "mem-fraction-static": "float",
             "quantization": "word",
             "schedule-policy": "word",
         },
+        embeds=True,
         grammars=frozenset({"json_schema", "json_object", "regex", "choice"}),
         refused={
             "typical_p": _NOT_THERE,
             "bad_words": _NO_TOKENS,
+            "allowed_token_ids": _NOT_THERE,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_THERE),
             "repetition_penalty": _UNKNOWN_COUNT,
-            "logprobs": "Furrow does not read them from it yet",
             "prompt_logprobs": "Furrow does not read them from it yet",
         },
     ),
@@ -124,6 +142,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
         module="",
         gguf=True,
         tried="llama.cpp 0c1e57098 on CPUs",
+        tried_version="b1-0c1e570",
         options={
             "batch-size": "int",
             "cache-type-k": "word",
@@ -143,10 +162,12 @@ ENGINES: Mapping[str, ExternalEngine] = {
             "threads-batch": "int",
             "ubatch-size": "int",
         },
+        embeds=False,
         grammars=frozenset({"json_schema", "json_object", "choice"}),
         refused={
             "bad_words": _NO_TOKENS,
-            "logprobs": "Furrow does not read them from it yet",
+            "allowed_token_ids": _NOT_THERE,
+            **dict.fromkeys(_LLAMA_CPP_SAMPLERS, _NOT_PASSED),
             "prompt_logprobs": "it gives none",
         },
         not_with_grammar=frozenset({"reasoning", "presence_penalty", "frequency_penalty", "min_tokens"}),
@@ -185,6 +206,53 @@ def check_engine(engine: str, arguments: Mapping[str, str]) -> None:
             raise SettingsError(f"--engine-arg {name}={value!r} is no {kind}.")
 
 
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MOST_ADAPTERS = 64
+"""Of a model."""
+
+
+def check_adapters(engine: str, adapters: Mapping[str, str]) -> None:
+    """Raise SettingsError for adapters of Furrow's own engine, too many, a name or a place that can't be used."""
+    if not adapters:
+        return
+    if engine == OWN:
+        raise SettingsError(
+            f"--adapter {next(iter(adapters))}: Furrow's own engine adds none. Merge it into the model's weights, or "
+            f"name an engine with --engine {'|'.join(ENGINES)}."
+        )
+    if len(adapters) > MOST_ADAPTERS:
+        raise SettingsError(f"{len(adapters)} adapters are named; a model may have {MOST_ADAPTERS}.")
+    for name, place in adapters.items():
+        if not _ADAPTER.fullmatch(name):
+            raise SettingsError(
+                f"--adapter {name!r} is no name: use letters, digits, '.', '_' and '-', 64 at most. Clients write "
+                "MODEL:NAME."
+            )
+        if not place.startswith("/") or "," in place or "=" in place:
+            raise SettingsError(
+                f"--adapter {name}={place}: give an absolute path of the hosts, without commas and equals signs."
+            )
+
+
+def parse_adapters(texts: Sequence[str]) -> dict[str, str]:
+    """`name=path` of each --adapter, the paths made absolute. Raises SettingsError."""
+    adapters: dict[str, str] = {}
+    for text in texts:
+        name, equals, place = text.partition("=")
+        if not equals or not place:
+            raise SettingsError(f"--adapter {text!r}: give it as NAME=PATH.")
+        if name in adapters:
+            raise SettingsError(f"--adapter {name} is given twice.")
+        adapters[name] = str(Path(place).expanduser().absolute())
+    return adapters
+
+
+def adapter_in(model: str, adapters: Sequence[str]) -> str:
+    """The adapter that `MODEL:NAME` means, of these; empty for a name without one."""
+    name = model.rpartition(":")[2]
+    return name if name != model and name in adapters else ""
+
+
 def parse_arguments(texts: Sequence[str]) -> dict[str, str]:
     """`name=value` of each --engine-arg, leading dashes allowed; a name alone is a flag. Raises SettingsError for one
     that is given twice."""
@@ -207,7 +275,7 @@ def refuse(engine: str, sampling: Sampling, *, images: bool = False) -> None:
         if getattr(sampling, name) != getattr(default, name):
             _refuse(described, name, why)
     if images:
-        _refuse(described, "images", "images are served by Furrow's own engine alone")
+        _refuse(described, "images", "it takes none beside token ids, or none was tried")
     grammar = sampling.grammar
     if grammar is None:
         return

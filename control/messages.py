@@ -58,7 +58,24 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    dry_multiplier: float = 0.0
+    """0: no penalty for tokens that would repeat a sequence of the context (worker/sampling/dry.py)."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """How many of the context's last tokens are compared; -1: all of them."""
+    dry_sequence_breakers: list[str] = []
+    """Texts across which no repetition is counted."""
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    top_n_sigma: float = 0.0
+    """0: off."""
+    dynatemp_range: float = 0.0
+    """0: off. Else the temperature is up to so much below or above `temperature`, and applied after the filters."""
+    dynatemp_exponent: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: list[int] = []
+    """Empty: any token may come."""
     bad_words: list[list[int]] = []
     """Sequences of tokens: the last token of one is forbidden where the output ends with those before it."""
     seed: str = ""
@@ -73,6 +90,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: ReasoningBudget | None = None
     lookup: int | None = None  # most guesses of a step, where the model has more; they change no token
     prediction: list[int] = []  # tokens that the answer may have: guesses come from them too
+    adapter: str = ""  # of an external engine: the name of the low-rank adapter (LoRA) that it adds to the model
     dimensions: int | None = None  # of a vector: so many of its first numbers, at length 1 again; None: all
 
 
@@ -206,6 +224,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "furrow"  # what computes: Furrow's ranks, or an external engine of control/engines.py
     engine_args: dict[str, str] = {}
     """Options of an external engine."""
+    sampling: dict[str, float] = {}
+    """Defaults of sampling parameters, which go before those of the model's files."""
+    adapters: dict[str, str] = {}
+    """Low-rank adapters (LoRA) of an external engine: their files on each host, by the name in `MODEL:NAME`."""
     revision: int = 1
     """Grows with each change that a running replica can't follow; a replica of an older revision is replaced."""
     unload: bool = False
@@ -328,6 +350,8 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """None: it takes text only."""
     engine: str = "furrow"
     """What computes its tokens; it says which requests can be served (control/engines.py)."""
+    adapters: list[str] = []
+    """Names of its adapters: clients write `MODEL:NAME`."""
 
 
 encode = msgspec.json.Encoder().encode

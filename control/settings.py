@@ -71,9 +71,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         log_format = os.environ.get("FURROW_LOG_FORMAT") or "auto"
         if log_format not in ("auto", "json", "console"):
             raise SettingsError(f"FURROW_LOG_FORMAT={log_format!r} is unknown: use auto, json or console")
-        level = (os.environ.get("FURROW_LOG_LEVEL") or "info").lower()
-        if level not in ("debug", "info", "warning", "error", "critical"):
-            raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
         standby = os.environ.get("FURROW_STANDBY") or "1"
         if standby not in ("0", "1"):
             raise SettingsError(
@@ -86,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             redis_url=url,
             redis_wait_s=redis_wait_s(),
             log_format=log_format,
-            log_level=level,
+            log_level=log_level(),
             standby=keeps_standby(),
             shared_memory=shared_memory == "1",
             weight_cache_bytes=weight_cache_bytes(),
@@ -94,6 +91,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             metrics=os.environ.get("FURROW_METRICS") or None,
             has_parent="FURROW_PARENT" in os.environ,
         )
+
+
+def log_level(default: str = "info") -> str:
+    """FURROW_LOG_LEVEL. Raises SettingsError."""
+    level = (os.environ.get("FURROW_LOG_LEVEL") or default).lower()
+    if level not in ("debug", "info", "warning", "error", "critical"):
+        raise SettingsError(f"FURROW_LOG_LEVEL={level!r} is unknown: use debug, info, warning, error or critical")
+    return level
 
 
 def memory_bytes() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # No test meets a certificate of the internet, and each HTTP client would read them all: 30 ms of processor time.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
+
+# No command finds a farm that others run on this machine, nor do they find those of the tests.
+_STATE = tempfile.TemporaryDirectory(prefix="furrow-tests-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 # A slow machine is no failure of a property.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -103,7 +103,18 @@ def serving_farm(*arguments: str, redis_url: str | None = None, **extra: str) ->
     """
     with tempfile.TemporaryDirectory(prefix="furrow-farm-") as folder:
         data, log = Path(folder) / "data", Path(folder) / "log"
-        command = [sys.executable, "-m", "ops.cli", "serve", *arguments, "--port", "0", "--data", str(data)]
+        command = [
+            sys.executable,
+            "-m",
+            "ops.cli",
+            "serve",
+            *arguments,
+            "--port",
+            "0",
+            "--verbose",
+            "--data",
+            str(data),
+        ]
         command += ["--redis", redis_url] if redis_url else []
         with log.open("w") as sink:
             process = subprocess.Popen(

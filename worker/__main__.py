@@ -159,7 +159,7 @@ def main() -> int:
     elif part == "engine":
         from worker.external.process import hold
 
-        return hold(sys.argv[2], sys.argv[3:])
+        return hold(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     elif part == "download":
         from worker.repository.download import download_here
 

@@ -33,7 +33,7 @@ from worker.rank.exit_codes import STOPPED
 from worker.rank.rank import Rank
 from worker.rank.rank_worker import RankWorker
 from worker.repository import validation
-from worker.repository.assets import read_assets
+from worker.repository.assets import assets_of
 from worker.selftest.choice import choose_collective
 from worker.weights.cache import WeightCache
 
@@ -90,7 +90,7 @@ def begin(
     if rank:
         return Rank(*clients, spec.name, assignment.replica, rank_worker, counters)
     files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
-    assets, address = read_assets(files, spec.max_context), rendezvous_address(clients[0])
+    assets, address = assets_of(files, spec), rendezvous_address(clients[0])
     owner = f"{host_id()}/{os.getpid()}"
     leader = GroupLeader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
     drain_on_signal(leader)
@@ -107,7 +107,7 @@ def begin_engine(assignment: Assignment, clients: tuple[SyncRedis, SyncRedis, Sy
     spec = assignment.spec
     model = external_model(Path(os.environ["FURROW_FOLDER"]), spec)
     address = Address.parse(os.environ[ADDRESS_VARIABLE])
-    counters = counters_of(Labels(spec.name, assignment.replica, 0))
+    counters = counters_of(Labels(spec.name, assignment.replica, 0, served_by=spec.engine))
     owner = f"{host_id()}/{os.getpid()}"
     leader = EngineLeader(clients, assignment, owner, model.fingerprint, model.assets, address, counters)
     drain_on_signal(leader)

@@ -243,6 +243,11 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 async def operators_only(connection: Connection, _: BaseRouteHandler) -> None:
+    """As `check_operator`, before the handler."""
+    await check_operator(connection)
+
+
+async def check_operator(connection: Connection) -> None:
     """Raises Unauthorized without a key where one is asked for, and Forbidden for one without the right."""
     identity = await _operator(connection)
     if connection.scope.get("method") not in ("GET", "HEAD"):

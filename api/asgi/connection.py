@@ -32,7 +32,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from api.asgi.bodies import KIB, MIB
 from api.asgi.turns import Turn
-from api.errors.errors import ClientDisconnected, refusal_bytes
+from api.asgi.websocket import GOING_AWAY, NORMAL, UNEXPECTED, WebSocket, accept
+from api.errors.errors import ClientDisconnected, problem, refusal_bytes
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -226,6 +227,34 @@ class Waiting:
         connection.abort()
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A request to change to WebSocket: its scope, as of a request by HTTP, and whether the process drains."""
+
+    scope: dict[str, Any]
+    draining: Callable[[], bool]
+
+
+class Sockets(Protocol):
+    """What is served on WebSockets."""
+
+    def takes(self, path: str) -> bool:
+        """True if there is one at this path."""
+        ...
+
+    def most_bytes(self) -> int:
+        """Bytes of the largest message that is taken."""
+        ...
+
+    async def admit(self, upgrade: Upgrade) -> None:
+        """Raise the error with which a handshake is refused."""
+        ...
+
+    async def serve(self, upgrade: Upgrade, socket: WebSocket) -> None:
+        """Serve a connection until it closes."""
+        ...
+
+
 class ServerConfig(uvicorn.Config):
     """Uvicorn's settings, the limits of connections, a reader's patience in seconds, and whether the process drains."""
 
@@ -237,11 +266,13 @@ class ServerConfig(uvicorn.Config):
         http: type[asyncio.Protocol],
         limits: ConnectionLimits | None = None,
         draining: Callable[[], bool] = lambda: False,
+        sockets: Sockets | None = None,
         **options: Any,
     ) -> None:
         super().__init__(app, http=http, ws="none", **options)
         self.reader_timeout = reader_timeout
         self.draining = draining
+        self.sockets = sockets
         self.limits = limits or ConnectionLimits()
         self.waiting = Waiting(self.limits)
         self.unread = UnreadBodies(self.limits.unread_bytes)
@@ -282,6 +313,8 @@ class BoundedConnection(HttpToolsProtocol):
     _rest: int | None = None
     """Bytes that are still read of a body whose request was answered; None before that."""
     _answering: RequestResponseCycle | None = None
+    _socket: WebSocket | None = None
+    """What the connection has become once it changed to WebSocket."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -298,9 +331,14 @@ class BoundedConnection(HttpToolsProtocol):
             client_of(self._answering.scope).leave()
         for cycle, _ in self.pipeline:
             client_of(cycle.scope).leave()
+        if self._socket is not None:
+            self._socket.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._socket.feed(data)
+            return
         self._unset_keepalive_if_required()
         if self._refused:
             self._drop(len(data))
@@ -317,18 +355,25 @@ class BoundedConnection(HttpToolsProtocol):
             self._drop(len(data))
 
     def _feed(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._socket.feed(data)
+            return
         self._silent += len(data)
         try:
             self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess] (it is None after the end alone)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_with_http(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._should_upgrade():
+                self._open_socket(rest)
+                return
+            self._go_on_with_http(rest)
         if self._silent > self.config.limits.head_bytes:
             raise _HeadTooLarge(self._too_large)
         if self._silent and not self._in_body:
             self.config.waiting.hold(self, self._silent)
 
     def _go_on_with_http(self, rest: bytes) -> None:
-        """No protocol but HTTP/1.1 is spoken: a request that asks for another one is answered as if it had not.
+        """HTTP/1.1 is spoken: a request that asks for another protocol is answered as if it had not.
 
         httptools would take its body for data of that protocol; a new parser is told of the body alone.
         """
@@ -339,6 +384,87 @@ class BoundedConnection(HttpToolsProtocol):
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
         if rest:
             self._feed(rest)
+
+    def _should_upgrade(self) -> bool:
+        """True for a request, alone on its connection, that asks for a WebSocket where there is one."""
+        sockets = self.config.sockets
+        if sockets is None or self.scope["method"] != "GET" or self._get_upgrade() != b"websocket":
+            return False
+        return not (self._framing or self._busy or self.pipeline) and sockets.takes(self._path)
+
+    @property
+    def _path(self) -> str:
+        return (httptools.parse_url(self.url).path or b"").decode("latin-1")
+
+    def _open_socket(self, rest: bytes) -> None:
+        """Change to WebSocket; `rest` is what came behind the request."""
+        self._in_body = False
+        self._unset_keepalive_if_required()
+        handshake = accept(dict(self.headers))
+        sockets = self.config.sockets
+        if handshake is None or sockets is None:
+            text = "The WebSocket handshake is not understood: send Sec-WebSocket-Key and Sec-WebSocket-Version: 13."
+            self._refuse(400, text, "bad_request")
+            return
+        upgrade = Upgrade({**self.scope, "path": self._path, "state": self.app_state.copy()}, self.config.draining)
+        self._socket = WebSocket(self, self.config.unread, sockets.most_bytes)
+        task = self.loop.create_task(self._serve_socket(sockets, upgrade, self._socket, handshake))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        if rest:
+            self._socket.feed(rest)
+
+    async def _serve_socket(self, sockets: Sockets, upgrade: Upgrade, socket: WebSocket, handshake: bytes) -> None:
+        try:
+            await sockets.admit(upgrade)
+        except Exception as error:
+            refusal = problem(error)
+            detail = refusal.body.error
+            self.write(refusal_bytes(self, refusal.status, detail.message, detail.code or "", refusal.retry_after))
+            socket.lost()
+            self.end()
+            return
+        self.write(handshake)
+        try:
+            await sockets.serve(upgrade, socket)
+        except Exception:
+            log.exception("a WebSocket ended unexpectedly", action="websocket")
+            socket.close(UNEXPECTED)
+        finally:
+            socket.close(NORMAL)
+
+    # --- what a WebSocket asks of its connection ---
+
+    def write(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    async def drain(self) -> None:
+        await self.flow.drain()
+
+    def pause(self) -> None:
+        self.flow.pause_reading()
+
+    def resume(self) -> None:
+        self.flow.resume_reading()
+
+    def end(self) -> None:
+        self.transport.close()
+
+    def waits(self, waiting: bool) -> None:
+        if waiting:
+            self.config.waiting.enter(self)
+        else:
+            self.config.waiting.leave(self)
+
+    def shutdown(self) -> None:
+        """As uvicorn's; a WebSocket ends once it waits for a message."""
+        if self._socket is None:
+            super().shutdown()
+        else:
+            self.close_after_answer()
+
+    # --- HTTP ---
 
     @property
     def _framing(self) -> bytes:
@@ -415,6 +541,8 @@ class BoundedConnection(HttpToolsProtocol):
         client = Client(self.config.unread, transport=self.transport)
         set_client(self.scope, client)
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():  # pyright: ignore[reportOptionalMemberAccess]
+            return
         client.cycle = weakref.ref(self.cycle)
         if self.config.draining():
             self.close_after_answer()
@@ -510,6 +638,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def close_after_answer(self) -> None:
         """Tell the client, where the answer has not begun: kept alive, it would come to a process that has ended."""
+        if self._socket is not None and self._socket.waiting:
+            self._socket.close(GOING_AWAY, "this API process is shutting down")
         if self.cycle is not None:  # pyright: ignore[reportUnnecessaryComparison] (before the first request it is)
             self.cycle.keep_alive = False
 

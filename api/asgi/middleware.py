@@ -41,7 +41,7 @@ def answering_head(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-_PREFIXES = re.compile(r"^(?:/v1)+(?=/)")
+_PREFIXES = re.compile(r"^(?:/openai(?=/v1/))?(?:/v1)+(?=/)")
 _WITH = frozenset(
     ("chat", "completions", "embeddings", "messages", "models", "requests", "rerank", "responses", "usage")
 )
@@ -49,28 +49,35 @@ _WITH = frozenset(
 _WITHOUT = frozenset(
     (
         "api",
+        "apply-template",
+        "completion",
         "detokenize",
+        "embed",
+        "embedding",
         "health",
         "infill",
         "load",
         "metrics",
         "ping",
+        "props",
         "ready",
         "score",
+        "slots",
         "tokenize",
         "tokenizer_info",
         "version",
     )
 )
 """First parts of the paths beside `/v1`."""
-_COHERE = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank"}
-"""The paths of newer Cohere clients, with the route of each."""
+_OTHER_NAMES = {"/v2/embed": "/v2/embed", "/v2/rerank": "/v1/rerank", "/reranking": "/v1/rerank"}
+"""The paths of newer Cohere clients and llama.cpp's, with the route of each."""
 
 
 def canonical(path: str) -> str:
-    """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once."""
+    """The path of the route that is meant; other paths as they are. A prefix that comes twice counts once, and
+    `/openai/v1` is `/v1`, as at servers that have several APIs."""
     rest = _PREFIXES.sub("", path)
-    if (route := _COHERE.get(rest)) is not None:
+    if (route := _OTHER_NAMES.get(rest)) is not None:
         return route
     first = rest[1:].partition("/")[0]
     if first in _WITH:

@@ -11,7 +11,15 @@ from typing import Any
 from api.generation.preparation import Prepared, deadline_ms, on_disconnect_policy
 from api.generation.session import Caller
 from api.models.models import ServedModel
-from api.schemas.embeddings import CohereEmbedRequest, EmbeddingRequest, InputsRequest, RerankRequest, VectorsRequest
+from api.schemas.embeddings import (
+    CohereEmbedRequest,
+    EmbeddingRequest,
+    InputsRequest,
+    NativeInputs,
+    RerankRequest,
+    TextRerankRequest,
+    VectorsRequest,
+)
 from api.schemas.ollama_request import OllamaInputs
 from api.schemas.view import RECEIVED, Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError
@@ -57,6 +65,8 @@ def _texts_names(body: VectorsRequest) -> tuple[str, list[str]]:
     name = "input" if isinstance(body, EmbeddingRequest) else "texts"
     if isinstance(body, OllamaInputs) and body.endpoint == "ollama_embeddings":
         name = "prompt"
+    if isinstance(body, NativeInputs):
+        name = "content" if body.endpoint == "embedding" else "inputs"
     alone = isinstance(body, EmbeddingRequest) and isinstance(body.input, str)
     return name, [name if alone else f"{name}[{index}]" for index in range(len(body.inputs))]
 
@@ -94,6 +104,8 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
 
 
 def _pairs_name(body: InputsRequest) -> str:
+    if isinstance(body, TextRerankRequest):
+        return "texts"
     return "documents" if isinstance(body, RerankRequest) else "text_2"
 
 
@@ -223,8 +235,10 @@ def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
 
 
 def _endpoint(body: InputsRequest) -> Endpoint:
-    if isinstance(body, OllamaInputs):
+    if isinstance(body, (OllamaInputs, NativeInputs)):
         return body.endpoint
+    if isinstance(body, TextRerankRequest):
+        return "tei_rerank"
     if isinstance(body, EmbeddingRequest):
         return "embeddings"
     if isinstance(body, CohereEmbedRequest):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,15 +32,16 @@ from api.schemas.completions import CompletionRequest
 from api.schemas.converted import Converted
 from api.schemas.decoding import Names, naming
 from api.schemas.embeddings import InputFields
-from api.schemas.generation import CommonFields, Constraint, check_bad_word_tokens, grammar_of
+from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
+from api.schemas.llama_cpp import NativeCompletion
 from api.schemas.ollama_request import RawPrompt
 from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
-from control.engines import refuse
+from control.engines import adapter_in, refuse
 from control.errors import ContextLengthExceeded, RequestError, RequestTooLarge
 from control.messages import GenerationRequest, Grammar, ModelAssets, PromptImage, ReasoningBudget, Sampling
 from control.requests import Enqueue, member_rid
@@ -56,6 +57,8 @@ def scoped_salt(owner: str, sharing: Collection[str], salt: str) -> str:
     return f"{scope}\n{salt}"
 
 
+_WHAT_FITS = -1
+"""`truncate_prompt_tokens` in place of a number: as many as the context has room for."""
 _PART_BYTES = 256
 """The least that a part of a message counts for."""
 TOO_MUCH = ("context_length_exceeded", TOO_MANY)
@@ -108,6 +111,11 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, images: Req
     Raises RequestError and its kin.
     """
     image_input = served.assets.images
+    if prompts.images and body.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "'truncate_prompt_tokens' is not served with images; leave it out, or send fewer messages.",
+            param="truncate_prompt_tokens",
+        )
     if not prompts.images or image_input is None or served.images is None:
         return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
     texts = [with_marks(text, image_input) for text in prompts.texts]
@@ -125,17 +133,40 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel,
     context = served.assets.context_length
     bos = not isinstance(body, CompletionRequest) or body.add_special_tokens is not False
 
+    most = _kept_tokens(body, context)
+
     def encode_one(text: str, vocabulary: Vocabulary) -> list[int]:
-        if vocabulary.exceeds(text, context):
+        if most is not None:
+            text = text[-WHOLE_CHARACTERS:]
+        elif vocabulary.exceeds(text, context):
             error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
             error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
             raise error
         return vocabulary.encode(text, bos=bos)
 
     def encode(served: ServedModel) -> list[list[int]]:
-        return [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
+        prompts = [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
+        return prompts if most is None else [last_tokens(prompt, most, served.vocabulary.bos) for prompt in prompts]
 
     return await served.run(sum(len(text) for text in texts), tenant, encode)
+
+
+def _kept_tokens(body: Body, context: int) -> int | None:
+    """How many tokens of each prompt stay; None: all of them."""
+    if body.truncate_prompt_tokens is None:
+        return None
+    if body.truncate_prompt_tokens == _WHAT_FITS:
+        return max(1, context - max(1, body.token_limit or 1))
+    return body.truncate_prompt_tokens
+
+
+def last_tokens(prompt: list[int], most: int, bos: int | None) -> list[int]:
+    """The last `most` tokens; a beginning-of-sequence token stays in front of them and counts."""
+    if len(prompt) <= most:
+        return prompt
+    if prompt[0] == bos and bos is not None:
+        return [bos, *prompt[len(prompt) - most + 1 :]]
+    return prompt[-most:]
 
 
 async def prompts_of(body: Body, served: ServedModel, size: int, images: RequestImages) -> list[list[int]]:
@@ -172,6 +203,23 @@ def bad_words(request: ChatRequest | CompletionRequest, vocabulary: Vocabulary) 
     sequences = vocabulary.spellings(request.bad_words) if request.bad_words else []
     check_bad_word_tokens(sequences)
     return sequences
+
+
+def text_biases(request: Body, vocabulary: Vocabulary) -> dict[int, float]:
+    """The biases of texts' tokens. Raises RequestError for too many of them."""
+    if not isinstance(request, NativeCompletion) or not request.text_biases:
+        return {}
+    encodings = vocabulary.encode_all(list(request.text_biases), special=False)
+    biases = {
+        token: bias
+        for encoding, bias in zip(encodings, request.text_biases.values(), strict=True)
+        for token in encoding.ids
+    }
+    if len(biases) > MAX_BIASES:
+        raise RequestError(
+            f"The texts of 'logit_bias' have {len(biases)} tokens; at most {MAX_BIASES} are served.", param="logit_bias"
+        )
+    return biases
 
 
 def reasoning_budget(
@@ -367,11 +415,14 @@ class PreparedRequest(Prepared):
             extra_fields = body.shown_fields(sampling)
         elif isinstance(body, Filling):
             endpoint = "infill"
+        elif isinstance(body, NativeCompletion):
+            endpoint = "completion"
+            extra_fields = {} if member else self._native_fields(body)
         elif isinstance(body, RawPrompt):
             endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
-        if endpoint in ("ollama_chat", "ollama_generate"):
+        if endpoint in ("ollama_chat", "ollama_generate", "completion", "infill"):
             extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
@@ -395,7 +446,7 @@ class PreparedRequest(Prepared):
             include_stop=bool(body.include_stop_str_in_output),
             special_tokens=body.skip_special_tokens is False,
             token_ids=bool(body.return_tokens_as_token_ids),
-            return_ids=bool(body.return_token_ids),
+            return_ids=bool(body.return_token_ids) or (isinstance(body, NativeCompletion) and body.shows_ids),
             prompt_ids=[one.prompt for one in self.members] if body.return_token_ids and not member else [],
             predicted=len(sampling.prediction),
             reading=self.reading,
@@ -403,6 +454,15 @@ class PreparedRequest(Prepared):
             metadata=body.metadata or {},
             client_request_id=self.caller.client_request_id,
         )
+
+    def _native_fields(self, body: NativeCompletion) -> dict[str, Any]:
+        """What an answer of llama.cpp's form repeats of the request."""
+        texts = [
+            prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, prompt)
+            for prompt in body.prompts
+        ]
+        members = [(len(one.prompt), text) for one, text in zip(self.members, texts, strict=True)]
+        return body.shown_fields(members, self.members[0].sampling)
 
 
 async def prepare(
@@ -427,7 +487,7 @@ def _no_text(served: ServedModel) -> RequestError:
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, (Converted, Filling, RawPrompt)):
+    if isinstance(body, (Converted, Filling, NativeCompletion, RawPrompt)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
@@ -447,13 +507,26 @@ async def _prepared(
 
     def admitted(served: ServedModel) -> list[GenerationRequest]:
         words = bad_words(body, served.vocabulary)
+        biases = text_biases(body, served.vocabulary)
         ends = gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
-        limits = {"bad_words": words, "reasoning": budget, "stop_ids": ends, "prediction": prediction_of(body, served)}
+        adapter = adapter_in(body.model or "", served.assets.adapters)
+        limits = {
+            "bad_words": words,
+            "biases": biases,
+            "reasoning": budget,
+            "stop_ids": ends,
+            "prediction": prediction_of(body, served),
+        }
         admit_one = partial(admit, body, **limits, strict=strict)
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         for one in admitted:
             refuse(served.assets.engine, one.sampling, images=bool(prompts.images))
+        if adapter:
+            admitted = [
+                msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, adapter=adapter))
+                for one in admitted
+            ]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
     members = await served.run(size, caller.images.tenant, admitted)
@@ -463,7 +536,7 @@ async def _prepared(
         caller=caller,
         served=served,
         members=members,
-        echo=await off_loop(size, _echo, body, served),
+        echo=await off_loop(size, _echo, body, prompts.tokens, served),
         reading=reading,
         priority=caller.identity.priority(body.priority),
         deadline_ms=deadline_ms(body),
@@ -492,14 +565,21 @@ def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
         )
 
 
-def _echo(body: Body, served: ServedModel) -> list[str]:
+def _echo(body: Body, prompts: list[list[int]], served: ServedModel) -> list[str]:
     if not isinstance(body, CompletionRequest) or not body.echo:
         return []
+    if body.truncate_prompt_tokens is not None:
+        bos = served.vocabulary.bos
+        return [prompt_text(served.vocabulary, prompt[prompt[0] == bos :]) for prompt in prompts]
     return [prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, prompt) for prompt in body.prompts]
 
 
 _ANY_SEED = -1
 """As at vLLM and llama.cpp: no seed."""
+_SAMPLERS = Sampling(max_tokens=1)
+"""The defaults of llama.cpp's samplers."""
+_BREAKERS = ["\n", ":", '"', "*"]
+"""llama.cpp's default of `dry_sequence_breakers`."""
 _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
 
@@ -511,6 +591,7 @@ def admit(
     grammar: Grammar | None = None,
     *,
     bad_words: Sequence[list[int]] = (),
+    biases: Mapping[int, float] | None = None,
     reasoning: ReasoningBudget | None = None,
     stop_ids: Sequence[int] = (),
     prediction: Sequence[int] = (),
@@ -520,8 +601,8 @@ def admit(
 
     Defaults: the request, then the model's generation_config.json, then OpenAI's.
 
-    `bad_words` are the token sequences that spell the request's bad words, `stop_ids` more tokens that end the answer,
-    `prediction` those that it may repeat.
+    `bad_words` are the token sequences that spell the request's bad words, `biases` those of texts' tokens, `stop_ids`
+    more tokens that end the answer, `prediction` those that it may repeat.
 
     A limit of tokens beyond what is left of the context and of the memory is cut to that, or refused if `strict`.
 
@@ -532,6 +613,7 @@ def admit(
     _check_ids("prompt", prompt, assets)
     _check_ids("logit_bias", list(request.logit_bias or {}), assets)
     _check_ids("stop_token_ids", request.stop_token_ids or [], assets)
+    _check_ids("allowed_token_ids", request.allowed_token_ids or [], assets)
     max_tokens = _max_tokens(request, len(prompt), assets, strict)
     if request.min_tokens is not None and request.min_tokens > max_tokens:
         raise RequestError(
@@ -543,6 +625,7 @@ def admit(
         sampling,
         grammar=grammar,
         bad_words=list(bad_words),
+        logit_bias={**sampling.logit_bias, **(biases or {})},
         reasoning=reasoning,
         stop_ids=sorted({*sampling.stop_ids, *stop_ids}),
         prediction=list(prediction),
@@ -608,15 +691,28 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens or 0,
-        temperature=float(_default(request.temperature, config, "temperature", 1.0)),
+        temperature=_temperature(request.temperature, config),
         top_p=max(_LEAST_TOP_P, float(_default(request.top_p, config, "top_p", 1.0))),
         top_k=max(0, int(top_k)),
         min_p=float(_default(request.min_p, config, "min_p", 0.0)),
         typical_p=float(_default(request.typical_p, config, "typical_p", 1.0)),
+        dry_multiplier=request.dry_multiplier or 0.0,
+        dry_base=_SAMPLERS.dry_base if request.dry_base is None else request.dry_base,
+        dry_allowed_length=request.dry_allowed_length or _SAMPLERS.dry_allowed_length,
+        dry_penalty_last_n=_SAMPLERS.dry_penalty_last_n
+        if request.dry_penalty_last_n is None
+        else request.dry_penalty_last_n,
+        dry_sequence_breakers=_breakers(request),
+        xtc_probability=request.xtc_probability or 0.0,
+        xtc_threshold=_SAMPLERS.xtc_threshold if request.xtc_threshold is None else request.xtc_threshold,
+        top_n_sigma=max(0.0, request.top_n_sigma or 0.0),
+        dynatemp_range=request.dynatemp_range or 0.0,
+        dynatemp_exponent=1.0 if request.dynatemp_exponent is None else request.dynatemp_exponent,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=float(_default(request.repetition_penalty, config, "repetition_penalty", 1.0)),
         logit_bias=request.logit_bias or {},
+        allowed_token_ids=sorted(set(request.allowed_token_ids or [])),
         # Drawn here where the client gives none, so that a request that Redis loses can be brought back unchanged.
         seed=str(secrets.randbits(64) if request.seed in (None, _ANY_SEED) else request.seed % 2**64),
         stop=request.stop_strings,
@@ -626,6 +722,20 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         n=request.n or 1,
         lookup=request.lookup,
     )
+
+
+def _breakers(request: ChatRequest | CompletionRequest) -> list[str]:
+    """The texts at which repetitions end; none where no penalty asks for them."""
+    if not request.dry_multiplier:
+        return []
+    return _BREAKERS if request.dry_sequence_breakers is None else request.dry_sequence_breakers
+
+
+def _temperature(requested: float | None, config: dict[str, Any]) -> float:
+    """As transformers reads generation_config.json: `do_sample` false there means the most likely token."""
+    if requested is None and config.get("do_sample") is False and "temperature" not in config:
+        return 0.0
+    return float(_default(requested, config, "temperature", 1.0))
 
 
 def _default(requested: Any, config: dict[str, Any], name: str, otherwise: float) -> Any:

@@ -39,10 +39,10 @@ from api.models.models import ServedModel
 from api.observability import RequestLog, WaitLog
 from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import EventRenderer
-from api.rendering.infill_rendering import InfillRenderer
+from api.rendering.native_rendering import NativeRenderer
 from api.rendering.ollama_rendering import OllamaRenderer
 from api.rendering.output_items import Seal
-from api.rendering.vectors import VectorRenderer
+from api.rendering.vectors import VECTORS, VectorRenderer
 from api.schemas.decoding import Warnings
 from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings
@@ -277,10 +277,10 @@ def renderer_of(
         return EventRenderer(rid, view, vocabulary, prompt_tokens, resume, seal)
     if view.endpoint in ("ollama_chat", "ollama_generate"):
         return OllamaRenderer(rid, view, vocabulary, prompt_tokens)
-    if view.endpoint in ("embeddings", "embed", "rerank", "score", "ollama_embed", "ollama_embeddings"):
+    if view.endpoint in VECTORS:
         return VectorRenderer(rid, view, vocabulary, prompt_tokens)
-    if view.endpoint == "infill":
-        return InfillRenderer(rid, view, vocabulary, prompt_tokens, resume)
+    if view.endpoint in ("infill", "completion"):
+        return NativeRenderer(rid, view, vocabulary, prompt_tokens, resume)
     return StreamRenderer(rid, view, vocabulary, prompt_tokens, resume)
 
 

@@ -41,6 +41,7 @@ from api.schemas.ollama_request import LATEST
 from api.schemas.view import CallFormat
 from api.settings import ApiSettings
 from control.constants import ASSETS_LEFT_MS
+from control.engines import adapter_in
 from control.errors import ModelFileBreach, ModelFileRefused, ModelNotFound, ModelUnavailable, RedisUnavailable
 from control.keys import METERED
 from control.messages import ModelAssets
@@ -375,7 +376,8 @@ class Models:
     @property
     def names(self) -> list[str]:
         """Every name that a client may use, aliases included; those of models that serve come first."""
-        usable = {*self._overviews, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
+        adapted = (f"{name}:{one}" for name, (_, served) in self._served.items() for one in served.assets.adapters)
+        usable = {*self._overviews, *adapted, *(alias for alias in self._aliases if self._real_name(alias) is not None)}
         return sorted(usable, key=lambda name: (not self._serves(self._real_name(name)), name))
 
     @property
@@ -606,12 +608,21 @@ class Models:
     def _real_name(self, name: str | None) -> str | None:
         """The catalog's name for a client's, or None; NAME:latest, as Ollama's clients write it, is another word for
         NAME."""
+        if name and (base := self._without_adapter(name)):
+            return base
         real = self._named(name)
         if real is None and name and (short := name.removesuffix(LATEST)):
             real = self._named(short)
         if real is None and len(fitting := self._fitting(name)) == 1:
             return fitting[0]
         return real
+
+    def _without_adapter(self, name: str) -> str | None:
+        """The model of MODEL:NAME, where NAME is an adapter of it; None for other names."""
+        model, _, _ = name.rpartition(":")
+        if not model or name in self._overviews or (real := self._real_name(model)) not in self._served:
+            return None
+        return real if adapter_in(name, self._served[real][1].assets.adapters) else None
 
     def _fitting(self, name: str | None) -> list[str]:
         """The models that a short name such as `qwen3:0.6b` may mean: those whose names begin with the same words."""

@@ -15,11 +15,11 @@ from api.openapi.answers import (
     CompletionChunk,
     Error,
     Health,
-    InfillAnswer,
-    InfillPart,
+    NativeAnswer,
+    NativePart,
     Readiness,
 )
-from api.openapi.input_answers import EmbeddedByType, Embeddings, Reranked, Scores
+from api.openapi.input_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
 from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
 from api.schemas.ollama_answer import (
     ChatAnswer,
@@ -48,12 +48,13 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 _RESPONSE = Answered(ResponseAnswer, (ResponseEvent, Error))
-_EVENTS = (ChatCompletionChunk, CompletionChunk, InfillPart, InfillAnswer, ResponseEvent, *MESSAGE_EVENTS, Error)
+_EVENTS = (ChatCompletionChunk, CompletionChunk, NativePart, NativeAnswer, ResponseEvent, *MESSAGE_EVENTS, Error)
 
 ANSWERED: dict[str, Answered] = {
     "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
     "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
-    "/infill": Answered(InfillAnswer, (InfillPart, InfillAnswer, Error)),
+    "/infill": Answered(NativeAnswer, (NativePart, NativeAnswer, Error)),
+    "/completion": Answered(NativeAnswer | list[NativeAnswer], (NativePart, NativeAnswer, Error)),
     "post /v1/responses": _RESPONSE,
     "get /v1/responses/{response_id}": _RESPONSE,
     "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),
@@ -63,7 +64,9 @@ ANSWERED: dict[str, Answered] = {
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
     "/v1/embeddings": Answered(Embeddings),
     "/v2/embed": Answered(EmbeddedByType),
-    "/v1/rerank": Answered(Reranked),
+    "/embedding": Answered(list[NativeVector]),
+    "/embed": Answered(list[list[float]]),
+    "/v1/rerank": Answered(Reranked | list[TextScore]),
     "/score": Answered(Scores),
     "/api/chat": Answered(ChatAnswer, lines=(ChatAnswer, OllamaError), refusal=OllamaError),
     "/api/generate": Answered(GenerateAnswer, lines=(GenerateAnswer, OllamaError), refusal=OllamaError),

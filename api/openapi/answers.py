@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -217,18 +217,35 @@ class CompletionChunk(Shape):
     system_fingerprint: str | UnsetType = UNSET
 
 
-# --- infill ---
+# --- llama.cpp's form ---
 
 
-class InfillTimings(Shape):
-    """Counts of tokens: taken from the cache, computed of the prompt, and generated."""
+class NativeTimings(Shape):
+    """Tokens that were taken from the cache, computed of the prompt, and generated, with their times."""
 
     cache_n: int
     prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
     predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
-class InfillPart(Shape):
+class NativeScore(Shape):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class NativeToken(NativeScore):
+    top_logprobs: list[NativeScore]
+
+
+class NativePart(Shape):
     """A part of a streamed answer."""
 
     index: int
@@ -238,10 +255,13 @@ class InfillPart(Shape):
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int
+    completion_probabilities: list[NativeToken] | UnsetType = UNSET
+    timings: NativeTimings | UnsetType = UNSET
 
 
-class InfillAnswer(Shape):
-    """The answer, and the last event of a stream, whose `content` is empty."""
+class NativeAnswer(Shape):
+    """The answer, and the last event of a stream, whose `content` is empty. With `response_fields` it has these alone,
+    by their paths."""
 
     index: int
     content: str
@@ -256,7 +276,10 @@ class InfillAnswer(Shape):
     stop_type: Literal["eos", "limit", "word"]
     stopping_word: str
     tokens_cached: int
-    timings: InfillTimings
+    timings: NativeTimings
+    generation_settings: dict[str, Any] | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    completion_probabilities: list[NativeToken] | UnsetType = UNSET
 
 
 # --- the process ---

@@ -69,7 +69,7 @@ _BY_BODY: dict[tuple[str, str], JsonObject] = {
 """Replacements of a property of one body."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_UNLIMITED_BODIES = ("ChatRequest", "CompletionRequest", "ResponseRequest")
+_UNLIMITED_BODIES = ("ChatRequest", "CompletionRequest", "NativeRequest", "ResponseRequest")
 
 
 def add_bounds(schemas: JsonObject) -> None:

@@ -87,3 +87,18 @@ class Scores(Shape):
     model: str
     data: list[Score]
     usage: InputUsage
+
+
+class NativeVector(Shape):
+    """llama.cpp's form: the only vector of an input in a list."""
+
+    index: int
+    embedding: list[list[builtins.float]]
+
+
+class TextScore(Shape):
+    """The form of text-embeddings-inference."""
+
+    index: int
+    score: builtins.float
+    text: str | UnsetType = UNSET

@@ -23,6 +23,22 @@ from control.requests import member_rid
 _json = msgspec.json.Encoder().encode
 
 
+VECTORS = frozenset(
+    (
+        "embeddings",
+        "embed",
+        "embedding",
+        "tei_embed",
+        "tei_rerank",
+        "rerank",
+        "score",
+        "ollama_embed",
+        "ollama_embeddings",
+    )
+)
+"""The endpoints whose answers are vectors or scores."""
+
+
 class VectorRenderer(StreamRenderer):
     """Collects the vector of each input; members are packs of neighbouring inputs."""
 
@@ -72,6 +88,13 @@ class VectorRenderer(StreamRenderer):
             return _json({"object": "list", "data": self._embeddings(), "model": self._view.model, "usage": usage})
         if self._view.endpoint == "embed":
             return _json(self._by_type())
+        if self._view.endpoint == "embedding":
+            numbers = enumerate(self._vectors)
+            return _json([{"index": at, "embedding": [msgspec.Raw(_json(_numbers(one)))]} for at, one in numbers])
+        if self._view.endpoint == "tei_embed":
+            return _json([msgspec.Raw(_json(_numbers(vector))) for vector in self._vectors])
+        if self._view.endpoint == "tei_rerank":
+            return _json([_in_tei_form(result) for result in self._results()])
         if self._view.endpoint in ("ollama_embed", "ollama_embeddings"):
             return _json(self._in_ollamas_form())
         head: dict[str, Any] = {"id": f"{self._view.endpoint}-{self._rid}", "model": self._view.model, "usage": usage}
@@ -131,6 +154,12 @@ class VectorRenderer(StreamRenderer):
             }
             for index in order
         ]
+
+
+def _in_tei_form(result: dict[str, Any]) -> dict[str, Any]:
+    """A result in the form of text-embeddings-inference."""
+    text = {"text": result["document"]["text"]} if "document" in result else {}
+    return {"index": result["index"], "score": result["relevance_score"], **text}
 
 
 def _numbers(vector: bytes) -> list[float]:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v2/embed, /v1/rerank and /score."""
+"""POST /v1/embeddings, /v2/embed, /embedding, /embed, /v1/rerank and /score."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from api.routes.generation import Http, generate
 from api.schemas.embeddings import (
     CohereEmbedRequest,
     EmbeddingRequest,
+    NativeEmbedRequest,
     RerankRequest,
     ScoreRequest,
+    TeiEmbedRequest,
     parse_cohere,
     parse_embedding,
+    parse_native_embedding,
     parse_rerank,
     parse_score,
+    parse_tei_embedding,
 )
 
 
@@ -32,9 +36,22 @@ async def embed(request: Http) -> Response[Any]:
     return await generate(request, parse_cohere)
 
 
+@post("/embedding", status_code=200, operation_class=taking(NativeEmbedRequest, open_ended=True))
+async def embed_in_llama_cpp_form(request: Http) -> Response[Any]:
+    """A vector of each text or list of token ids from an embedding model, in llama.cpp's form."""
+    return await generate(request, parse_native_embedding)
+
+
+@post("/embed", status_code=200, operation_class=taking(TeiEmbedRequest, open_ended=True))
+async def embed_in_tei_form(request: Http) -> Response[Any]:
+    """A vector of each text from an embedding model, in the form of text-embeddings-inference."""
+    return await generate(request, parse_tei_embedding)
+
+
 @post("/v1/rerank", status_code=200, operation_class=taking(RerankRequest, open_ended=True))
 async def rerank(request: Http) -> Response[Any]:
-    """Documents in the order of their relevance to a query, in Cohere's and Jina's form."""
+    """Documents in the order of their relevance to a query, in Cohere's and Jina's form; with `texts` in that of
+    text-embeddings-inference."""
     return await generate(request, parse_rerank)
 
 

@@ -1,16 +1,20 @@
-"""GET /v1/models and /v1/models/<id>."""
+"""GET /v1/models and /v1/models/<id>, and for operators DELETE of one."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from litestar import get
+from litestar import delete, get
 from litestar.params import FromPath
 
+from api.access.gate import check_operator
 from api.access.limits import moment
+from api.routes.farm.threaded import on_farm
 from api.routes.generation import Http, identity_of, process_of
-from api.schemas.state import ModelBackend, ModelCard, ModelList
+from api.schemas.state import Deleted, ModelBackend, ModelCard, ModelList
+from control.engines import adapter_in
 from control.errors import ModelNotFound
+from control.operations import desired
 from control.replicas.health import Overview
 
 
@@ -32,14 +36,28 @@ async def list_models(request: Http) -> ModelList:
 @get("/v1/models/{model:path}")
 async def retrieve_model(request: Http, model: FromPath[str]) -> ModelCard:
     """One model; ids may contain slashes."""
+    return _card(request, await _named(request, model))
+
+
+@delete("/v1/models/{model:path}", status_code=200)
+async def delete_model(request: Http, model: FromPath[str]) -> Deleted:
+    """Unload a model, for operators, once its running requests have finished. Its files stay on the hosts."""
+    name = await _named(request, model)
+    await check_operator(request)
+    await on_farm(request, desired.unload, process_of(request).models.real_name(name))
+    return Deleted(id=name, object="model")
+
+
+async def _named(request: Http, model: str) -> str:
+    """The name in a path. Raises ModelNotFound for a model that the caller may not use either."""
     identity = identity_of(request)
     models = process_of(request).models
     name = model.removeprefix("/")
     if models.overview(name) is None:
         await models.look()
     if models.overview(name) is None or not identity.may_use(name, models.real_name(name)):
-        raise ModelNotFound(name, models.names)
-    return _card(request, name)
+        raise ModelNotFound(name, [one for one in models.names if identity.may_use(one, models.real_name(one))])
+    return name
 
 
 def _backends(overview: Overview) -> list[ModelBackend]:
@@ -79,9 +97,11 @@ def _card(request: Http, name: str) -> ModelCard:
         max_input_tokens=context,
     )
     if assets is not None:
+        card.parent = models.real_name(name) if adapter_in(name, assets.adapters) else None
         card.kind = assets.kind
         card.dimensions = assets.pooling.dimensions if assets.pooling is not None and assets.kind == "embed" else None
     if overview is not None:
+        card.engine = overview.engine
         card.state = overview.state
         card.detail = overview.detail or None
         card.revision = overview.revision

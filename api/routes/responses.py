@@ -35,6 +35,7 @@ from api.routes.generation import (
 )
 from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
+from api.schemas.decoding import missing
 from api.schemas.generation import check_number
 from api.schemas.item_parts import has_images
 from api.schemas.items import Item, read_items, trigger
@@ -175,6 +176,8 @@ async def compact_response(request: Http) -> Response[Any]:
 
     async def read(body: bytes, caller: Caller) -> ParsedBody:
         parsed = await off_loop(len(body), parse_response, body, caller.warnings)
+        if not parsed.model:
+            raise missing("model")
         _, _, items = await _conversation(process, parsed, caller)
         served = await model_for(request, parsed.model)
         parsed = structs.replace(parsed, stream=None, background=None)

@@ -16,7 +16,15 @@ from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
 from api.schemas.decoding import decode_request
-from api.schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, generating
+from api.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenPiece,
+    generating,
+    in_vllm_form,
+)
 from control.errors import RequestError
 
 
@@ -26,14 +34,14 @@ async def tokenize(request: Http) -> Response[TokenizeAnswer]:
     caller = caller_of(request)
     authenticate(request)
     async with text_of(request) as body:
-        parsed = await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings)
+        parsed = in_vllm_form(await off_loop(len(body), decode_request, body, TokenizeRequest, caller.warnings))
         served = await model_for(request, parsed.model)
         tokens = await _tokens_of(parsed, served, len(body), caller.images)
         names = served.vocabulary.tokenizer.id_to_token
         answer = TokenizeAnswer(
             count=len(tokens),
             max_model_len=served.assets.context_length,
-            tokens=tokens,
+            tokens=[_piece(served, token) if parsed.with_pieces else token for token in tokens],
             token_strs=[names(token) or "" for token in tokens] if parsed.return_token_strs else None,
         )
         response = Response(answer)
@@ -46,6 +54,14 @@ async def _tokens_of(parsed: TokenizeRequest, served: ServedModel, size: int, im
         return await served.run(0, images.tenant, _empty, parsed.add_special_tokens is not False)
     [tokens] = await prompts_of(generating(parsed), served, size, images)
     return tokens
+
+
+def _piece(served: ServedModel, token: int) -> TokenPiece:
+    raw = served.vocabulary.token_bytes(token)
+    try:
+        return TokenPiece(id=token, piece=raw.decode())
+    except UnicodeDecodeError:
+        return TokenPiece(id=token, piece=[*raw])
 
 
 def _empty(bos: bool, served: ServedModel) -> list[int]:
@@ -71,7 +87,7 @@ async def detokenize(request: Http) -> Response[DetokenizeAnswer]:
         if wrong is not None:
             raise RequestError(f"'tokens' has id {wrong}; this model's ids are 0 to {size - 1}.", param="tokens")
         text = await asyncio.to_thread(served.vocabulary.decode_all, parsed.tokens)
-        response = Response(DetokenizeAnswer(prompt=text))
+        response = Response(DetokenizeAnswer(prompt=text, content=text))
         finish_headers(response, caller)
         return response
 

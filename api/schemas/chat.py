@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from api.schemas.decoding import Names, Warnings, decode_request, missing, naming, refusal
-from api.schemas.generation import UNLIMITED, GenerationFields, check_ranges
+from api.schemas.generation import UNLIMITED, GenerationFields, bound_logprobs, check_ranges
 from api.schemas.image_parts import ImageSource, image_source
 from control.errors import RequestError
 
@@ -46,7 +46,8 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: str
+    """`system`, `developer`, `user`, `assistant`, `tool`, `function`, or one that the model's template knows."""
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -198,6 +199,8 @@ def _text_of_part(part: ContentPart, here: str, kinds: str) -> str:
 
 MAX_TOOLS = 1_024
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Templates write a role as it is: it can spell no mark of a turn."""
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 LARK = "x-lark"
 """The keyword of a function's text parameter whose value is a Lark grammar."""
@@ -485,6 +488,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 def parse_chat(body: bytes, warnings: Warnings | None = None) -> ChatRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, ChatRequest, warnings)
+    bound_logprobs(request, warnings)
     check_chat(request)
     return request
 
@@ -494,6 +498,13 @@ def check_chat(request: ChatRequest) -> None:
     check_ranges(request)
     if not request.messages:
         raise RequestError("'messages' is empty; send at least one message.", param="messages")
+    for index, message in enumerate(request.messages):
+        if not _ROLE.fullmatch(message.role):
+            raise RequestError(
+                f"Invalid value for 'messages[{index}].role': {message.role[:80]!r} must be 1 to 64 letters, digits or "
+                "any of '_.-', such as 'user'.",
+                param=f"messages[{index}].role",
+            )
     if request.top_logprobs and not request.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     check_functions(request.functions, request.function_call, request.tools, request.tool_choice)

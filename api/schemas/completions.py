@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from api.schemas.decoding import Warnings, decode_request, refusal
-from api.schemas.generation import MAX_CHOICES, GenerationFields, check_number, check_ranges
+from api.schemas.generation import MAX_CHOICES, GenerationFields, bound_logprobs, check_number, check_ranges
 from control.errors import RequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -75,6 +75,7 @@ def _filled(prompt: str | list[int], path: str) -> str | list[int]:
 def parse_completion(body: bytes, warnings: Warnings | None = None) -> CompletionRequest:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, CompletionRequest, warnings)
+    bound_logprobs(request, warnings)
     check_completion(request)
     return request
 
@@ -84,6 +85,11 @@ def check_completion(request: CompletionRequest) -> None:
     check_ranges(request)
     if request.has_gap and request.echo:
         raise RequestError("'echo' is not served with 'suffix': the prompt is not all before the answer.", param="echo")
+    if request.has_gap and request.truncate_prompt_tokens is not None:
+        raise RequestError(
+            "'truncate_prompt_tokens' is not served with 'suffix'; texts around a gap are cut to the context anyway.",
+            param="truncate_prompt_tokens",
+        )
     for name in ("best_of", "logprobs"):
         if (value := getattr(request, name)) is not None:
             check_number(name, value)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from api.schemas.decoding import Warnings, decode_request, refusal
+from api.schemas.decoding import Names, Warnings, decode_body, decode_request, missing, naming, refusal
 from api.schemas.generation import MAX_LABEL, MAX_MODEL_NAME
 from control.bounds import RANGES, shown
 from control.errors import RequestError
@@ -128,6 +128,49 @@ class ScoreRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
         return list(zip(first, second, strict=True))
 
 
+class TextRerankRequest(RerankRequest, kw_only=True, forbid_unknown_fields=True):
+    """A body of text-embeddings-inference as Cohere's fields; no client sends it."""
+
+
+class TeiRerankRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """text-embeddings-inference's fields, which come to the same path."""
+
+    query: str
+    texts: list[str]
+    top_n: int | None = None
+    """An addition of llama.cpp's."""
+    raw_scores: bool | None = None
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+
+
+class NativeInputs(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
+    """A body of /embedding or /embed as OpenAI's fields; no client sends it."""
+
+    endpoint: Literal["embedding", "tei_embed"]
+
+
+class NativeEmbedRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """llama.cpp's fields of /embedding."""
+
+    content: str | list[str | int | list[int]] | None = None
+    input: str | list[str | int | list[int]] | None = None
+    dimensions: int | None = None
+    embd_normalize: int | None = None
+
+
+class TeiEmbedRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
+    """text-embeddings-inference's fields of /embed."""
+
+    inputs: str | list[str | int | list[int]]
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: str | None = None
+
+
 VectorsRequest = EmbeddingRequest | CohereEmbedRequest
 InputsRequest = VectorsRequest | RerankRequest | ScoreRequest
 
@@ -172,8 +215,55 @@ def parse_cohere(body: bytes, warnings: Warnings | None = None) -> CohereEmbedRe
     return request
 
 
+def parse_native_embedding(body: bytes, warnings: Warnings | None = None) -> NativeInputs:
+    """As `parse_embedding`, of llama.cpp's form."""
+    request = decode_request(body, NativeEmbedRequest, warnings)
+    content = request.content if request.content is not None else request.input
+    if content is None:
+        raise missing("content")
+    if request.embd_normalize not in (None, _EUCLIDEAN):
+        raise refusal("embd_normalize", "Vectors have the length that the model's own files give them.")
+    return _native(request, "embedding", {r"^input\b": "content"}, content, request.dimensions)
+
+
+def parse_tei_embedding(body: bytes, warnings: Warnings | None = None) -> NativeInputs:
+    """As `parse_embedding`, of text-embeddings-inference's form."""
+    request = decode_request(body, TeiEmbedRequest, warnings)
+    if request.normalize is False:
+        raise refusal("normalize", "Vectors have the length that the model's own files give them.")
+    _warn_of_truncation(request.truncate, warnings)
+    names = {r"^input\b": "inputs"}
+    return _native(request, "tei_embed", names, request.inputs, request.dimensions, request.prompt_name)
+
+
+_EUCLIDEAN = 2
+"""llama.cpp's default length of vectors: 1."""
+
+
+def _native(
+    request: InputFields,
+    endpoint: Literal["embedding", "tei_embed"],
+    names: Names,
+    texts: str | list[str | int | list[int]],
+    dimensions: int | None,
+    prompt_name: str | None = None,
+) -> NativeInputs:
+    shared = {name: getattr(request, name) for name in InputFields.__struct_fields__}
+    inputs = NativeInputs(input=texts, endpoint=endpoint, dimensions=dimensions, prompt_name=prompt_name, **shared)
+    with naming(names):
+        check_inputs(inputs)
+    return inputs
+
+
+def _warn_of_truncation(truncate: bool | None, warnings: Warnings | None) -> None:
+    if truncate and warnings is not None:
+        warnings.add(f"'truncate' has no effect: no input is cut. {_NOT_CUT}", "truncate")
+
+
 def parse_rerank(body: bytes, warnings: Warnings | None = None) -> RerankRequest:
-    """As `parse_embedding`."""
+    """As `parse_embedding`; `texts` in place of `documents` is text-embeddings-inference's form."""
+    if "texts" in decode_body(body, dict[str, msgspec.Raw]):
+        return _tei_rerank(decode_request(body, TeiRerankRequest, warnings), warnings)
     request = decode_request(body, RerankRequest, warnings)
     if not request.documents:
         raise RequestError("'documents' is empty; send at least one.", param="documents")
@@ -181,6 +271,26 @@ def parse_rerank(body: bytes, warnings: Warnings | None = None) -> RerankRequest
     if request.top_n is not None and request.top_n < 1:
         raise RequestError(f"'top_n' is {request.top_n}; send 1 or more.", param="top_n")
     return request
+
+
+def _tei_rerank(request: TeiRerankRequest, warnings: Warnings | None) -> TextRerankRequest:
+    if not request.texts:
+        raise RequestError("'texts' is empty; send at least one.", param="texts")
+    if request.raw_scores:
+        raise refusal("raw_scores", "Scores are those that the model's own files define.")
+    _warn_of_truncation(request.truncate, warnings)
+    shared = {name: getattr(request, name) for name in InputFields.__struct_fields__}
+    rerank = TextRerankRequest(
+        query=request.query,
+        documents=list(request.texts),
+        top_n=request.top_n,
+        return_documents=bool(request.return_text),
+        **shared,
+    )
+    _check(rerank, "texts", len(rerank.documents))
+    if rerank.top_n is not None and rerank.top_n < 1:
+        raise RequestError(f"'top_n' is {rerank.top_n}; send 1 or more.", param="top_n")
+    return rerank
 
 
 def parse_score(body: bytes, warnings: Warnings | None = None) -> ScoreRequest:

@@ -43,6 +43,10 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine: str = OWN
     """An external engine: what `control/engines.py` names."""
     engine_args: dict[str, str] = {}
+    sampling: dict[str, float] = {}
+    """Defaults of sampling parameters."""
+    adapters: dict[str, str] = {}
+    """Low-rank adapters of an external engine: absolute paths on the hosts, by name."""
 
 
 class ModelNamed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

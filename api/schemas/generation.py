@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from api.schemas.decoding import missing
+from api.schemas.decoding import Warnings, missing
 from control.bounds import RANGES, Range, refusal, shown
 from control.errors import RequestError
 from control.messages import Grammar
@@ -23,6 +23,9 @@ MAX_PARTS = 4_096
 """Content parts of all messages together."""
 MAX_STOP_CHARACTERS = 1_024
 MAX_STOP_IDS = 1_024
+MAX_ALLOWED_IDS = 16_384
+MAX_BREAKERS, MAX_BREAKER_CHARACTERS = 16, 64
+"""Texts at which a repetition that DRY counts ends, and the characters of one."""
 MAX_BIASES = 4_096
 MAX_PAIRS, MAX_PAIR_NAME, MAX_LABEL = 16, 64, 512
 """OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label."""
@@ -67,7 +70,18 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     # Furrow's own.
     lookup: int | None = None
     priority: Literal["high", "normal", "low"] | None = None
@@ -92,6 +106,7 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     # The form of the answer: at most one of these (`grammar_of`).
@@ -137,8 +152,21 @@ class GenerationFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
 _CHECKED = (
     *("temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "n"),
     *("max_tokens", "max_completion_tokens", "min_tokens", "seed", "top_logprobs", "prompt_logprobs"),
-    *("typical_p", "lookup", "thinking_token_budget", "timeout", "deadline"),
+    *("typical_p", "lookup", "thinking_token_budget", "timeout", "deadline", "truncate_prompt_tokens"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold"),
+    *("top_n_sigma", "dynatemp_range", "dynatemp_exponent"),
 )
+
+
+def bound_logprobs(request: GenerationFields, warnings: Warnings | None) -> None:
+    """Serve -1, vLLM's word for the whole vocabulary, as the most alternatives that are shown."""
+    for name in ("top_logprobs", "prompt_logprobs"):
+        if getattr(request, name, None) != UNLIMITED:
+            continue
+        most = int(RANGES[name].most)
+        if warnings is not None:
+            warnings.add(f"'{name}' -1 shows the {most} most likely tokens, not the whole vocabulary.", name)
+        setattr(request, name, most)
 
 
 def check_ranges(request: GenerationFields) -> None:
@@ -179,6 +207,15 @@ def _check_lengths(request: Any) -> None:
     for index, text in enumerate(request.stop_strings):
         _check_length(f"stop[{index}]", text, MAX_STOP_CHARACTERS, "characters")
     _check_length("stop_token_ids", request.stop_token_ids, MAX_STOP_IDS, "ids")
+    _check_length("allowed_token_ids", request.allowed_token_ids, MAX_ALLOWED_IDS, "ids")
+    breakers = request.dry_sequence_breakers or []
+    _check_length("dry_sequence_breakers", breakers, MAX_BREAKERS, "texts")
+    for index, text in enumerate(breakers):
+        _check_length(f"dry_sequence_breakers[{index}]", text, MAX_BREAKER_CHARACTERS, "characters")
+        if not text:
+            raise RequestError(
+                f"'dry_sequence_breakers[{index}]' is empty; remove it.", param=f"dry_sequence_breakers[{index}]"
+            )
     _check_length("logit_bias", request.logit_bias, MAX_BIASES, "tokens")
     _check_bad_words(request.bad_words or [])
     variables = getattr(request, "chat_template_kwargs", None)
@@ -254,6 +291,17 @@ def _check_shown(request: GenerationFields) -> None:
             "'prompt_logprobs' is not served with 'stream'; a completion with 'echo' and 'logprobs' streams them.",
             param="prompt_logprobs",
         )
+    if request.truncate_prompt_tokens == 0:
+        raise RequestError(
+            "Invalid value for 'truncate_prompt_tokens': 0 would leave no prompt; send -1 for what the context holds, "
+            "or the number of tokens that stay.",
+            param="truncate_prompt_tokens",
+        )
+    if request.allowed_token_ids is not None and not request.allowed_token_ids:
+        raise RequestError(
+            "'allowed_token_ids' is empty: no token could follow. Name some, or leave it out.",
+            param="allowed_token_ids",
+        )
     if request.skip_special_tokens is False and request.stop_strings:
         raise RequestError(
             "'skip_special_tokens: false' is not served with 'stop', which is looked for in text without such tokens; "
@@ -287,11 +335,13 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's; `schema` beside `json_object` is llama.cpp's. Other fields of neighbours would change the answer."""
+    """OpenAI's; `schema` beside `json_object` is llama.cpp's, `value` and the types `json` and `regex` are those of
+    huggingface_hub. Other fields of neighbours would change the answer."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
     schema: dict[str, Any] | None = None
+    value: Any = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -312,7 +362,9 @@ def grammar_of(request: GenerationFields) -> Constraint | None:
         if getattr(request, name) not in (None, "", {}, [])
         and (constraint := read(getattr(request, name), name)) is not None
     ]
-    only_one([constraint.param for constraint in constraints])
+    # Clients send one grammar under two names for servers of two ages.
+    distinct = {constraint.grammar: constraint for constraint in reversed(constraints)}
+    only_one([constraint.param for constraint in reversed(distinct.values())])
     return constraints[0] if constraints else None
 
 
@@ -331,10 +383,22 @@ def _response_format(value: Any, param: str) -> Constraint | None:
     match form.type:
         case "text":
             return None
+        case "json_object" | "json" if form.value is not None:
+            if form.schema is not None:
+                raise RequestError(
+                    f"'{param}' has both 'schema' and 'value'; send one of them.", param=f"{param}.value"
+                )
+            return _json(form.value, f"{param}.value")
         case "json_object" if form.schema is None:
             return Constraint(Grammar("json_object"), param)
         case "json_object":
             return Constraint(_schema(form.schema, False, f"{param}.schema"), f"{param}.schema")
+        case "json":
+            raise missing(f"{param}.value")
+        case "regex":
+            if form.value is None:
+                raise missing(f"{param}.value")
+            return _regex(form.value, f"{param}.value")
         case "json_schema":
             here = f"{param}.json_schema"
             if form.json_schema is None:

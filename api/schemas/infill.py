@@ -14,7 +14,7 @@ from control.errors import RequestError
 _WITHOUT_EFFECT = {
     "n_indent": "an answer does not end by its indentation",
     "t_max_predict_ms": "use 'timeout' to limit a request's time",
-    "n_probs": "log probabilities are part of /v1/completions",
+    "n_probs": "log probabilities are part of /v1/completions and /completion",
 }
 """Fields that llama.vim and llama.vscode send with each request."""
 _UNTIL_FULL = -2
@@ -71,6 +71,11 @@ class Filling(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
     def least_tokens(self) -> int:
         """llama.vim sends 0 to have its context in the cache."""
         return 0
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Each part has the counts so far."""
+        return True
 
     @property
     def names(self) -> Names:

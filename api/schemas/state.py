@@ -90,6 +90,10 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """`generate`, `embed` or `score`, once the model was loaded."""
     dimensions: int | None = None
     """Numbers of an embedding."""
+    parent: str | None = None
+    """Of MODEL:ADAPTER: the model."""
+    engine: str | None = None
+    """`furrow`, or the external engine that computes its tokens."""
     state: str | None = None
     detail: str | None = None
     revision: int | None = None

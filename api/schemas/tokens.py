@@ -1,4 +1,4 @@
-"""Bodies and answers of the tokenizer's routes, in vLLM's shape."""
+"""Bodies and answers of the tokenizer's routes, in vLLM's shape and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -24,12 +24,25 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
+    # llama.cpp's form, in which no beginning-of-sequence token is added unless that is asked for.
+    content: str | None = None
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    parse_special: bool | None = None
+    """Accepted without an effect: texts may always spell special tokens."""
+
+
+class TokenPiece(msgspec.Struct, kw_only=True):
+    id: int
+    piece: str | list[int]
+    """The text, or the bytes of a token that ends inside a character."""
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
+    """Ids; with `with_pieces` each with its text."""
     token_strs: list[str] | None = None
 
 
@@ -40,6 +53,17 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
     prompt: str
+    content: str
+    """The same, under llama.cpp's name."""
+
+
+def in_vllm_form(body: TokenizeRequest) -> TokenizeRequest:
+    """The body in vLLM's names. Raises RequestError for a text under both."""
+    if body.content is None:
+        return body
+    if body.prompt is not None or body.messages is not None:
+        raise RequestError("Send one of 'content', 'prompt' and 'messages'.", param="content")
+    return msgspec.structs.replace(body, prompt=body.content, add_special_tokens=bool(body.add_special))
 
 
 def generating(body: TokenizeRequest) -> ChatRequest | CompletionRequest:

@@ -120,7 +120,7 @@ TABLE: dict[str, Row] = {
     "no_repeat_ngram_size": Refused(_OFF),
     "logits_processors": Refused(_EMPTY),
     "custom_logit_processor": Refused(_EMPTY),
-    "allowed_token_ids": Refused(_EMPTY, "Use 'logit_bias', or a constraint as 'structured_outputs'."),
+    "allowed_token_ids": Refused(_EMPTY, "Use /v1/chat/completions or /v1/completions."),
     "logprob_token_ids": Refused(_EMPTY, "Use 'logprobs' and 'top_logprobs'."),
     "truncate_prompt_tokens": Refused((-1,), "Send a shorter prompt."),
     "repetition_detection": Refused(_EMPTY),

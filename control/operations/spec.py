@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from control.bounds import refusal
-from control.engines import OWN, check_engine, parse_arguments
+from control.engines import OWN, check_adapters, check_engine, parse_adapters, parse_arguments
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import LOOKUP_TOKENS, ModelSpec
@@ -44,10 +44,12 @@ def build_spec(
     surge: bool = True,
     engine: str = OWN,
     engine_args: Mapping[str, str] | Sequence[str] = (),
+    adapters: Mapping[str, str] | Sequence[str] = (),
+    sampling: Mapping[str, float] | Sequence[str] = (),
     demo: Path | None = None,
 ) -> ModelSpec:
-    """The desired state that the options describe. `engine_args`: `name=value` each, or by name. `demo`: folder of the
-    demonstration model, where there is one.
+    """The desired state that the options describe. `engine_args` and `sampling`: `name=value` each, or by name;
+    `adapters`: `name=path`. `demo`: folder of the demonstration model, where there is one.
 
     Raises RequestError, DevicesError or SettingsError.
     """
@@ -57,9 +59,15 @@ def build_spec(
         if value is not None and (text := refusal(number, value)) is not None:
             raise SettingsError(text)
     source = model_source(model, demo)
+    defaults = sampling_defaults(sampling)
+    if source in TINY and engine == OWN:
+        dequantize = dequantize or quant is None
+        defaults = {"temperature": 0.0, **defaults}
     placed = parse_devices(devices, tp)
     arguments = engine_args if isinstance(engine_args, Mapping) else parse_arguments(engine_args)
     check_engine(engine, arguments)
+    adapter_files = dict(adapters) if isinstance(adapters, Mapping) else parse_adapters(adapters)
+    check_adapters(engine, adapter_files)
     if engine != OWN:
         own_options = {
             "--quant": quant,
@@ -99,7 +107,36 @@ def build_spec(
         deterministic=deterministic,
         engine=engine,
         engine_args=dict(arguments),
+        adapters=adapter_files,
+        sampling=defaults,
     )
+
+
+TINY = frozenset({"smollm2"})
+"""Models that Furrow knows by name and that are so small that products in blocks change their answers, and that chance
+leads them astray (decision 16)."""
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+"""Sampling parameters whose defaults a specification may have."""
+
+
+def sampling_defaults(named: Mapping[str, float] | Sequence[str]) -> dict[str, float]:
+    """Checked defaults; texts are `name=value`. Raises SettingsError."""
+    if not isinstance(named, Mapping):
+        named = dict(_default(text) for text in named)
+    for name, value in named.items():
+        if name not in DEFAULTS:
+            raise SettingsError(f"--default {name}: use one of {', '.join(DEFAULTS)}.")
+        if (text := refusal(name, value)) is not None:
+            raise SettingsError(f"--default: {text}")
+    return dict(named)
+
+
+def _default(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise SettingsError(f"--default {text!r}: give it as NAME=NUMBER, such as temperature=0.7.") from None
 
 
 def check_own_options(engine: str, given: Mapping[str, object]) -> None:

@@ -287,6 +287,8 @@ class HostCard(msgspec.Struct, kw_only=True):
     version: str | None
     """Of its agent; None while that is away, and of one that does not tell it."""
     devices: list[str]
+    engines: list[str]
+    """External engines that it offers; empty while its agent is away."""
     replicas: list[str]
     memory: list[DeviceMemory] = []
     """Empty while its agent is away."""
@@ -322,6 +324,7 @@ def _host_card(
         drained=drained,
         version=beat.version if beat is not None else None,
         devices=beat.devices if beat is not None else [],
+        engines=beat.engines if beat is not None else [],
         replicas=sorted(by_replica),
         memory=_device_memory(beat, assignments, facts) if beat is not None else [],
         assigned={

@@ -12,7 +12,7 @@ from control.redis.connection import Call, read, write
 from control.replies import RankBackend
 
 
-class Backend(msgspec.Struct, frozen=True, kw_only=True):
+class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Equal backends give an answer the same bits where `batch_invariant`, and about the same ones elsewhere."""
 
     weights: str
@@ -25,6 +25,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     kernels: list[str]
     """Those of each rank; a single one where all have the same."""
     batch_invariant: bool
+    engine_version: str = ""
+    """Of an external engine, in its own words; empty for Furrow's own, and where the engine does not tell it."""
 
     @property
     def fingerprint(self) -> str:

@@ -126,8 +126,8 @@ def chaos(
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:
         raise click.UsageError("--control needs a private farm, because it breaks streams: leave --url out")
-    if engine != OWN and (urls or topology != "server" or control or replays):
-        raise click.UsageError("--engine goes with a private farm on one server, without --control and --replay")
+    if engine != OWN and (urls or control or replays):
+        raise click.UsageError("--engine goes with a private farm, without --control and --replay")
     known = list(ON_ANY_FARM) if urls else suited(topology, engine)
     if replays:
         known = without_sabotage(known, dtype, urls or control)

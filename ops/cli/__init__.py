@@ -42,6 +42,23 @@ VERBS = {
 }
 
 
+SECTIONS = {
+    "Models": ("run", "serve", "models", "show", "pull", "list", "rm"),
+    "A farm": ("worker", "api", "hosts", "drain", "keys"),
+    "What goes on": ("ps", "top", "requests", "history", "doctor", "dead", "replay"),
+    "This host": ("service", "cache", "selftest"),
+    "Measure and try": ("bench", "chaos", "demo"),
+}
+EXAMPLES = """
+\b
+Examples:
+  furrow run smollm2 "Why is the sky blue?"    one answer
+  furrow serve ~/models/Qwen3-0.6B             an API at http://127.0.0.1:8000/v1
+  furrow ps                                    what runs here
+  furrow doctor                                what is wrong, and what mends it
+"""
+
+
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
     """Instead of click's own option, which needs the version at each start: to read it takes 10 ms."""
     if asked and not context.resilient_parsing:
@@ -51,7 +68,13 @@ def _print_version(context: click.Context, _parameter: click.Parameter, asked: b
         context.exit()
 
 
-@click.group(cls=LazyGroup, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    verbs=VERBS,
+    sections=SECTIONS,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import msgspec
 
 from control.errors import ModelUnavailable, RedisUnavailable, SettingsError
 from control.operations import desired as desired_state
@@ -242,6 +243,13 @@ def _detail(overview: health.Overview, replica: health.ReplicaOverview) -> str:
     return "; ".join(part for part in ("paused" if overview.paused else "", replica.detail) if part)
 
 
+def _without_assets(overview: health.Overview) -> dict[str, Any]:
+    """An overview as JSON. The mark of its assets is for API processes."""
+    fields: dict[str, Any] = msgspec.to_builtins(overview)
+    del fields["assets"]
+    return fields
+
+
 def _row_without_replica(overview: health.Overview, weights: str) -> tuple[str, ...]:
     """Of a model that sleeps."""
     about = (overview.model, "-", overview.state, overview.kind or "-", str(overview.revision), weights)
@@ -260,7 +268,7 @@ def list_models(as_json: bool, redis_url: str | None) -> None:
     client = connect_to_farm(redis_url)
     overviews = health.overviews(client)
     if as_json:
-        echo_json(overviews)
+        echo_json([_without_assets(overview) for overview in overviews])
         return
     for server in server_memory(client):
         click.echo(str(server), err=True)

@@ -75,6 +75,20 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Option of that engine, such as max-model-len=32768; several times.",
             ),
             click.option(
+                "--default",
+                "sampling",
+                metavar="NAME=NUMBER",
+                multiple=True,
+                help="Default of a sampling parameter, such as temperature=0.7, before the model's own; several times.",
+            ),
+            click.option(
+                "--adapter",
+                "adapters",
+                metavar="NAME=PATH",
+                multiple=True,
+                help="Low-rank adapter (LoRA) of that engine, which clients ask for as MODEL:NAME; several times.",
+            ),
+            click.option(
                 "--dequantize", is_flag=True, help="Make plain numbers of weights that a GGUF file has in blocks."
             ),
         ]

@@ -19,10 +19,11 @@ from control.errors import SettingsError
 from control.listening import free_port, second_port
 from control.messages import ModelSpec
 from control.operations.key_rule import FIXED_KEYS_VARIABLE, asks_for_key, key_options
+from control.operations.local_farms import serve_folder
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
 from control.process import die_with_parent
-from control.settings import REDIS_AWAITED, redis_reference
+from control.settings import REDIS_AWAITED, log_level, redis_reference
 from ops.cli.options import (
     demo_environment,
     idle_option,
@@ -35,7 +36,6 @@ from ops.common.groups import without_collections
 from ops.demo import MODEL_DIR
 from ops.local.embedded import EmbeddedServer
 from ops.local.memory import server_bytes
-from ops.local.state import state_folder
 from ops.local.supervisor import STOP_LIMIT_S, Part, Supervisor
 
 SERVING_TICK_S = 0.25
@@ -68,6 +68,7 @@ GRACE_S = 5.0
 )
 @memory_option
 @engine_options
+@click.option("--verbose", is_flag=True, help="Print the logs of the processes; else warnings alone.")
 @api_options
 @click.pass_context
 def serve(
@@ -84,6 +85,7 @@ def serve(
     data: str | None,
     redis_memory: str | None,
     memory: str | None,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Serve each MODEL (`demo`, a folder, or a Hugging Face repository) and print the URL once all are ready.
@@ -113,7 +115,9 @@ def serve(
         named = {"FURROW_REDIS_URL": redis, REDIS_AWAITED: "1" if server is not None else "0"}
         limits = {"FURROW_MEMORY": memory, **engines} if memory else engines
         fixed = {FIXED_KEYS_VARIABLE: " ".join(api_keys)} if api_keys else {}
-        supervisor = Supervisor({**named, **fixed, **limits, **demo_environment()}, say)
+        level = log_level("info" if verbose else "warning")
+        logged = {"FURROW_LOG_LEVEL": level}
+        supervisor = Supervisor({**named, **fixed, **limits, **logged, **demo_environment()}, say)
         listening = ["--host", host, "--port", str(port), "--keys" if asks else "--no-auth"]
         patience = STOP_LIMIT_S + context.params["grace"]
         worker = Part("worker", "worker.agent.supervision", [])
@@ -130,8 +134,11 @@ def serve(
             supervisor.start(worker)
             supervisor.start(api)
             with without_collections():  # beside the start of those
+                from control import logs
                 from ops.cli.serving import desire, reminder_of_keys, wait_until_served
 
+            logs.configure(level=level)
+            say(f"starting {in_words([spec.name for spec in specs])} on this machine, with the data in {redis}")
             server.wait_until_ready()
             client = connect_to_farm(server.url)
             desire(client, specs, alone=True)
@@ -228,7 +235,7 @@ def data_folder(data: str | None, port: int, stack: ExitStack) -> Path:
     """The data folder of the private server: requests survive a restart on the same port."""
     if data is not None:
         return Path(data)
-    folder = state_folder() / f"serve-{port}"
+    folder = serve_folder(port)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -60,6 +60,13 @@ def is_offered(overview: health.Overview) -> bool:
     return overview.state == "sleeping" and overview.assets is not None
 
 
+def _stage(overview: health.Overview) -> Stage:
+    """The stage of a model whose worker is started with this command."""
+    stage = stage_of(overview)
+    about_start = (health.NO_WORKER, health.NO_LEADER)
+    return Stage(f"{overview.model}: starting") if overview.detail in about_start else stage
+
+
 def wait_until_served(
     client: SyncRedis,
     specs: Sequence[ModelSpec],
@@ -84,5 +91,5 @@ def wait_until_served(
             missing = [one for one in overviews if one.state != "loaded" and not is_offered(one)]
             if not missing and is_ready(address):
                 return
-            waiting.show(stage_of(missing[0]) if missing else Stage("loaded; waiting for the API process"))
+            waiting.show(_stage(missing[0]) if missing else Stage("loaded; waiting for the API process"))
             time.sleep(TICK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import importlib
 from collections.abc import Generator
@@ -24,11 +25,14 @@ def without_collections() -> Generator[None]:
 
 class LazyGroup(click.Group):
     """`verbs`: name → the module that has the command as an attribute, with `:attribute` where that has another name,
-    and its line in the group's --help."""
+    and its line in the group's --help. `sections`: the verbs under the headings of --help; none: all are under one."""
 
-    def __init__(self, verbs: dict[str, tuple[str, str]], **settings: Any) -> None:
+    def __init__(
+        self, verbs: dict[str, tuple[str, str]], sections: dict[str, tuple[str, ...]] | None = None, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self._verbs = verbs
+        self._sections = sections or {"Commands": tuple(verbs)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._verbs)
@@ -40,6 +44,17 @@ class LazyGroup(click.Group):
         with without_collections():
             return getattr(importlib.import_module(module), attribute or cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError for an unknown verb, with the nearest ones."""
+        if args and args[0] not in self._verbs and not args[0].startswith("-"):
+            nearest = difflib.get_close_matches(args[0], self._verbs, n=2, cutoff=0.6)
+            meant = f" Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+            ctx.fail(f"No such command '{args[0]}'.{meant}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, line) for verb, (_, line) in self._verbs.items()])
+        for heading, verbs in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(verb, self._verbs[verb][1]) for verb in verbs])

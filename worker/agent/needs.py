@@ -124,7 +124,7 @@ def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     assets.check_tokenizer(files)
-    read = assets.read_assets(files, spec.max_context)
+    read = assets.assets_of(files, spec)
     kv_tokens = spec.kv_tokens or read.context_length
     return msgspec.structs.replace(read, kv_tokens=kv_tokens, images=read.images if spec.images else None)
 

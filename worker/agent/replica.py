@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from control.engines import OWN
-from control.errors import SettingsError
+from control.errors import ModelFilesError, SettingsError
 from control.messages import Assignment, encode
 from control.process import python_command
 from control.replicas.health import Beat
@@ -34,6 +34,8 @@ from worker.external.host import (
     settings_of,
 )
 from worker.native.host import to_be_compiled
+from worker.repository.external import check_adapter_files
+from worker.repository.pooling.sentence_transformers import MODULES
 
 log = structlog.get_logger()
 
@@ -160,7 +162,7 @@ class ReplicaProcesses:
             for rank, device in missing:
                 is_engine = rank == ENGINE_RANK and self.assignment.spec.engine != OWN
                 self.processes[rank] = self._spawn_engine() if is_engine else self._spawn(rank, device)
-        except SettingsError as error:  # the host does not offer the engine any more
+        except (SettingsError, ModelFilesError) as error:  # the host has not the engine, or an adapter, any more
             self.give_up(str(error))
 
     @property
@@ -225,6 +227,7 @@ class ReplicaProcesses:
         """Start the external engine, with its log in a file of its own."""
         spec = self.assignment.spec
         settings, address = settings_of(spec.engine), self._engine_address
+        check_adapter_files(spec)
         launch = Launch(
             model=Path(self.folder),
             name=spec.name,
@@ -233,12 +236,18 @@ class ReplicaProcesses:
             arguments=spec.engine_args,
             context=spec.max_context,
             memory=settings.memory,
+            adapters=spec.adapters,
+            embeds=(Path(self.folder) / MODULES).is_file(),
             by_module=settings.by_module,
         )
         if address.socket:
             Path(address.socket).unlink(missing_ok=True)  # of a process that has ended; a bind would fail
         model, replica = self.place
-        words = [str(log_file(model, replica)), *engine_command(spec.engine, settings, launch)]
+        words = [
+            str(log_file(model, replica)),
+            str(settings.memory or 0),
+            *engine_command(spec.engine, settings, launch),
+        ]
         tag: Tag = {"kind": "engine", "model": model, "replica": replica, "rank": ENGINE_RANK, "version": VERSION}
         environment = engine_environment(spec.engine, launch)
         process = self.supervisor.spawn(

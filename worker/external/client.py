@@ -26,8 +26,11 @@ logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request,
 T = TypeVar("T")
 
 CONNECT_S = 5.0
-ANSWER_S = 1.0
-"""For an answer to /health, which costs an engine nothing."""
+LOOK_S = 1.0
+"""For an answer of an engine that loads its model, or of a gauge."""
+LOST_S = 5.0
+"""An engine that served is lost where it does not answer /health for so long; one that has ended refuses the connection
+at once."""
 STATS_EVERY_S = 2.0
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([-+0-9.eE]+|NaN|[+-]Inf)$", re.MULTILINE)
 
@@ -57,6 +60,7 @@ class EngineClient:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.stats = EngineStats()
         """As the engine told them last."""
+        self._hits_counted: int | None = None
 
     def __enter__(self) -> EngineClient:
         self._thread.start()
@@ -86,19 +90,33 @@ class EngineClient:
                 outputs.append(self._outputs.get_nowait())
         return outputs
 
-    def is_ready(self) -> bool:
+    def prefix_hits(self) -> int:
+        """Tokens that the engine has found in its prefix cache since the last call, where only its gauges tell."""
+        total = self.stats.prefix_hits
+        if total is None:
+            return 0
+        before = total if self._hits_counted is None else self._hits_counted
+        self._hits_counted = total
+        return total - before if total >= before else total  # else it was started again
+
+    def is_ready(self, patience_s: float = LOOK_S) -> bool:
         """True if the engine answers that its model is loaded."""
-        try:
-            return self._call(self._ready()).result(ANSWER_S + 1.0)
-        except Exception:
-            return False
+        return self._ask(self._ready(patience_s), patience_s) or False
 
     def known_models(self) -> list[str]:
         """The names of the models that the engine says it has; empty where it does not say."""
+        return self._ask(self._models(), LOOK_S) or []
+
+    def version(self) -> str:
+        """The engine's version in its own words; empty where it does not say."""
+        return self._ask(self._version(), LOOK_S) or ""
+
+    def _ask(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T | None:
+        """The result; None where the engine gives none."""
         try:
-            return self._call(self._models()).result(ANSWER_S + 1.0)
+            return self._call(coroutine).result(seconds + 1.0)
         except Exception:
-            return []
+            return None
 
     # --- in the thread ----------------------------------------------------------------------------------------------
 
@@ -139,7 +157,7 @@ class EngineClient:
                     text = _message(await response.aread())
                     failure: Failure = "refused" if response.status_code < 500 else "failed"
                     self._put(key, Part([], error=f"{response.status_code}: {text}"), failure)
-                elif self._engine.streams:
+                elif self._engine.streams and not piece.embeds:
                     await self._read_stream(key, response, piece)
                 else:
                     part = self._part(await response.aread(), 0, piece)
@@ -173,19 +191,24 @@ class EngineClient:
     def _put(self, key: int, part: Part, failure: Failure) -> None:
         self._outputs.put(Output(key, part, failure))
 
-    async def _ready(self) -> bool:
-        response = await self._client.get(self._engine.health, timeout=ANSWER_S)
+    async def _ready(self, patience_s: float) -> bool:
+        response = await self._client.get(self._engine.health, timeout=patience_s)
         return response.status_code == 200
 
     async def _models(self) -> list[str]:
-        response = await self._client.get("/v1/models", timeout=ANSWER_S)
+        response = await self._client.get("/v1/models", timeout=LOOK_S)
         return [str(one["id"]) for one in response.json().get("data", [])]
+
+    async def _version(self) -> str:
+        path, field = self._engine.version
+        response = await self._client.get(path, timeout=LOOK_S)
+        return str(response.raise_for_status().json()[field])
 
     async def _poll(self) -> None:
         """Read the engine's gauges now and then."""
         while True:
             with suppress(httpx.HTTPError, ValueError):
-                response = await self._client.get(self._engine.metrics, timeout=ANSWER_S)
+                response = await self._client.get(self._engine.metrics, timeout=LOOK_S)
                 if response.status_code == 200:
                     self.stats = self._engine.stats(samples_of(response.text))
             await asyncio.sleep(STATS_EVERY_S)

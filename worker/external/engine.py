@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,6 +57,10 @@ class Launch:
     """Most positions of a sequence; None: the model's own."""
     memory: int | None = None
     """Bytes that it may take; None: not limited."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Folders or files of low-rank adapters, by name."""
+    embeds: bool = False
+    """True if the model gives vectors."""
     by_module: bool = False
     """True if a Python module is run, and not the engine's program."""
 
@@ -81,6 +85,8 @@ class Piece:
     salt: str = ""
     """Only pieces with the same salt share prefixes, where the engine shares any."""
     eos_ids: tuple[int, ...] = ()
+    embeds: bool = False
+    """True if a vector of `tokens` is wanted, and no further token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,10 @@ class Part:
     """Why the piece ended, in the engine's word; empty while it goes on."""
     error: str = ""
     """What the engine says went wrong; empty for a piece that did not fail."""
+    vector: list[float] = field(default_factory=list[float])
+    """Of a piece that embeds."""
+    cached: int = 0
+    """Tokens before the piece whose KV was there already, in the first part that says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +114,8 @@ class EngineStats:
     """Part of its KV memory in use, 0 to 1."""
     running: int | None = None
     waiting: int | None = None
-    prefix_queries: int | None = None
-    """Prompt tokens that were looked up in its prefix cache since its start."""
     prefix_hits: int | None = None
+    """Tokens that it found in its prefix cache since its start; None also where its answers say how many."""
 
 
 class Engine(ABC):
@@ -117,6 +126,8 @@ class Engine(ABC):
     health: ClassVar[str] = "/health"
     """Path that answers 200 once the model is loaded."""
     metrics: ClassVar[str] = "/metrics"
+    version: ClassVar[tuple[str, str]]
+    """Path of a JSON object, and its field with the engine's version."""
     streams: ClassVar[bool] = True
     """False where only a whole answer has all its tokens: then pieces are short."""
     counts_alone: ClassVar[bool] = True
@@ -128,9 +139,10 @@ class Engine(ABC):
     sequences: ClassVar[tuple[str, int]]
     """Its option for the number of sequences that it runs at once, and the default."""
 
-    def __init__(self, model: str) -> None:
-        """`model`: the name by which the engine knows its model."""
+    def __init__(self, model: str, adapters: Sequence[str] = ()) -> None:
+        """`model`: the name by which the engine knows its model. `adapters`: those of its launch, in their order."""
         self.model = model
+        self.adapters = tuple(adapters)
 
     @classmethod
     @abstractmethod

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from control.messages import TokenLogprobs
 from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, choice_grammar, options, whole
 
 _CONTEXT = 4096
@@ -19,6 +20,7 @@ _CONTEXT = 4096
 
 class LlamaServer(Engine):
     name = "llama-server"
+    version = ("/props", "build_info")
     socket_option = "--host"
     context_option = "ctx-size"  # of all sequences together
     streams = False
@@ -32,6 +34,10 @@ class LlamaServer(Engine):
         if all(device == "cpu" for device in launch.devices):
             arguments.setdefault("n-gpu-layers", "0")
         words = [*cls.listen(launch.address), *options(arguments)]
+        adapters: list[str] = []
+        if launch.adapters:
+            files = [part for place in launch.adapters.values() for part in ("--lora", place)]
+            adapters = ["--lora-init-without-apply", *files]
         return [
             "--model",
             str(launch.model),
@@ -40,6 +46,7 @@ class LlamaServer(Engine):
             "--metrics",
             "--no-webui",
             "--offline",
+            *adapters,
             *[part for word in words for part in word.split("=", 1)],  # it knows no --name=value
         ]
 
@@ -72,6 +79,10 @@ class LlamaServer(Engine):
             "return_tokens": True,
             "stream": False,
         }
+        if sampling.adapter:
+            body["lora"] = [{"id": self.adapters.index(sampling.adapter), "scale": 1.0}]
+        if sampling.logprobs is not None:
+            body["n_probs"] = max(1, sampling.logprobs)  # 0 asks for none, the chosen token's neither
         if (grammar := sampling.grammar) is not None:
             match grammar.kind:
                 case "json_schema":
@@ -84,10 +95,14 @@ class LlamaServer(Engine):
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
         tokens = [int(token) for token in answer.get("tokens") or ()]
+        logprobs: list[TokenLogprobs] = []
+        if piece.sampling.logprobs is not None:
+            logprobs = [_logprobs(row, piece.sampling.logprobs) for row in answer.get("completion_probabilities") or ()]
         end = {"eos": "stop", "word": "stop", "limit": "length"}.get(str(answer.get("stop_type")), "length")
         if answer.get("truncated"):
-            return Part(tokens, end="context")
-        return Part(tokens, end=end)
+            end = "context"
+        cached = int((answer.get("timings") or {}).get("cache_n", 0))
+        return Part(tokens, logprobs, end, cached=cached)
 
     def stats(self, samples: Mapping[str, float]) -> EngineStats:
         return EngineStats(
@@ -95,3 +110,9 @@ class LlamaServer(Engine):
             running=whole(samples, "llamacpp:requests_processing"),
             waiting=whole(samples, "llamacpp:requests_deferred"),
         )
+
+
+def _logprobs(row: dict[str, Any], most: int) -> TokenLogprobs:
+    """Of the model itself, before penalties, bias and sampling."""
+    top = [(int(one["id"]), float(one["logprob"])) for one in row.get("top_logprobs") or ()]
+    return TokenLogprobs(float(row["logprob"]), top[:most])

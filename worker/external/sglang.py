@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from control.messages import TokenLogprobs
 from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, options, whole
 
 
 class Sglang(Engine):
     name = "sglang"
+    version = ("/server_info", "version")
     context_option = "context-length"
     sequences = ("max-running-requests", 128)
 
@@ -25,6 +27,13 @@ class Sglang(Engine):
             arguments["tp-size"] = str(len(launch.devices))
         if "cpu" in launch.devices:
             arguments["device"] = "cpu"
+        if launch.embeds:
+            arguments["is-embedding"] = "true"
+        adapters: list[str] = []
+        if launch.adapters:
+            arguments.setdefault("max-loras-per-batch", str(len(launch.adapters) + 1))  # requests without one count
+            places = [f"{name}={place}" for name, place in launch.adapters.items()]
+            adapters = ["--enable-lora", "--lora-paths", *places]
         return [
             f"--model-path={launch.model}",
             f"--served-model-name={launch.name}",
@@ -35,10 +44,13 @@ class Sglang(Engine):
             "--grammar-backend=llguidance",
             "--enable-metrics",
             *options(arguments),
+            *adapters,
         ]
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling
+        if piece.embeds:
+            return "/v1/embeddings", {"model": self.model, "input": piece.tokens}
         parameters: dict[str, Any] = {
             "max_new_tokens": piece.most,
             "min_new_tokens": piece.least,
@@ -67,21 +79,33 @@ class Sglang(Engine):
                     parameters["regex"] = "|".join(_escaped(text) for text in json.loads(grammar.text))
                 case _:
                     parameters["regex"] = grammar.text
-        return "/generate", {"input_ids": piece.tokens, "sampling_params": parameters, "stream": True}
+        body: dict[str, Any] = {"input_ids": piece.tokens, "sampling_params": parameters, "stream": True}
+        if sampling.adapter:
+            body["lora_path"] = sampling.adapter
+        if sampling.logprobs is not None:
+            body["return_logprob"] = True
+            body["top_logprobs_num"] = sampling.logprobs
+        return "/generate", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if piece.embeds:
+            return Part([], vector=answer["data"][0]["embedding"], end="stop")
         about: dict[str, Any] = answer.get("meta_info") or {}
         tokens = [int(token) for token in answer.get("output_ids") or ()]
         count = int(about.get("completion_tokens", have + len(tokens)))
         # The count tells a cumulative stream from one of deltas, and bounds both: the last event may repeat a token.
-        fresh = tokens[have:count] if len(tokens) >= count else tokens[: max(0, count - have)]
+        fresh = slice(have, count) if len(tokens) >= count else slice(0, max(0, count - have))
+        logprobs: list[TokenLogprobs] = []
+        if piece.sampling.logprobs is not None:
+            logprobs = _logprobs(about, fresh)
+        cached = int(about.get("cached_tokens") or 0)
         reason = about.get("finish_reason")
         if reason is None:
-            return Part(fresh)
+            return Part(tokens[fresh], logprobs, cached=cached)
         kind = str(reason.get("type", "stop")) if isinstance(reason, dict) else str(reason)
         if kind == "abort":
-            return Part(fresh, end="abort", error=str(reason.get("message") or ""))
-        return Part(fresh, end=kind)
+            return Part(tokens[fresh], logprobs, "abort", str(reason.get("message") or ""))
+        return Part(tokens[fresh], logprobs, kind, cached=cached)
 
     def stats(self, samples: Mapping[str, float]) -> EngineStats:
         return EngineStats(
@@ -89,6 +113,17 @@ class Sglang(Engine):
             running=whole(samples, "sglang:num_running_reqs"),
             waiting=whole(samples, "sglang:num_queue_reqs"),
         )
+
+
+def _logprobs(about: dict[str, Any], fresh: slice) -> list[TokenLogprobs]:
+    """Of the fresh tokens: rows of [log probability, token, text], which are as cumulative as the tokens."""
+    chosen = (about.get("output_token_logprobs") or [])[fresh]
+    tops = (about.get("output_top_logprobs") or [])[fresh]
+    rows: list[TokenLogprobs] = []
+    for place, (value, *_) in enumerate(chosen):
+        top = (tops[place] if place < len(tops) else None) or ()
+        rows.append(TokenLogprobs(float(value), [(int(token), float(one)) for one, token, *_ in top]))
+    return rows
 
 
 def _escaped(text: str) -> str:

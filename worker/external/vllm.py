@@ -17,10 +17,13 @@ from worker.external.engine import Engine, EngineStats, Launch, Part, Piece, opt
 _PREFIX = "token_id:"
 """Before the number of a token in log probabilities, with `return_tokens_as_token_ids`."""
 _LEAST_KV = 1 << 30
+_PROCESSES = 3 << 29
+"""What its processes take on CPUs beside weights and KV memory: libraries, tokenizers, activations."""
 
 
 class Vllm(Engine):
     name = "vllm"
+    version = ("/version", "version")
     socket_option = "--uds"
     context_option = "max-model-len"
     sequences = ("max-num-seqs", 128)
@@ -30,6 +33,11 @@ class Vllm(Engine):
         arguments = cls.with_defaults(launch, launch.context)
         if len(launch.devices) > 1:
             arguments["tensor-parallel-size"] = str(len(launch.devices))
+        adapters: list[str] = []
+        if launch.adapters:
+            arguments.setdefault("max-loras", str(len(launch.adapters)))
+            modules = [f"{_adapted(launch.name, name)}={place}" for name, place in launch.adapters.items()]
+            adapters = ["--enable-lora", "--lora-modules", *modules]
         return [
             *([f"--model={launch.model}"] if launch.by_module else ["serve", str(launch.model)]),
             *cls.listen(launch.address),
@@ -41,6 +49,7 @@ class Vllm(Engine):
             "--disable-uvicorn-access-log",
             "--no-enable-log-requests",
             *options(arguments),
+            *adapters,
         ]
 
     @classmethod
@@ -48,14 +57,16 @@ class Vllm(Engine):
         variables = {**super().environment(launch), "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""}
         if launch.memory is not None and "cpu" in launch.devices:
             weights = sum(file.stat().st_size for file in launch.model.glob("*.safetensors"))
-            left = max(_LEAST_KV, launch.memory - 2 * weights)
+            left = max(_LEAST_KV, launch.memory - _PROCESSES - 2 * weights)
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(left >> 30)
         return variables
 
     def request(self, piece: Piece) -> tuple[str, dict[str, Any]]:
         sampling = piece.sampling
+        if piece.embeds:
+            return "/v1/embeddings", {"model": self.model, "input": piece.tokens}
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": _adapted(self.model, sampling.adapter) if sampling.adapter else self.model,
             "prompt": piece.tokens,
             "max_tokens": piece.most,
             "min_tokens": piece.least,
@@ -87,6 +98,8 @@ class Vllm(Engine):
         return "/v1/completions", body
 
     def part(self, answer: dict[str, Any], have: int, piece: Piece) -> Part:
+        if piece.embeds:
+            return Part([], vector=answer["data"][0]["embedding"], end="stop")
         if not answer.get("choices"):
             return Part([])
         choice = answer["choices"][0]
@@ -101,9 +114,13 @@ class Vllm(Engine):
             kv_usage=samples.get("vllm:kv_cache_usage_perc"),
             running=whole(samples, "vllm:num_requests_running"),
             waiting=whole(samples, "vllm:num_requests_waiting"),
-            prefix_queries=whole(samples, "vllm:prefix_cache_queries_total"),
             prefix_hits=whole(samples, "vllm:prefix_cache_hits_total"),
         )
+
+
+def _adapted(model: str, adapter: str) -> str:
+    """The name by which vLLM knows the model with an adapter."""
+    return f"{model}:{adapter}"
 
 
 def _structured(grammar: Grammar) -> dict[str, Any]:

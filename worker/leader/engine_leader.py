@@ -55,8 +55,9 @@ class EngineLeader(Leader):
         super().__init__(clients, assignment, owner, weights, 1, counters)
         spec = self._spec
         self._address = address
-        self._engine = CLASSES[spec.engine](spec.name)
+        self._engine = CLASSES[spec.engine](spec.name, list(spec.adapters))
         self._title = ENGINES[spec.engine].title
+        self._version = ""
         self._most = self._engine.most_sequences(spec.engine_args)
         context = self._engine.context_length(spec.engine_args, spec.max_context) or assets.context_length
         context = min(context, assets.context_length)
@@ -90,8 +91,15 @@ class EngineLeader(Leader):
         models = client.known_models()
         if models and self._spec.name not in models:
             self._engine.model = models[0]  # a server that runs already has a name of its own
+        self._version = client.version()
         seconds = round(time.monotonic() - began, 2)
-        log.info("the engine is ready", engine=self._spec.engine, seconds=seconds, action="engine_ready")
+        log.info(
+            "the engine is ready",
+            engine=self._spec.engine,
+            version=self._version,
+            seconds=seconds,
+            action="engine_ready",
+        )
         return True
 
     def _publish(self) -> None:
@@ -100,7 +108,10 @@ class EngineLeader(Leader):
     @property
     def _backend(self) -> Backend:
         spec = self._spec
-        options = " ".join(f"{name}={value}" for name, value in sorted(spec.engine_args.items()))
+        options = " ".join(
+            [f"{name}={value}" for name, value in sorted(spec.engine_args.items())]
+            + [f"adapter={name}" for name in spec.adapters]
+        )
         return Backend(
             weights=self._weights,
             dtype=spec.engine_args.get("dtype", "auto"),
@@ -110,12 +121,20 @@ class EngineLeader(Leader):
             collective="",
             kernels=[f"{spec.engine} {options}".strip()],
             batch_invariant=False,
+            engine_version=self._version,
         )
 
     def _work(self, lease: Lease, client: EngineClient, progress: Progress, check: Callable[[], None]) -> None:
         calls = RedisCalls(self._client, self._blocking, lease, check)
         exchange = Exchange(lease, calls, DeadReplicas(self._client, lease))
-        sequences = EngineSequences(self._engine, client, self._most, self._assets.context_length, self._assets.eos_ids)
+        sequences = EngineSequences(
+            self._engine,
+            client,
+            self._most,
+            self._assets.context_length,
+            self._assets.eos_ids,
+            embeds=self._assets.kind == "embed",
+        )
         isolation = CrashIsolation(lease, calls.run)
         running = RunningRequests(
             sequences, Finisher(self._decode), None, isolation, self._backend.fingerprint, self._counters

@@ -60,6 +60,7 @@ class SequenceNews:
     sequence: Sequence
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
+    vector: list[float] = field(default_factory=list[float])
     end: str = ""
     error: str = ""
     broken: bool = False
@@ -70,9 +71,16 @@ class EngineSequences:
     """The sequences of one epoch. `add` only takes one; `submit` sends what waits; `news` has what came."""
 
     def __init__(
-        self, engine: Engine, client: EngineClient, most: int, context: int, eos_ids: list[int] | None = None
+        self,
+        engine: Engine,
+        client: EngineClient,
+        most: int,
+        context: int,
+        eos_ids: list[int] | None = None,
+        *,
+        embeds: bool = False,
     ) -> None:
-        """`most` sequences run at once, each of at most `context` positions."""
+        """`most` sequences run at once, each of at most `context` positions. `embeds`: the model gives vectors."""
         self.isolating = False
         self.token_budget = NO_LIMIT
         self._engine = engine
@@ -80,6 +88,7 @@ class EngineSequences:
         self._most = most
         self._context = context
         self._eos_ids = tuple(eos_ids or ())
+        self._embeds = embeds
         self._running: dict[int, _Running] = {}
         """By the key of the piece, which is new for each."""
         self._keys: dict[int, int] = {}
@@ -231,9 +240,12 @@ class EngineSequences:
         running.brought += len(part.tokens)
         if part.tokens:
             running.tries = 0
+        if part.cached and not running.sequence.output:
+            running.sequence.cached_prompt_tokens = min(part.cached, len(running.sequence.prompt))
         if not self._engine.streams and running.brought:
             self._token_s = (time.monotonic() - running.started) / running.brought
-        failed = bool(output.failure) or part.end == "abort" or (bool(part.end) and not running.brought)
+        brings = bool(running.brought or part.vector)
+        failed = bool(output.failure) or part.end == "abort" or (bool(part.end) and not brings)
         if running.sequence.sampling.grammar is None:
             news.tokens += part.tokens
             news.logprobs += part.logprobs
@@ -247,6 +259,7 @@ class EngineSequences:
                 news.tokens += running.held
                 news.logprobs += running.held_logprobs
         news.end = part.end
+        news.vector = part.vector
         if not failed:
             return
         running.tries += 1
@@ -275,6 +288,7 @@ class EngineSequences:
             counts=counts,
             salt=sequence.salt,
             eos_ids=self._eos_ids,
+            embeds=self._embeds,
         )
 
     def _length(self, sequence: Sequence, penalised: bool) -> int:

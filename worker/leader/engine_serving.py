@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 
 from control.errors import Poisoned
 from control.messages import FinishReason, TokenLogprobs
 from control.text.text_stream import Decode
-from worker.external.client import EngineClient
+from worker.external.client import LOST_S, EngineClient
 from worker.external.engine import ENGINE_LOST, ENGINE_RANK
 from worker.leader.engine_sequences import EngineSequences, SequenceNews
 from worker.leader.exchange import Exchange
@@ -19,6 +20,7 @@ from worker.leader.request_loop import RequestLoop, StopSignals
 from worker.leader.running_requests import RunningRequests
 from worker.rank.heartbeat import Progress
 from worker.sampling.constraints import forced_tokens
+from worker.sampling.vectors import NOT_FINITE, result_of
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -75,12 +77,13 @@ class EngineServing(RequestLoop):
         if is_due or (self._running.unsent and (self._running.urgent or self._exchange.gathered)):
             self._running.unsent = True  # a row without entries asks what became of its request
             self.deliver()
+            self._running.counters.found_in_cache(self._client.prefix_hits())
             self._asked_at = time.monotonic()
             self._ask_after = min(HEAR_S, 2 * self._ask_after)
 
     def _apply(self, news: SequenceNews) -> None:
         """Log what came of a sequence, and let it go on or end."""
-        if news.broken and not self._client.is_ready():
+        if news.broken and not self._client.is_ready(LOST_S):
             message = f"{self._title} does not answer: {news.error or 'its connection ended'}"
             raise Poisoned(ENGINE_LOST, message, ENGINE_RANK)
         sequence = news.sequence
@@ -91,6 +94,14 @@ class EngineServing(RequestLoop):
 
     def _log(self, news: SequenceNews) -> None:
         sequence = news.sequence
+        if news.vector:
+            vector = result_of(np.array(news.vector), sequence.sampling.dimensions)
+            if vector is None:
+                self._end_choice(sequence, "error", NOT_FINITE)
+            else:
+                self._running.unsent = True
+                self._running.end_choice(sequence, "stop", vector=vector)
+            return
         for place, token in enumerate(news.tokens):
             logprobs = news.logprobs[place] if place < len(news.logprobs) else None
             if not self._append(sequence, token, logprobs):
@@ -139,5 +150,5 @@ class EngineServing(RequestLoop):
         """The engine answered that it is ready, which is its proof."""
 
     def _ping(self) -> None:
-        if not self._client.is_ready():
+        if not self._client.is_ready(LOST_S):
             raise Poisoned(ENGINE_LOST, f"{self._title} does not answer", ENGINE_RANK)

@@ -26,6 +26,11 @@ class RequestCounters:
         self._counters.set(series.RUNNING, running)
         self._counters.set(series.KV_USAGE, kv_usage)
 
+    def found_in_cache(self, tokens: int) -> None:
+        """An engine whose answers don't say so has found these tokens in its prefix cache."""
+        if tokens:
+            self._counters.add(series.PREFIX_HITS, tokens)
+
     def accepted(self, rows: Iterable[tuple[RunningRequest, Emission]], now_ms: int) -> None:
         """Redis took the emissions at `now_ms` of its clock.
 

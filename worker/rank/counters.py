@@ -17,6 +17,7 @@ from typing import Any, cast
 import msgspec
 import psutil
 
+from control.engines import OWN
 from worker.rank.series import CELLS, FORWARD_SECONDS, LAYOUT, PID, STEP_SECONDS, STEPS, WAIT_SECONDS, Series
 
 FOLDER_VARIABLE = "FURROW_COUNTERS"
@@ -38,6 +39,8 @@ class Labels(msgspec.Struct, frozen=True):
     replica: str
     rank: int
     layout: str = LAYOUT
+    served_by: str = OWN
+    """The engine that computes for it."""
 
 
 class Counters:
@@ -165,11 +168,14 @@ def read_counters(file: Path) -> tuple[Labels, Counters]:
 
 
 def _open(folder: Path, labels: Labels) -> Counters:
-    """Open the rank's file, or replace one that can't be read."""
-    name = hashlib.sha256(msgspec.json.encode(labels)).hexdigest()[:24]
+    """Open the rank's file, or replace one that can't be read, or is of another engine."""
+    place = {"model": labels.model, "replica": labels.replica, "rank": labels.rank, "layout": labels.layout}
+    name = hashlib.sha256(msgspec.json.encode(place)).hexdigest()[:24]
     file = folder / f"{name}{SUFFIX}"
     try:
-        return read_counters(file)[1]
+        before, counters = read_counters(file)
+        if before == labels:
+            return counters
     except (OSError, ValueError):
         pass
     head = msgspec.json.encode(labels).ljust(HEAD_BYTES, b"\0")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from control.errors import ModelFilesError
-from control.messages import ModelAssets, PoolingAssets
+from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.text.tokenizer_check import judge
 from worker.repository.chat_templates import chat_template
 from worker.repository.gguf.description import describe
@@ -17,6 +19,12 @@ from worker.weights.gguf import GgufModel
 
 MOST_TOKENIZER_BYTES = 256 << 20
 """Published ones have some 35 MB at most."""
+
+
+def assets_of(files: ModelFiles, spec: ModelSpec) -> ModelAssets:
+    """Those of a model with this specification."""
+    assets = read_assets(files, spec.max_context)
+    return msgspec.structs.replace(assets, generation_config={**assets.generation_config, **spec.sampling})
 
 
 def read_assets(files: ModelFiles, max_context: int | None) -> ModelAssets:

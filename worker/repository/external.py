@@ -12,11 +12,15 @@ import msgspec
 from control.engines import ENGINES
 from control.errors import ModelFilesAway, ModelFilesError, UnsupportedArchitecture
 from control.messages import ModelAssets, ModelSpec
-from worker.repository.assets import check_tokenizer, read_assets
+from worker.repository.assets import assets_of, check_tokenizer
 from worker.repository.files import ModelFiles, is_gguf, read_json, weight_files
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
+from worker.repository.pooling.gate import described
+from worker.repository.pooling.sentence_transformers import MODULES
 from worker.weights.gguf import GgufModel, read_model
+
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,38 @@ def external_model(place: Path, spec: ModelSpec) -> ExternalModel:
     if is_gguf(place) != engine.gguf:
         needed = "a GGUF file" if engine.gguf else "a folder with safetensors"
         raise ModelFilesError(f"{engine.title} needs {needed}, and {place} is none. Name another source or engine.")
+    check_adapter_files(spec)
     try:
         files = _gguf_files(place) if engine.gguf else _folder_files(place)
         check_tokenizer(files)
-        read = read_assets(files, spec.max_context)
-        assets = msgspec.structs.replace(read, kv_tokens=read.context_length, images=None, engine=spec.engine)
+        read = assets_of(files, spec)
+        if read.kind != "generate" and not engine.embeds:
+            raise ModelFilesError(f"{place} gives vectors, which Furrow does not read from {engine.title}.")
+        if read.kind == "score":
+            raise ModelFilesError(f"{place} gives scores, which Furrow reads from its own engine alone.")
+        assets = msgspec.structs.replace(
+            read, kv_tokens=read.context_length, images=None, engine=spec.engine, adapters=list(spec.adapters)
+        )
         return ExternalModel(files, assets, fingerprints(files, spec.engine).stored)
     except OSError as error:
         raise ModelFilesAway(f"The files of {place} can't be read: {error}. Repair the file system.") from error
+
+
+def check_adapter_files(spec: ModelSpec) -> None:
+    """Raise ModelFilesError for an adapter whose files are not on this host, or have a form that is not served."""
+    gguf = ENGINES[spec.engine].gguf
+    for name, text in spec.adapters.items():
+        place = Path(text)
+        if gguf:
+            if not is_gguf(place) or not place.is_file():
+                raise ModelFilesError(f"The adapter {name} needs a GGUF file, and {place} is none on this host.")
+            continue
+        missing = [file for file in ADAPTER_FILES if not (place / file).is_file()]
+        if missing:
+            raise ModelFilesError(
+                f"The adapter {name} needs {' and '.join(missing)} in {place} on this host. Save it with "
+                "`save_pretrained(folder, safe_serialization=True)`."
+            )
 
 
 def _folder_files(folder: Path) -> ModelFiles:
@@ -54,8 +82,9 @@ def _folder_files(folder: Path) -> ModelFiles:
         raise ModelFilesAway(
             f"{folder} has no tokenizer.json. Save a fast tokenizer there (`tokenizer.save_pretrained(folder)`)."
         )
+    config = config | text if isinstance(text, dict) else config
     return ModelFiles(
-        config=config | text if isinstance(text, dict) else config,
+        config=described(folder, config) if (folder / MODULES).is_file() else config,
         weights=weight_files(folder),
         folder=folder,
         tokenizer=tokenizer,

@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from control.messages import ReasoningBudget
 from control.text.text_stream import Decode
+from worker.sampling.dry import Repetitions
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
@@ -42,6 +43,10 @@ class TokenConstraints:
     """Tokens that bad words forbid."""
     forced: dict[int, int] = field(default_factory=dict[int, int])
     """Tokens that reasoning budgets force."""
+    reductions: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
+    """What DRY takes from the logits of tokens."""
+    impossible: frozenset[int] = frozenset()
+    """Rows of which no token is allowed."""
 
 
 class Constraints:
@@ -52,6 +57,7 @@ class Constraints:
         self._decode = decode
         self._masks = Masks()
         self._bad_words = BadWordsIndex()
+        self._repetitions = Repetitions(decode)
 
     def of(self, rows: list[Sequence]) -> tuple[TokenConstraints, set[int]]:
         """The constraints of the rows, and the indices of the rows whose constraints raise an exception."""
@@ -61,6 +67,7 @@ class Constraints:
             log.warning("constraints failed in a step", error=repr(error), action="sample")
         constraints = TokenConstraints()
         failed: set[int] = set()
+        impossible: set[int] = set()
         for index, row in enumerate(rows):
             try:
                 alone = self._of([row])
@@ -74,17 +81,50 @@ class Constraints:
                 constraints.forbidden[index] = alone.forbidden[0]
             if 0 in alone.forced:
                 constraints.forced[index] = alone.forced[0]
-        return constraints, failed
+            if 0 in alone.reductions:
+                constraints.reductions[index] = alone.reductions[0]
+            if alone.impossible:
+                impossible.add(index)
+        return replace(constraints, impossible=frozenset(impossible)), failed
 
     def _of(self, rows: list[Sequence]) -> TokenConstraints:
         allowed = self._masks.fill(rows)
+        impossible = frozenset(_keep_listed(rows, allowed))
         forced = forced_tokens(rows, self._decode)
         fitting = {row: token for row, token in forced.items() if row not in allowed or _allows(allowed[row], token)}
-        return TokenConstraints(allowed, self._bad_words.forbidden(rows), fitting)
+        return TokenConstraints(
+            allowed, self._bad_words.forbidden(rows), fitting, self._repetitions.reductions(rows), impossible
+        )
 
 
 def _allows(bits: NDArray[np.uint8], token: int) -> bool:
-    return bool(bits[token >> 3] >> (token & 7) & 1)
+    place = token >> 3
+    return place < len(bits) and bool(bits[place] >> (token & 7) & 1)
+
+
+def _keep_listed(rows: list[Sequence], allowed: dict[int, NDArray[np.uint8]]) -> list[int]:
+    """Leave the rows with `allowed_token_ids` only these in `allowed`; the rows that have no token left then. The end
+    may not come before `min_tokens`: a row with a mask is asked for nothing else."""
+    impossible: list[int] = []
+    for index, row in enumerate(rows):
+        sampling = row.sampling
+        if not sampling.allowed_token_ids or (row.constraint is not None and index not in allowed):
+            continue
+        listed: set[int] = set(sampling.allowed_token_ids)
+        if index not in allowed and row.position < sampling.min_tokens:
+            listed -= set(sampling.stop_ids)
+        width = len(allowed[index]) if index in allowed else max(sampling.allowed_token_ids) // 8 + 1
+        places = np.array([token for token in listed if token < 8 * width], np.int64)
+        bits = np.zeros(width, np.uint8)
+        np.bitwise_or.at(bits, places >> 3, (1 << (places & 7)).astype(np.uint8))
+        if index in allowed:
+            bits &= allowed[index]
+        if not bits.any():
+            impossible.append(index)
+            allowed.pop(index, None)
+            continue
+        allowed[index] = bits
+    return impossible
 
 
 class Masks:

@@ -19,6 +19,11 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def uniform(key: int) -> float:
+    """A number from 0 to 1 of a row's own; none of its tokens has it."""
+    return (_mix(key) >> 11) * 2.0**-53
+
+
 def row_key(seed: int, choice: int, position: int) -> int:
     """A 64-bit key of one token's place: `choice` of the request with `seed`, at `position`."""
     key = seed & MASK

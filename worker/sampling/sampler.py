@@ -1,14 +1,15 @@
 """From logits to tokens, on rank 0, as a pure function of (seed, choice, position, logits) of each row alone.
 
-The order is transformers': logit_bias, repetition, presence and frequency penalties, bad words, min_tokens, the
-grammar, then temperature, top_k, top_p, min_p, typical_p. The draw is an argmax of logits plus Gumbel noise, whose bits
-are a number for each (seed, choice, position, token). Log probabilities are those of the raw logits, as OpenAI and vLLM
-report them.
+The order is transformers': logit_bias, repetition, presence and frequency penalties, DRY's, bad words, min_tokens, the
+grammar, then top-nσ, temperature, top_k, top_p, min_p, typical_p, XTC. A dynamic temperature follows from the tokens
+that these leave, and comes after them in place of the fixed one, as at llama.cpp. The draw is an argmax of logits plus
+Gumbel noise, whose bits are a number for each (seed, choice, position, token). Log probabilities are those of the raw
+logits, as OpenAI and vLLM report them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,11 +25,13 @@ from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.native import library
 from worker.native.library import NO_TOKEN_LEFT, NOT_FINITE, Threads
 from worker.sampling.constraints import Constraints, TokenConstraints
-from worker.sampling.noise import row_key
+from worker.sampling.noise import row_key, uniform
 from worker.scheduling.sequence import Sequence
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
+_XTC_OFF = 0.5
+"""Of no two tokens each has more than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +48,17 @@ class SamplingRow:
     """Tokens after `output` that the row supposes."""
     forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
+    reductions: Mapping[int, float] = field(default_factory=dict[int, float])
+    """What is taken from logits of tokens that would repeat a sequence of the context, by token."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
     allowed: NDArray[np.uint8] | None = None
-    """The tokens that its grammar allows, [ceil(vocabulary / 8)], a bit for each, the lowest of a byte first; at least
-    one is set."""
+    """The tokens that its grammar and `allowed_token_ids` allow, [ceil(vocabulary / 8)] or fewer bytes, a bit for each
+    token, the lowest of a byte first; at least one is set."""
 
     @property
     def greedy(self) -> bool:
-        return self.sampling.temperature < _GREEDY_BELOW
+        return self.sampling.temperature < GREEDY_BELOW
 
     @property
     def penalised(self) -> bool:
@@ -69,7 +74,27 @@ class SamplingRow:
         """True if its token is the argmax of its raw logits."""
         repeats = self.sampling.repetition_penalty != 1
         changed = self.sampling.logit_bias or repeats or self.penalised or self.forbidden or self.must_go_on
+        changed = changed or self.reductions
         return self.greedy and self.allowed is None and not changed
+
+    @property
+    def dynamic(self) -> bool:
+        """True if its temperature follows from the entropy of the tokens that are left."""
+        return self.sampling.dynatemp_range > 0
+
+    @property
+    def excludes(self) -> bool:
+        """True if XTC is on and its chance has come at this position."""
+        sampling = self.sampling
+        if sampling.xtc_probability <= 0 or not 0 < sampling.xtc_threshold <= _XTC_OFF:
+            return False
+        return uniform(row_key(self.seed, self.choice, self.position)) < sampling.xtc_probability
+
+    @property
+    def temperatures(self) -> tuple[float, float]:
+        """The least and the greatest dynamic temperature."""
+        sampling = self.sampling
+        return max(0.0, sampling.temperature - sampling.dynatemp_range), sampling.temperature + sampling.dynatemp_range
 
     @property
     def ranks(self) -> bool:
@@ -82,8 +107,9 @@ class SamplingRow:
         on the way."""
         sampling = self.sampling
         untouched = sampling.logprobs is None and not (sampling.logit_bias or self.forbidden or self.must_go_on)
-        untouched = untouched and sampling.repetition_penalty == 1 and not self.penalised
+        untouched = untouched and sampling.repetition_penalty == 1 and not self.penalised and not self.reductions
         whole = sampling.top_k <= 0 and sampling.top_p >= 1 and sampling.typical_p >= 1
+        whole = whole and sampling.top_n_sigma <= 0 and not self.dynamic and not self.excludes
         return untouched and self.forced is None and (self.greedy or whole)
 
 
@@ -152,7 +178,15 @@ def _fill(struct: library.Sampled, row: SamplingRow) -> list[NDArray[Any]]:
     struct.min_p, struct.typical_p = sampling.min_p, sampling.typical_p
     struct.repetition = sampling.repetition_penalty
     struct.presence, struct.frequency = sampling.presence_penalty, sampling.frequency_penalty
+    struct.top_n_sigma = sampling.top_n_sigma
+    struct.xtc_threshold = sampling.xtc_threshold if row.excludes else 0.0
+    struct.dynamic = row.dynamic
+    struct.coldest, struct.hottest = row.temperatures
+    struct.exponent = sampling.dynatemp_exponent
     struct.key = row_key(row.seed, row.choice, row.position)
+    if row.reductions:
+        struct.reduced, struct.reduced_count = place(row.reductions)
+        struct.reductions, _ = place(row.reductions.values(), np.float32)
     if sampling.logit_bias:
         struct.biased, struct.bias_count = place(sampling.logit_bias)
         struct.biases, _ = place(sampling.logit_bias.values(), np.float32)
@@ -204,6 +238,7 @@ def describe(row: NDArray[Any]) -> LogitsHealth:
 
 log = structlog.get_logger()
 
+NONE_ALLOWED = "'allowed_token_ids' has no token that could follow here; name more, or use another grammar"
 NOT_SAMPLED = "its token could not be sampled; the server's log has the cause"
 
 
@@ -367,6 +402,9 @@ class PendingTokens:
             if row.constraint is not None and row.constraint.failure:
                 failed.add(index)
                 self._fail(index, f"the answer can't go on as its grammar wants it: {row.constraint.failure}")
+        for index in self._constraints.impossible - failed:
+            failed.add(index)
+            self._fail(index, NONE_ALLOWED)
         return failed
 
     def _tokens(self, indices: list[int]) -> list[int]:
@@ -406,6 +444,7 @@ class PendingTokens:
                 output=rows[index].output,
                 guessed=rows[index].guessed,
                 forbidden=constraints.forbidden.get(index, ()),
+                reductions=constraints.reductions.get(index, {}),
                 forced=constraints.forced.get(index),
                 allowed=constraints.allowed.get(index),
             )

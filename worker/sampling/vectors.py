@@ -15,6 +15,18 @@ log = structlog.get_logger()
 
 SHORTEST = 1e-12
 """A vector that is shorter is divided by this length instead of its own."""
+NOT_FINITE = "the model's numbers for this input are not finite"
+
+
+def result_of(vector: Any, dimensions: int | None) -> bytes | None:
+    """A vector of numpy as float32 bytes, cut to so many numbers and at length 1 again where that was asked for; None
+    for one that is not finite."""
+    if not np.isfinite(vector).all():
+        return None
+    if dimensions is not None:
+        vector = vector[:dimensions]
+        vector = vector / max(np.linalg.norm(vector), SHORTEST)
+    return vector.astype("<f4").tobytes()
 
 
 class VectorSampler:
@@ -37,18 +49,15 @@ class PendingVectors:
         self._rows, self._vectors = rows, vectors
 
     def wait(self) -> StepTokens:
-        """The vectors as float32 bytes, cut and at length 1 again where that was asked for. A vector that is not finite
-        ends its sequence alone."""
+        """The vectors as `result_of`. A vector that is not finite ends its sequence alone."""
         outcome = StepTokens([0] * len(self._rows))
         vectors = self._vectors.cpu().numpy()
         for index, (row, vector) in enumerate(zip(self._rows, vectors, strict=True)):
-            if not np.isfinite(vector).all():
+            result = result_of(vector, row.sampling.dimensions)
+            if result is None:
                 log.error("a row failed", rid=row.rid, choice=row.choice, error="not finite", action="pool")
                 outcome.ids[index] = NO_TOKEN
-                outcome.failures[index] = "the model's numbers for this input are not finite"
-                continue
-            if row.sampling.dimensions is not None:
-                vector = vector[: row.sampling.dimensions]
-                vector = vector / max(np.linalg.norm(vector), SHORTEST)
-            outcome.vectors[index] = vector.astype("<f4").tobytes()
+                outcome.failures[index] = NOT_FINITE
+            else:
+                outcome.vectors[index] = result
         return outcome

@@ -26,5 +26,13 @@ from control.replicas.health.poisoning import (
     write_poison,
 )
 from control.replicas.health.shared import reading_shared, shared_overviews
-from control.replicas.health.state import STUCK_MS, ReplicaState, ReplicaView, model_state, replica_state
+from control.replicas.health.state import (
+    NO_LEADER,
+    NO_WORKER,
+    STUCK_MS,
+    ReplicaState,
+    ReplicaView,
+    model_state,
+    replica_state,
+)
 from control.replicas.health.status import AgentState, Status, clear_status, status_of, write_status

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from control.engines import OWN
 from control.keys import ModelKeys
 from control.messages import ModelKind, ModelSpec, PoolingAssets
 from control.placement import farm
@@ -80,6 +81,7 @@ class Overview:
     kind: ModelKind | None = None
     settings: str = ""
     scale: str = ""
+    engine: str = OWN
 
     @property
     def created(self) -> int:
@@ -196,6 +198,7 @@ def _overview(about: _Model, replies: Iterator[Any]) -> Overview:
         paused=spec.paused,
         load=about.load,
         kind=about.kind,
+        engine=spec.engine,
         scale=str(spec.replicas) if not spec.on_demand else f"{spec.least_replicas}..{spec.replicas}",
         settings=blake2b(msgspec.json.encode(spec), digest_size=6).hexdigest(),
     )

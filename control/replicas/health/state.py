@@ -16,6 +16,10 @@ ReplicaState = Literal["loading", "loaded", "sleeping", "poisoned", "recovering"
 ASLEEP = "its next request loads it"
 """The detail of a model that sleeps."""
 
+NO_WORKER = "no worker has it yet"
+NO_LEADER = "its leader is starting"
+"""Details of a replica whose processes are not there yet."""
+
 STUCK_MS = 30_000
 """Ranks of which none has got on in its command for this long are not healthy, however steadily they beat."""
 
@@ -73,9 +77,9 @@ def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
 def _obstacle(view: ReplicaView) -> str | None:
     """The reason for which the replica is not loaded, or None."""
     if view.status is None and not view.locked:
-        return "no worker has it yet"
+        return NO_WORKER
     if not view.locked:
-        return "no leader holds the lock"
+        return NO_LEADER
     for rank, beat in enumerate(view.beats):
         if beat is None or beat.epoch != view.epoch:
             return f"rank {rank} is not there yet"

@@ -81,6 +81,8 @@ class Asked:
     least: int
     stop_ids: frozenset[int]
     stream: bool
+    logprobs: int | None
+    """So many alternatives of each token; None: no log probabilities."""
 
 
 class Cut(Exception):
@@ -102,10 +104,19 @@ class ScriptedEngine:
             await _answer(send, {})
         elif path == "/v1/models":
             await _answer(send, {"data": []})
+        elif path in ("/version", "/server_info", "/props"):
+            await _answer(send, {"version": "scripted", "build_info": "scripted"})
         elif path == "/metrics":
             names = {"vllm": "vllm:num_requests_running", "sglang": "sglang:num_running_reqs"}
             name = names.get(self.script.shape, "llamacpp:requests_processing")
             await _answer(send, f'# TYPE {name} gauge\n{name}{{model_name="m"}} {self.script.running}\n')
+        elif path == "/v1/embeddings":
+            body = msgspec.json.decode(await _body(receive))
+            self.script.requests += 1
+            if self.script.take_fault(0) is not None:
+                await _answer(send, {"error": {"message": "on order"}}, 500)
+            else:
+                await _answer(send, {"data": [{"embedding": vector_of(body["input"])}]})
         elif path in ("/v1/completions", "/generate", "/completion"):
             await self._generate(msgspec.json.decode(await _body(receive)), receive, send)
         else:
@@ -139,7 +150,12 @@ class ScriptedEngine:
             parameters = body["sampling_params"]
             stop_ids = frozenset(parameters["stop_token_ids"])
             return Asked(
-                body["input_ids"], parameters["max_new_tokens"], parameters["min_new_tokens"], stop_ids, body["stream"]
+                body["input_ids"],
+                parameters["max_new_tokens"],
+                parameters["min_new_tokens"],
+                stop_ids,
+                body["stream"],
+                body["top_logprobs_num"] if body.get("return_logprob") else None,
             )
         if self.script.shape == "vllm":
             return Asked(
@@ -148,8 +164,9 @@ class ScriptedEngine:
                 body["min_tokens"],
                 frozenset(body["stop_token_ids"]),
                 bool(body.get("stream")),
+                body.get("logprobs"),
             )
-        return Asked(body["prompt"], body["n_predict"], 0, frozenset(), False)
+        return Asked(body["prompt"], body["n_predict"], 0, frozenset(), False, body.get("n_probs") or None)
 
     async def _tokens(self, asked: Asked, leaves: asyncio.Task[None]) -> AsyncIterator[tuple[int, str, str]]:
         """Each token with the end that comes with it, if one does, and the fault."""
@@ -188,18 +205,30 @@ class ScriptedEngine:
             if fault == "repeat":
                 so_far.append(token)
                 end = "abort"
-            event = self._event(so_far, token, end, repeated=fault == "repeat")
+            event = self._event(asked, so_far, token, end, repeated=fault == "repeat")
             await send(_part(b"data: " + msgspec.json.encode(event) + b"\n\n"))
             if end:
                 break
         await send(_part(b"data: [DONE]\n\n", last=True))
 
-    def _event(self, so_far: list[int], token: int, end: str, *, repeated: bool) -> dict[str, Any]:
+    def _event(self, asked: Asked, so_far: list[int], token: int, end: str, *, repeated: bool) -> dict[str, Any]:
         if self.script.shape == "vllm":
-            return {"choices": [{"text": "", "token_ids": [token], "finish_reason": end or None}]}
-        count = len(so_far) - repeated
-        reason = {"type": end, "message": "on order"} if end else None
-        return {"output_ids": so_far, "meta_info": {"completion_tokens": count, "finish_reason": reason}}
+            choice: dict[str, Any] = {"text": "", "token_ids": [token], "finish_reason": end or None}
+            if asked.logprobs is not None:
+                top = {f"token_id:{one}": value for one, value in alternatives(token, max(1, asked.logprobs))}
+                choice["logprobs"] = {"token_logprobs": [logprob(token)], "top_logprobs": [top]}
+            return {"choices": [choice]}
+        about: dict[str, Any] = {
+            "completion_tokens": len(so_far) - repeated,
+            "finish_reason": {"type": end, "message": "on order"} if end else None,
+            "cached_tokens": len(asked.prompt) // 2,
+        }
+        if asked.logprobs is not None:
+            about["output_token_logprobs"] = [[logprob(one), one, None] for one in so_far]
+            about["output_top_logprobs"] = [
+                [[value, other, None] for other, value in alternatives(one, asked.logprobs)] or None for one in so_far
+            ]
+        return {"output_ids": so_far, "meta_info": about}
 
     async def _whole(self, asked: Asked, send: Send, leaves: asyncio.Task[None]) -> None:
         so_far: list[int] = []
@@ -216,7 +245,34 @@ class ScriptedEngine:
                 raise Cut
             so_far.append(token)
             kind = {"stop": "eos"}.get(end, "limit")
-        await _answer(send, {"tokens": so_far, "stop": True, "stop_type": kind, "truncated": False})
+        answer: dict[str, Any] = {"tokens": so_far, "stop": True, "stop_type": kind, "truncated": False}
+        if asked.logprobs is not None:
+            answer["completion_probabilities"] = [
+                {
+                    "id": token,
+                    "logprob": logprob(token),
+                    "top_logprobs": [
+                        {"id": one, "logprob": value} for one, value in alternatives(token, asked.logprobs)
+                    ],
+                }
+                for token in so_far
+            ]
+        await _answer(send, answer | {"timings": {"cache_n": len(asked.prompt) // 2}})
+
+
+def vector_of(tokens: list[int]) -> list[float]:
+    """Of an input of these tokens."""
+    return [len(tokens) + 0.5, *map(float, tokens[:3])]
+
+
+def logprob(token: int) -> float:
+    """Of each token that it gives, and of each alternative."""
+    return -token / 1024
+
+
+def alternatives(token: int, count: int) -> list[tuple[int, float]]:
+    """The most likely tokens, of which the one that is given is the first."""
+    return [(one, logprob(one)) for one in range(token, token + count)]
 
 
 def _start(status: int, kind: bytes) -> dict[str, Any]:

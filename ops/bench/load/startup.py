@@ -180,7 +180,7 @@ def warm(source: Path) -> None:
 def one_start(options: list[str]) -> Start:
     """Start a farm, ask it for a token, stop it. Raises ModelUnavailable or Failed where it ends before that."""
     with TemporaryDirectory(prefix="furrow-bench-") as data:
-        command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--data", data]
+        command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--verbose", "--data", data]
         kept = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
         environment = {**kept, "FURROW_LOG_FORMAT": "json", "FURROW_LOG_LEVEL": "info"}
         began = time.monotonic()

@@ -25,6 +25,7 @@ from ops.bench.peers.models import Models
 from ops.bench.peers.report.figures import Figures, check, figures
 from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS
 from ops.bench.peers.servers.furrow_farm import FurrowFarm
+from ops.bench.peers.weights import FILES
 
 LEAST = 0.97
 """Of the bare loop's rate that the farm is to reach."""
@@ -58,10 +59,11 @@ def overhead(
     most = max(streams)
     with ExitStack() as stack:
         scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-        folder = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16").checkpoint()
+        made = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
         setup = Setup(
-            folder,
+            made.checkpoint(),
             weights,
+            gguf=made.gguf(weights) if weights in FILES else None,
             device=device,
             threads=len(os.sched_getaffinity(0)),
             streams=most,

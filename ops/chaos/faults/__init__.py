@@ -21,7 +21,9 @@ FAULTS: dict[str, Fault] = {
 
 def suited(topology: str, engine: str = OWN) -> list[str]:
     """The kinds that make sense for a Redis of that topology, and for a model on that engine."""
-    if engine != OWN:
+    if engine != OWN and topology == "server":
         return list(engines.KINDS)
+    if engine != OWN:
+        return [name for name in (*engines.KINDS, *failover.FAULTS) if name in engines.FAULTS or name in failover.KINDS]
     alone = [name for name in FAULTS if name not in failover.FAULTS and name not in engines.FAULTS]
     return alone if topology == "server" else list(failover.KINDS)

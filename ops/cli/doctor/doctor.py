@@ -14,13 +14,12 @@ from control.errors import FurrowError, KeyDamaged
 from control.operations.checks.findings import LEVELS, Checks, Finding, Report, Subject, report_of
 from control.operations.checks.hosts import check_hosts
 from control.operations.checks.key_types import check_key_types, remedy_for_key
-from control.operations.options import redis_option
+from control.operations.options import NO_FARM, START_OR_NAME, farm_named, redis_option
 from control.placement import farm
 from control.placement.host_facts import facts_of_all
 from control.redis.address import address
 from control.redis.clients import SyncRedis
 from control.redis.round_trip import RoundTrip
-from control.settings import NAMING, redis_url_from_environment
 from ops.cli.doctor.api_server import check_api
 from ops.cli.doctor.models import check_models
 from ops.cli.doctor.redis_checks import check_redis
@@ -51,12 +50,12 @@ def examine(redis_url: str | None, url: str | None) -> list[Finding]:
     """All findings. Where Redis can't be used, hosts and models are left out."""
     findings: list[Finding] = []
     try:
-        named = redis_url or redis_url_from_environment()
+        named = farm_named(redis_url)
         if named is not None:
             findings += _check_farm(named)
         elif url is None:
             checks = Checks("redis")
-            checks.error("connection", "no Redis is named", f"Give {NAMING}, or set REDIS_URL.")
+            checks.error("connection", NO_FARM, f"{START_OR_NAME[0].upper()}{START_OR_NAME[1:]}.")
             findings += checks.findings
     except FurrowError as error:
         findings += _failed("redis", error, "Correct it, or wait, and run the command again.")

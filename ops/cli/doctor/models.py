@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from control.clock import now_ms
+from control.engines import ENGINES
 from control.operations.checks.files import check_breaches, check_files
 from control.operations.checks.findings import Checks, Finding
 from control.placement.farm import HostCard
@@ -41,6 +42,7 @@ def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[st
         check_replicas(overview, statuses, checks)
         if (spec := specs.get(overview.model)) is not None:
             check_files(spec, cards, facts, checks, {one.detail for one in overview.replicas})
+            check_engine_versions(spec.engine, overview, checks)
         check_breaches(breaches[overview.model], checks)
         check_weights(overview, checks)
         check_backends(overview, checks)
@@ -76,7 +78,7 @@ def check_replicas(
             checks.error("replicas", f"{replica.replica} was given up: {replica.detail}", remedy)
         elif replica.state not in ("loaded", "draining", "unloading"):
             remedy = f"Wait; `furrow models list` and `furrow history {name}` show how far it is."
-            if replica.detail == "no worker has it yet":
+            if replica.detail == health.NO_WORKER:
                 remedy = "Run `furrow worker` on a host that has free devices."
             if CAUSE in replica.detail:
                 remedy = (
@@ -138,6 +140,27 @@ def check_backends(overview: health.Overview, checks: Checks) -> None:
         checks.warning("kernels", message, remedy)
     elif kinds:
         checks.ok("kernels", *words.values())
+
+
+def check_engine_versions(engine: str, overview: health.Overview, checks: Checks) -> None:
+    """The external engines of the replicas are of a version that was run under Furrow."""
+    external = ENGINES.get(engine)
+    if external is None:
+        return
+    for replica, backend in backends_of(overview).items():
+        version = backend.engine_version
+        if external.tried_version and version.startswith(external.tried_version):
+            checks.ok("engine", f"{replica} runs {external.title} {version}")
+        else:
+            message = (
+                f"{replica} runs {external.title} {version or 'of a version that it does not tell'}, and Furrow was "
+                f"tried with {external.tried}"
+            )
+            remedy = (
+                "Compare an answer with the engine's own before you rely on it: `python -m "
+                f"ops.bench.engines.survival --engine {engine}` does so while it kills the engine."
+            )
+            checks.warning("engine", message, remedy)
 
 
 def check_faults(

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,9 +16,11 @@ import click
 from control import logs
 from control.errors import FurrowError, ModelUnavailable, SettingsError
 from control.messages import ModelSpec
+from control.operations.local_farms import local_farms
 from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import build_spec
-from control.settings import redis_reference
+from control.records import catalog
+from control.settings import redis_reference, redis_url_from_environment
 from ops.cli.options import model_options
 from ops.cli.run import settings
 from ops.cli.run.api import Api
@@ -61,8 +63,9 @@ def run(
     With PROMPT, or in a pipe, the answer alone is printed on standard output, and the command ends; text on standard
     input is appended to PROMPT. Exit status 1: no answer.
 
-    The model is that of --url, or of the farm at --redis or $REDIS_URL, where it stays loaded. With neither the command
-    starts a private farm, which ends with it.
+    The model is that of --url, or of the farm at --redis or $REDIS_URL, where it stays loaded. With neither it is that
+    of the `furrow serve` that runs here, where that has the model; else the command starts a private farm, which ends
+    with it.
     """
     if url is not None and redis_url is not None:
         raise click.UsageError("give --url or --redis, not both")
@@ -104,7 +107,7 @@ def _through_api(url: str, key_file: Path | None, spec: ModelSpec, model: str, s
 
 def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, stack: ExitStack) -> tuple[Api, Served]:
     """A farm's Redis with an API process of our own, or all of a private farm."""
-    named = named or os.environ.get("FURROW_REDIS_URL") or os.environ.get("REDIS_URL")
+    named = named or redis_url_from_environment() or _serving_here(spec)
     own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
     farm, added = None, False
     if named:
@@ -119,6 +122,17 @@ def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, sta
     api = stack.enter_context(Api(own.url, own.key))
     with _withdrawn_if_it_fails(farm if added else None, spec):
         return api, wait_until_served(farm, api, spec, own.check)
+
+
+def _serving_here(spec: ModelSpec) -> str | None:
+    """The folder of the `furrow serve` of this machine that has the model; None where none has."""
+    for folder in local_farms(of_serve=True):
+        with suppress(FurrowError), connect_to_farm(str(folder)) as client:
+            known = catalog.get_spec(client, spec.name)
+            if known is not None and known.source == spec.source and not known.unload:
+                _say(f"answered by the `furrow serve` that runs here ({folder.name})")
+                return str(folder)
+    return None
 
 
 @contextmanager

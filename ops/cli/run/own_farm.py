@@ -19,10 +19,10 @@ from pathlib import Path
 from control.errors import FurrowError
 from control.listening import free_port
 from control.operations.key_rule import FIXED_KEYS_VARIABLE
+from control.operations.local_farms import run_folder
 from control.settings import REDIS_AWAITED
 from ops.cli.options import demo_environment
 from ops.local.embedded import EmbeddedServer
-from ops.local.state import state_folder
 from ops.local.supervisor import Part, Supervisor
 
 TICK_S = 0.1
@@ -124,7 +124,7 @@ class OwnFarm:
 @contextmanager
 def _private_folder() -> Generator[Path]:
     """A folder for this process, deleted at the end. Those that killed processes left are deleted too."""
-    state = state_folder() / "run"
+    state = run_folder()
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(state)

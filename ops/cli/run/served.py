@@ -175,6 +175,10 @@ _LOADED = (
     "images",
     "lookup",
     "deterministic",
+    "engine",
+    "engine_args",
+    "adapters",
+    "sampling",
 )
 """Fields of a specification that the operator's route takes."""
 

@@ -15,8 +15,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from control.operations.local_farms import state_folder
 from ops.cli.tables import plain
-from ops.local.state import state_folder
 
 PROMPT, CONTINUED = ">>> ", "... "
 QUOTES = '"""'

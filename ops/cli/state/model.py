@@ -12,11 +12,10 @@ from api.chat.forms import forms_of
 from api.chat.tokens import NoEncoder, Vocabulary
 from control.errors import FurrowError, ModelFilesError, ModelNotFound
 from control.messages import ModelSpec
-from control.operations.options import connect_to_farm, redis_option
+from control.operations.options import connect_to_farm, farm_named, redis_option
 from control.records import catalog
 from control.records.backend import backends
 from control.redis.connection import run
-from control.settings import redis_url_from_environment
 from control.sizes import in_words
 from ops.cli.state.model_summary import ModelSummary, summarize
 from ops.cli.tables import echo_json, echo_line, fit, json_option
@@ -92,7 +91,7 @@ def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:
 
 def _served(model: str, redis_url: str | None) -> Served | None:
     """The farm's model of this name. Without a farm, or for a path, None."""
-    if Path(model).expanduser().exists() or (redis_url is None and redis_url_from_environment() is None):
+    if Path(model).expanduser().exists() or farm_named(redis_url) is None:
         return None
     client = connect_to_farm(redis_url)
     spec = catalog.get_spec(client, model)

@@ -18,6 +18,7 @@ from control.operations.options import connect_to_farm, redis_option
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
+from control.sizes import in_words
 from ops.cli.tables import LONGEST_CELL, duration, echo_json, one_line
 
 EVERY_S = 1.0
@@ -203,6 +204,8 @@ def _table(rows: list[ModelRow]) -> Any:
     for model in rows:
         for place, replica in enumerate(model.replicas):
             table.add_row(*_cells(model, replica, first=place == 0))
+    if sum(len(model.replicas) for model in rows) > 1:
+        table.add_row(*_totals(rows), style="bold")
     return Group(table)
 
 
@@ -226,6 +229,18 @@ def _cells(model: ModelRow, replica: ReplicaRow, first: bool) -> list[Text]:
         Text("  ").join([_rank_text(rank) for rank in replica.ranks]) if replica.ranks else Text("-"),
         Text(one_line(replica.detail, LONGEST_CELL)),
     ]
+
+
+def _totals(rows: list[ModelRow]) -> list[str]:
+    """Of all models: requests that run and wait, tokens a second, memory of the ranks."""
+    replicas = [replica for model in rows for replica in model.replicas]
+    rates = [one.tokens_per_second for one in replicas if one.tokens_per_second is not None]
+    ranks = [rank for one in replicas for rank in one.ranks]
+    queued = sum(model.queued for model in rows)
+    rate = f"{sum(rates):.1f}" if rates else "-"
+    running = sum(one.running for one in replicas)
+    memory = f"{len(ranks)} ranks, {in_words(sum(rank.memory_bytes for rank in ranks))}"
+    return ["all", str(len(replicas)), "", "", str(running), str(queued), "", rate, "", "", memory, ""]
 
 
 def _rank_text(rank: RankRow) -> Text:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from control.engines import ENGINES, OWN, check_engine, parse_arguments, refuse
+from control.engines import (
+    ENGINES,
+    OWN,
+    adapter_in,
+    check_adapters,
+    check_engine,
+    parse_adapters,
+    parse_arguments,
+    refuse,
+)
 from control.errors import RequestError, SettingsError
 from control.messages import Grammar, ReasoningBudget, Sampling
 from control.operations.spec import build_spec
@@ -51,6 +60,41 @@ def test_arguments_are_named_once() -> None:
         parse_arguments(["a=1", "a=2"])
 
 
+def test_adapters_are_named_files_of_an_external_engine() -> None:
+    assert parse_adapters(["sql=/a/b"]) == {"sql": "/a/b"}
+    assert parse_adapters(["sql=b"])["sql"].startswith("/"), "hosts don't know this shell's folder"
+    check_adapters("vllm", {"sql": "/a/b", "chat-2.1": "/c"})
+    check_adapters(OWN, {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "adapters", "named"),
+    [
+        (OWN, {"sql": "/a"}, "own engine"),
+        ("vllm", {"a:b": "/a"}, "'a:b'"),
+        ("vllm", {"sql": "a"}, "absolute"),
+        ("vllm", {"sql": "/a,b"}, "commas"),
+        ("vllm", {str(one): "/a" for one in range(65)}, "65 adapters"),
+    ],
+)
+def test_adapters_that_can_not_be_served_are_refused(engine: str, adapters: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        check_adapters(engine, adapters)
+
+
+@pytest.mark.parametrize("texts", [["sql"], ["sql="], ["sql=/a", "sql=/b"]])
+def test_an_adapter_has_one_name_and_one_path(texts: list[str]) -> None:
+    with pytest.raises(SettingsError, match="sql"):
+        parse_adapters(texts)
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter"), [("m:sql", "sql"), ("qwen3:0.6b", ""), ("sql", ""), ("m", ""), ("org/m:sql", "sql")]
+)
+def test_a_name_means_an_adapter_behind_its_last_colon(model: str, adapter: str) -> None:
+    assert adapter_in(model, ["sql"]) == adapter
+
+
 @pytest.mark.parametrize(
     ("engine", "sampling", "field"),
     [
@@ -59,7 +103,7 @@ def test_arguments_are_named_once() -> None:
         ("vllm", {"prompt_logprobs": 0}, "prompt_logprobs"),
         ("sglang", {"repetition_penalty": 1.1}, "repetition_penalty"),
         ("sglang", {"grammar": Grammar("lark", "start: x")}, "grammar"),
-        ("llama-server", {"logprobs": 0}, "logprobs"),
+        ("llama-server", {"prompt_logprobs": 0}, "prompt_logprobs"),
         ("llama-server", {"grammar": Grammar("regex", "a+")}, "grammar"),
         ("llama-server", {"grammar": Grammar("json_object"), "presence_penalty": 1.0}, "presence_penalty"),
         ("vllm", {"grammar": Grammar("json_object"), "reasoning": BUDGET}, "reasoning"),

@@ -15,6 +15,7 @@ from worker.rank.series import ALL, Series
 
 Place = tuple[str, str]
 """Model and replica."""
+_SERVED_BY = ("furrow_replica_served_by", "Always 1: the replica's tokens are computed by this engine.")
 _MEMORY = ("furrow_rank_memory_bytes", "Resident memory of the rank's process.")
 
 
@@ -31,6 +32,11 @@ class RankCollector(Collector):
         ranks = list(self._ranks())
         for series in ALL:
             yield _family(series, ranks)
+        engines = GaugeMetricFamily(*_SERVED_BY, labels=["model_name", "engine", "served_by"])
+        for labels, _ in ranks:
+            if not labels.rank:
+                engines.add_metric([labels.model, labels.replica, labels.served_by], 1)
+        yield engines
         memory = GaugeMetricFamily(*_MEMORY, labels=["model_name", "engine", "rank"])
         for labels, counters in ranks:
             size = _resident(counters.pid)

@@ -23,6 +23,9 @@ struct Sampled {
   int64_t vocabulary;
   const int64_t *context, *output, *biased, *forbidden;  // tokens of prompt and output; of the output; ids of `biases`
   int64_t context_count, output_count, bias_count, forbidden_count;
+  const int64_t* reduced;  // ids of `reductions`
+  int64_t reduced_count;
+  const float* reductions;  // taken from their logits
   const float* biases;
   const uint8_t* allowed;  // a bit for each token, the lowest of a byte first; null: all
   int64_t allowed_bytes;
@@ -30,6 +33,11 @@ struct Sampled {
   float temperature;  // 0: the best token
   float repetition, presence, frequency;
   double top_p, min_p, typical_p;
+  double top_n_sigma;        // 0: all
+  double xtc_threshold;      // 0: none is left out
+  double coldest, hottest;   // of a dynamic temperature
+  double exponent;
+  int64_t dynamic;  // whether it is used in place of `temperature`, after the filters
   int64_t top_k;    // 0: all
   int64_t forced;   // the token, whatever the logits are; below 0: none
   int64_t ranked;   // how many of the best log probabilities are wanted; below 0: none, nor that of the token
@@ -42,6 +50,7 @@ struct Sampled {
 
 constexpr float REMOVED = -std::numeric_limits<float>::infinity();
 constexpr double FARTHEST = 46;  // what is so far below the best adds nothing to a sum in float64: e^-46 is 1e-20
+constexpr double GREEDY_BELOW = 1e-5;  // a lower temperature draws nothing
 constexpr double LN2 = 0.69314718055994530942;
 
 // Not to be joined with a sum into one operation that rounds once.
@@ -113,7 +122,9 @@ class Sampler {
     const int64_t best = best_of(logits_.data(), count_).token;
     if (logits_[best] == REMOVED) return row.forbidden_count ? NO_TOKEN_LEFT : best;
     if (row.temperature == 0) return best;
-    for (float& value : logits_) value /= row.temperature;
+    if (row.top_n_sigma > 0) keep_near(row.top_n_sigma, logits_[best]);
+    if (!row.dynamic)
+      for (float& value : logits_) value /= row.temperature;
     if (!std::isfinite(logits_[best])) return best;  // beyond float32: nothing else has a chance
     return draw(row, logits_[best]);
   }
@@ -133,6 +144,8 @@ class Sampler {
         logit = unfused(logit - unfused(times * row.frequency)) - row.presence;
       });
     }
+    for (int64_t i = 0; i < row.reduced_count; ++i)
+      if (known(row.reduced[i])) logits_[row.reduced[i]] -= row.reductions[i];
     for (int64_t i = 0; i < row.forbidden_count; ++i)
       if (known(row.forbidden[i])) logits_[row.forbidden[i]] = REMOVED;
     if (row.allowed) allow(row);
@@ -164,10 +177,24 @@ class Sampler {
 
   // --- drawn rows --------------------------------------------------------------------------------------------------
 
+  // Remove what is farther below the best than so many standard deviations of all that is possible.
+  void keep_near(double deviations, float best) {
+    double sum = 0, squares = 0;
+    int64_t possible = 0;
+    for (const float value : logits_)
+      if (value > REMOVED) sum += value, ++possible;
+    const double mean = sum / possible;
+    for (const float value : logits_)
+      if (value > REMOVED) squares += (value - mean) * (value - mean);
+    const double least = best - deviations * std::sqrt(squares / possible);
+    for (float& value : logits_)
+      if (value < least) value = REMOVED;
+  }
+
   int64_t draw(const Sampled& row, float best) {
     Draw draw(row.key);
     const bool filtered = row.top_k > 0 || row.top_p < 1;
-    if (!filtered && row.min_p <= 0 && row.typical_p >= 1) {
+    if (!filtered && row.min_p <= 0 && row.typical_p >= 1 && row.xtc_threshold <= 0 && !row.dynamic) {
       for (int64_t token = 0; token < count_; ++token)
         if (logits_[token] > REMOVED) draw.offer(logits_[token], token);
       return draw.token();
@@ -183,6 +210,12 @@ class Sampler {
       collect([](float value) { return value > REMOVED; });
     if (row.min_p > 0) keep([&](const Candidate& one) { return std::exp(one.value - best) >= row.min_p || one.value == best; });
     if (row.typical_p < 1) keep_typical(row.typical_p);
+    if (row.xtc_threshold > 0) exclude_top(row.xtc_threshold);
+    if (row.dynamic) {
+      const double temperature = dynamic_temperature(row);
+      if (temperature < GREEDY_BELOW) return std::min_element(kept_.begin(), kept_.end(), better)->token;
+      for (Candidate& one : kept_) one.value /= temperature;
+    }
     for (const Candidate& one : kept_) draw.offer(one.value, one.token);
     return draw.token();
   }
@@ -274,6 +307,27 @@ class Sampler {
       if ((held += one.probability) >= mass) break;
     }
     keep([&](const Candidate& one) { return std::abs(whole - one.value - entropy) <= farthest; });
+  }
+
+  // Of the tokens that have the threshold's probability, only the least probable ones stay.
+  void exclude_top(double threshold) {
+    const double whole = total();
+    const auto above = [&](const Candidate& one) { return std::exp(one.value - whole) >= threshold; };
+    double least = std::numeric_limits<double>::infinity();
+    for (const Candidate& one : kept_)
+      if (above(one)) least = std::min(least, one.value);
+    keep([&](const Candidate& one) { return one.value <= least; });
+  }
+
+  // Between the coldest and the hottest, by the part that the entropy has of the most that it can be.
+  double dynamic_temperature(const Sampled& row) const {
+    if (kept_.size() < 2) return row.temperature;
+    const double whole = total();
+    double entropy = 0;
+    for (const Candidate& one : kept_)
+      if (const double logprob = one.value - whole; std::exp(logprob) > 0) entropy -= std::exp(logprob) * logprob;
+    const double part = std::min(1.0, std::max(0.0, entropy / std::log(static_cast<double>(kept_.size()))));
+    return row.coldest + (row.hottest - row.coldest) * std::pow(part, row.exponent);
   }
 
   // --- log probabilities -------------------------------------------------------------------------------------------

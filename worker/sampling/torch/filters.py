@@ -5,7 +5,7 @@ Each function gets only the rows that ask for it. Logits are [rows, vocabulary],
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -140,3 +140,39 @@ def keep_min_p(values: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     probabilities = values.softmax(dim=-1)
     removed = probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
     return values.masked_fill(removed & (values < values.amax(dim=-1, keepdim=True)), REMOVED)
+
+
+def reduce(logits: torch.Tensor, reductions: Sequence[Mapping[int, float]]) -> torch.Tensor:
+    """Take a number from single logits."""
+    return add_bias(logits, [{token: -value for token, value in row.items()} for row in reductions])
+
+
+def keep_near(logits: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
+    """Remove what is farther below the best than so many standard deviations of all that is possible (top-nσ, Tang et
+    al. 2024)."""
+    values = logits.to(torch.float64)
+    possible = values > REMOVED
+    count = possible.sum(dim=-1, keepdim=True)
+    mean = values.masked_fill(~possible, 0).sum(dim=-1, keepdim=True) / count
+    squares = (values - mean).square().masked_fill(~possible, 0).sum(dim=-1, keepdim=True)
+    least = values.amax(dim=-1, keepdim=True) - deviations * (squares / count).sqrt()
+    return logits.masked_fill(values < least, REMOVED)
+
+
+def exclude_top(values: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+    """Of the tokens whose probability reaches the threshold leave only the least probable ones (XTC)."""
+    probabilities = values.softmax(dim=-1)
+    least = values.masked_fill(probabilities < thresholds, float("inf")).amin(dim=-1, keepdim=True)
+    return values.masked_fill(values > least, REMOVED)
+
+
+def dynamic_temperatures(
+    values: torch.Tensor, coldest: torch.Tensor, hottest: torch.Tensor, exponents: torch.Tensor, fixed: torch.Tensor
+) -> torch.Tensor:
+    """Temperatures [rows, 1] between the coldest and the hottest, by the part that the entropy has of the most that it
+    can be; `fixed` where one token is left."""
+    logprobs = values.log_softmax(dim=-1)
+    entropy = -(logprobs.exp() * logprobs).nansum(dim=-1, keepdim=True)
+    counts = (values > REMOVED).sum(dim=-1, keepdim=True)
+    part = (entropy / counts.to(values.dtype).log()).clamp(0, 1)
+    return torch.where(counts < 2, fixed, coldest + (hottest - coldest) * part.pow(exponents))

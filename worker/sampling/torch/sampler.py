@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from control.messages import TokenLogprobs
 from worker.engine.torch.transfer import sent
 from worker.native.library import NOT_FINITE
 from worker.sampling.noise import row_key
-from worker.sampling.sampler import LogitsHealth, NoTokenLeft, Sampled, SamplingRow, describe
+from worker.sampling.sampler import GREEDY_BELOW, LogitsHealth, NoTokenLeft, Sampled, SamplingRow, describe
 from worker.sampling.torch import filters
 from worker.sampling.torch.noise import gumbel, key_column, noise_bits
 
@@ -102,6 +103,12 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     _on(
         logits,
         rows,
+        lambda row: bool(row.reductions),
+        lambda part, its: filters.reduce(part, [row.reductions for row in its]),
+    )
+    _on(
+        logits,
+        rows,
         lambda row: bool(row.forbidden),
         lambda part, its: filters.remove(part, [list(row.forbidden) for row in its]),
     )
@@ -113,6 +120,14 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     )
     _allow(logits, rows)
     _check_possible(logits, rows)
+    _on(
+        logits,
+        rows,
+        lambda row: not row.greedy and row.sampling.top_n_sigma > 0,
+        lambda part, its: filters.keep_near(
+            part, filters.column((row.sampling.top_n_sigma for row in its), part.to(torch.float64))
+        ),
+    )
     return logits
 
 
@@ -125,9 +140,11 @@ def _check_possible(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
 
 def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """Leave constrained rows only what their grammars allow, in place; nothing is waited for."""
-    masks = {index: torch.from_numpy(row.allowed) for index, row in enumerate(rows) if row.allowed is not None}
+    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
     if masks:
-        filters.keep_allowed(logits, list(masks), list(masks.values()))
+        width = max(len(mask) for mask in masks.values())
+        bits = [torch.from_numpy(np.pad(mask, (0, width - len(mask)))) for mask in masks.values()]
+        filters.keep_allowed(logits, list(masks), bits)
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -188,7 +205,8 @@ def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
 
 
 def _apply_temperature(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    return logits / filters.column((row.sampling.temperature for row in rows), logits)
+    """A dynamic temperature is applied later."""
+    return logits / filters.column((1.0 if row.dynamic else row.sampling.temperature for row in rows), logits)
 
 
 def _top_p(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -203,6 +221,7 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
     if typical := [index for index, row in enumerate(rows) if row.sampling.typical_p < 1]:
         mass = filters.column((rows[index].sampling.typical_p for index in typical), values)
         values[typical] = filters.keep_typical(values[typical], mass)
+    values = _rescale(_exclude_top(values, rows), rows)
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
     bits = noise_bits(key_column(keys, ids.device), ids)
     if ids.shape[-1] > _FINALISTS:
@@ -211,6 +230,38 @@ def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) 
         values, ids, bits = (each.gather(-1, finalists) for each in (values, ids, bits))
     winner = (values.to(torch.float64) + gumbel(bits)).argmax(dim=-1, keepdim=True)
     return ids.gather(-1, winner)[:, 0]
+
+
+def _exclude_top(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """The values after XTC, of the rows whose chance has come."""
+    chosen = [index for index, row in enumerate(rows) if row.excludes]
+    if not chosen:
+        return values
+    values = values.to(torch.float64)
+    thresholds = filters.column((rows[index].sampling.xtc_threshold for index in chosen), values)
+    values[chosen] = filters.exclude_top(values[chosen], thresholds)
+    return values
+
+
+def _rescale(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """The values divided by their dynamic temperatures, of the rows that have one; a very low one leaves the best."""
+    chosen = [index for index, row in enumerate(rows) if row.dynamic]
+    if not chosen:
+        return values
+    values = values.to(torch.float64)
+    part = values[chosen]
+    temperatures = filters.dynamic_temperatures(
+        part,
+        filters.column((rows[index].temperatures[0] for index in chosen), part),
+        filters.column((rows[index].temperatures[1] for index in chosen), part),
+        filters.column((rows[index].sampling.dynatemp_exponent for index in chosen), part),
+        filters.column((rows[index].sampling.temperature for index in chosen), part),
+    )
+    best = part.amax(dim=-1, keepdim=True)
+    cold = temperatures < GREEDY_BELOW
+    scaled = part / temperatures.masked_fill(cold, 1.0)
+    values[chosen] = scaled.masked_fill(cold & (part < best), filters.REMOVED)
+    return values
 
 
 def _logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: list[int]) -> dict[int, TokenLogprobs]:

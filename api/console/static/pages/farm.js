@@ -125,6 +125,7 @@ function hosts(view, card) {
     { name: "Host", kind: "name", cell: (host) => hostLink(host.id) },
     { name: "State", cell: (host) => [badge(hostState(host)), marks(card, host.id)] },
     { name: "Devices", cell: (host) => (host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "–") },
+    { name: "Engines", cell: (host) => ["furrow", ...host.engines].join(", ") },
     { name: "Memory planned", kind: "short", cell: planned },
     { name: "Version", cell: (host) => host.version ?? "–" },
     { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },

@@ -194,6 +194,7 @@ function specFacts(spec) {
   return [
     ["Source", h("span", { class: "mono" }, spec.source)],
     ["GGUF file", spec.gguf],
+    ["Engine", !spec.engine || spec.engine === "furrow" ? null : [spec.engine, ...Object.entries(spec.engine_args ?? {}).map(([name, value]) => `${name}=${value}`)].join(" ")],
     ["Revision", integer(spec.revision)],
     ["Ranks of a replica (TP)", integer(spec.tp)],
     ["Replicas wanted", spec.min_replicas == null ? integer(spec.replicas) : `${spec.min_replicas} to ${spec.replicas}, as requests need`],

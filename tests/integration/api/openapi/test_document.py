@@ -63,6 +63,8 @@ BODIES = [
     (CHAT, chat("x", n=2, logprobs=True, top_logprobs=2)),
     (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 4}),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 4, "logprobs": 2}),
+    ("/completion", {"prompt": "abc", "n_predict": 4, "n_probs": 2, "timings_per_token": True}),
+    ("/completion", {"prompt": ["ab", "c"], "n_predict": 4}),
 ]
 LINES = [
     ("/api/chat", TURN),

@@ -319,3 +319,52 @@ def test_vectors_in_ollamas_form(api: ApiProcess) -> None:
     status, answer = post(api, "/api/chat", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]})
     assert status == 400 and "gives embeddings" in answer["error"]
     assert post(api, "/api/show", {"model": "embedder"})[1]["capabilities"] == ["embedding"]
+
+
+def test_the_forms_of_llama_cpp_and_of_text_embeddings_inference(api: ApiProcess) -> None:
+    """/embedding and /embed give the vectors of /v1/embeddings, for a text, tokens or several texts."""
+    own = embedded(api, input=["hello world", "a"])
+    body = {"model": "embedder"}
+
+    def near(vectors: list[list[float]], expected: list[list[float]]) -> bool:
+        """Vectors of other packs differ in their last digits."""
+        return all(one == pytest.approx(other, abs=1e-4) for one, other in zip(vectors, expected, strict=True))
+
+    status, answer = post(api, "/embedding", body | {"content": ["hello world", "a"]})
+    assert (status, [one["index"] for one in answer]) == (200, [0, 1])
+    assert near([one["embedding"][0] for one in answer], own) and len(answer[0]["embedding"]) == 1
+    [one] = post(api, "/embedding", body | {"input": "a"})[1]
+    assert near(one["embedding"], own[1:])
+    assert near(post(api, "/embed", body | {"inputs": ["hello world", "a"]})[1], own)
+    assert near(post(api, "/embed", body | {"inputs": "a", "normalize": True, "truncate": False})[1], own[1:])
+    _, short = post(api, "/embed", body | {"inputs": "a", "dimensions": 4})
+    assert len(short[0]) == 4
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/embedding", {}, "content"),
+        ("/embedding", {"content": []}, "content"),
+        ("/embedding", {"content": "a", "embd_normalize": -1}, "embd_normalize"),
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/embed", {"inputs": "x" * 100_000}, "inputs"),
+        ("/embed", {"inputs": "a", "normalize": False}, "normalize"),
+        ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions"),
+    ]
+    for path, fields, param in cases:
+        status, answer = post(api, path, body | fields)
+        assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def test_reranking_in_the_form_of_text_embeddings_inference(api: ApiProcess) -> None:
+    """`texts` on the path of Cohere's form: pairs of index and score, with texts where they are asked for."""
+    body = {"model": "ranker", "query": "hello"}
+    texts = ["a second text", "hello world", "x"]
+    _, own = post(api, "/v1/rerank", body | {"documents": texts})
+    order = [(one["index"], one["relevance_score"]) for one in own["results"]]
+    for path in ("/rerank", "/v1/rerank", "/reranking"):
+        status, answer = post(api, path, body | {"texts": texts})
+        assert (status, [(one["index"], one["score"]) for one in answer]) == (200, order)
+        assert answer[0].keys() == {"index", "score"}
+    _, answer = post(api, "/rerank", body | {"texts": texts, "return_text": True, "top_n": 2})
+    assert [one["text"] for one in answer] == [texts[index] for index, _ in order[:2]]
+    for fields, param in (({"texts": []}, "texts"), ({"texts": ["a"], "raw_scores": True}, "raw_scores")):
+        status, answer = post(api, "/rerank", body | fields)
+        assert (status, answer["error"]["param"]) == (400, param)

@@ -139,7 +139,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     ("fields", "status", "kind", "names"),
     [
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
-        ({"temperature": 3}, 400, "invalid_request_error", "temperature"),
+        ({"temperature": 6}, 400, "invalid_request_error", "temperature"),
         ({"use_beam_search": True}, 400, "invalid_request_error", "use_beam_search"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "messages[0].content[0]"),

@@ -135,7 +135,7 @@ def test_what_has_no_effect_is_told(http: httpx.Client, leader: ScriptedLeader) 
     leader.claimed.clear()
     for fields, named in (
         ({"options": {"mirostat": 2}}, "'options.mirostat'"),
-        ({"options": {"temperature": 3}}, "'options.temperature'"),
+        ({"options": {"temperature": 6}}, "'options.temperature'"),
         ({"options": {"num_predict": "x"}}, "'options.num_predict'"),
         ({"options": {"repeat_penalty": 0}}, "'options.repeat_penalty'"),
         ({"options": {"stop": ["x"] * 99}}, "'options.stop'"),

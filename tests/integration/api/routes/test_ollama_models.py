@@ -120,6 +120,10 @@ def test_pull_and_delete_are_for_operators(guarded: ApiProcess, redis_client: Sy
         for headers, status in (({}, 401), (plain, 403)):
             refused = httpx.request(method, f"{guarded.url}{path}", json={"model": "tiny"}, headers=headers)
             assert (refused.status_code, refused.json().keys()) == (status, {"error"})
+    for headers, status in (({}, 401), (plain, 403)):
+        assert httpx.delete(f"{guarded.url}/v1/models/tiny", headers=headers).status_code == status
+        absent = httpx.delete(f"{guarded.url}/v1/models/absent", headers=headers).status_code
+        assert absent == (404 if headers else 401)
     spec = catalog.get_spec(redis_client, "tiny")
     assert spec is not None and not spec.unload
 
@@ -199,3 +203,16 @@ def test_a_second_port(server: Server, leader: ScriptedLeader, tmp_path: Path) -
         assert api.process.wait(40) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/")
+
+
+def test_a_model_is_unloaded_by_openai_s_route(
+    operator: httpx.Client, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """As by /api/delete, for an operator; names may have slashes."""
+    catalog.put_spec(redis_client, ModelSpec(name="org/other", source="script"))
+    catalog.know(redis_client, "org/other")
+    until(lambda: operator.get("/v1/models/org/other").status_code == 200, 40)
+    answer = operator.delete("/v1/models/org/other")
+    assert answer.json() == {"id": "org/other", "object": "model", "deleted": True}
+    spec = catalog.get_spec(redis_client, "org/other")
+    assert spec is None or spec.unload

@@ -28,7 +28,7 @@ FILE = [{"type": "file", "file": {"filename": "x.pdf", "file_data": "AA=="}}]
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
-        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 5.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -41,7 +41,7 @@ FILE = [{"type": "file", "file": {"filename": "x.pdf", "file_data": "AA=="}}]
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "<|im_end|>", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].image_url"),
         ({"messages": [{"role": "user", "content": AUDIO}]}, "messages[0].content[0].input_audio"),
         ({"messages": [{"role": "user", "content": FILE}]}, "messages[0].content[0].file"),
@@ -63,6 +63,16 @@ FILE = [{"type": "file", "file": {"filename": "x.pdf", "file_data": "AA=="}}]
         ({"metadata": {"k": 1}}, "metadata[...]"),
         ({"deadline": 1000.0}, "deadline"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": [""]}, "dry_sequence_breakers[0]"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["x"] * 17}, "dry_sequence_breakers"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"xtc_probability": 1.5}, "xtc_probability"),
+        ({"top_n_sigma": -2}, "top_n_sigma"),
+        ({"dynatemp_range": 6}, "dynatemp_range"),
     ],
 )
 def test_a_bad_field_is_named(http: httpx.Client, leader: ScriptedLeader, fields: dict[str, Any], param: str) -> None:
@@ -213,7 +223,6 @@ def test_a_wrong_method_is_told_the_right_ones(http: httpx.Client) -> None:
     ("fields", "legal"),
     [
         ({"priority": "urgent"}, "'high', 'low', 'normal'"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "'user'"),
         ({"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "'text'"),
     ],
 )

@@ -271,7 +271,7 @@ def test_a_failed_stream_and_its_stored_response_agree(client: openai.OpenAI, le
         ),
         ({"input": [{"role": "user", "content": 7}]}, "input[0].content"),
         ({"background": True, "store": False}, "background"),
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": 6}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x" * 5000}, "input"),
         ({"previous_response_id": "resp_nope"}, "previous_response_id"),

@@ -24,7 +24,7 @@ def test_detokenize_is_the_inverse_of_tokenize(http: httpx.Client, leader: Scrip
         "token_strs": [BOS, "a", "Ã", "©"],
     }
     back = http.post(f"{root}/detokenize", json={"tokens": answer["tokens"]})
-    assert (back.status_code, back.json()) == (200, {"prompt": f"{BOS}aé"})
+    assert (back.status_code, back.json()) == (200, {"prompt": f"{BOS}aé", "content": f"{BOS}aé"})
 
 
 def test_tokens_of_messages_are_those_of_the_chat(http: httpx.Client, leader: ScriptedLeader) -> None:

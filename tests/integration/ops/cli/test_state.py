@@ -236,6 +236,7 @@ def test_top_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model["model"], model["queued"], model["replicas"][0]["running"]) == (MODEL, 1, 3)
     assert [rank["rank"] for rank in model["replicas"][0]["ranks"]] == [0, 1]
     shown = scene.ask(top, "--once").output
+    assert "\nall " not in shown, "one replica is its own total"
     assert "TOK/S" in shown and MODEL in shown
     catalog.forget(scene.client, ModelSpec(name=MODEL, source="/x"))
     assert "No models" in scene.ask(top, "--once").output

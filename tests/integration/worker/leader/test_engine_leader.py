@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from control import requests
-from control.messages import Assignment, Grammar, ModelSpec, ReasoningBudget
+from control.messages import (
+    Assignment,
+    GenerationRequest,
+    Grammar,
+    Input,
+    ModelSpec,
+    PoolingAssets,
+    ReasoningBudget,
+    Sampling,
+)
 from control.records import catalog
 from control.replicas import health
-from ops.bench.engines.scripted import Fault, Script, server_of
+from control.requests import Enqueue
+from ops.bench.engines.scripted import Fault, Script, alternatives, server_of, vector_of
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import PROMPT, LeaderScene
 from tests.waiting import until
@@ -30,6 +42,9 @@ TOKENS = 60
 
 class EngineScene(LeaderScene):
     """A leader in a thread and a scripted engine in another."""
+
+    pooling: PoolingAssets | None = None
+    """Of a model that gives vectors."""
 
     def __init__(self, redis: ReplicaRedis, folder: Path, place: Path, engine: str = ENGINE) -> None:
         self.place, self.script, self.name = place, Script(engine), engine
@@ -53,10 +68,12 @@ class EngineScene(LeaderScene):
         clients = (self.redis.another(), self.redis.blocking(), self.redis.another())
         assignment = Assignment(spec=self.spec, replica=REPLICA, ranks=[0], devices=["cpu"])
         assert self.files.folder is not None
+        pooling = self.pooling
         as_folder = msgspec.structs.replace(self.spec, engine=ENGINE)  # the tests' model is no GGUF file
         model = external_model(self.files.folder, as_folder)
         address = Address(socket=str(self.place / "e.sock"))
-        self.leader: Any = EngineLeader(clients, assignment, "host/1", model.fingerprint, model.assets, address)
+        assets = msgspec.structs.replace(model.assets, pooling=pooling)
+        self.leader: Any = EngineLeader(clients, assignment, "host/1", model.fingerprint, assets, address)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -76,6 +93,44 @@ def scene(redis: ReplicaRedis, folder: Path, tmp_path: Path) -> Iterator[EngineS
     yield scene
     scene.stop()
     scene.stop_engine()
+
+
+class EmbeddingScene(EngineScene):
+    pooling = PoolingAssets(kind="embed", dimensions=4)
+
+    def embed(self, rid: str, inputs: list[list[int]], dimensions: int | None = None) -> list[list[float]]:
+        """The vectors of a request's inputs, in their order."""
+        params = GenerationRequest(
+            prompt=[token for tokens in inputs for token in tokens],
+            sampling=Sampling(max_tokens=0, n=len(inputs), dimensions=dimensions),
+            inputs=[Input(len(tokens)) for tokens in inputs],
+        )
+        self.redis.run(requests.enqueue(Enqueue(rid=rid, model=MODEL, params=params, tenant="t")))
+        self.answer(rid)
+        vectors = {entry.choice: entry.vector for entry in self.log(rid)}
+        return [np.frombuffer(vectors[choice] or b"", "<f4").tolist() for choice in range(len(inputs))]
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def embedding_scene(
+    request: pytest.FixtureRequest, redis: ReplicaRedis, folder: Path, tmp_path: Path
+) -> Iterator[EmbeddingScene]:
+    scene = EmbeddingScene(redis, folder, tmp_path, request.param)
+    yield scene
+    scene.stop()
+    scene.stop_engine()
+
+
+def test_an_engine_gives_a_vector_of_each_input(embedding_scene: EmbeddingScene) -> None:
+    inputs = [[5, 6, 7], [9] * 12, [8, 3, 2, 1]]
+    assert embedding_scene.embed("a", inputs) == [vector_of(tokens) for tokens in inputs]
+    [short] = embedding_scene.embed("b", [[4, 3, 0]], dimensions=2)
+    assert short == pytest.approx([3.5 / math.hypot(3.5, 4.0), 4.0 / math.hypot(3.5, 4.0)])
+
+
+def test_inputs_that_an_engine_loses_are_asked_for_again(embedding_scene: EmbeddingScene) -> None:
+    embedding_scene.script.faults.append(Fault("error", times=2))
+    assert embedding_scene.embed("a", [[5, 6, 7]]) == [vector_of([5, 6, 7])]
 
 
 @pytest.fixture(params=["sglang", "llama-server"])
@@ -168,6 +223,16 @@ def test_the_other_engines_lose_and_repeat_no_token(other_scene: EngineScene, ki
     scene.script.faults.append(Fault(kind, after=0 if kind == "error" else 7))  # type: ignore[arg-type]
     scene.ask("a", max_tokens=TOKENS)
     assert scene.answer("a") == scene.expected(TOKENS)
+
+
+def test_the_log_has_what_the_other_engines_say_of_their_tokens(other_scene: EngineScene) -> None:
+    """Log probabilities of each token, and the tokens of the prompt that were in the engine's cache."""
+    other_scene.ask("a", max_tokens=20, logprobs=2)
+    tokens = other_scene.answer("a")
+    entries = [entry for entry in other_scene.log("a") if entry.token is not None]
+    rows = [entry.logprobs for entry in entries]
+    assert [row and row.top for row in rows] == [alternatives(token, 2) for token in tokens]
+    assert entries[0].cached == len(PROMPT) // 2 and not any(entry.cached for entry in entries[1:])
 
 
 def test_a_request_that_the_engine_refuses_fails_alone_with_its_words(scene: EngineScene) -> None:

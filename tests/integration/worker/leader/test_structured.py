@@ -180,3 +180,30 @@ def test_a_grammar_that_can_not_go_on_fails_alone(scene: LeaderScene) -> None:
         last = scene.log(rid)[-1]
         assert last.token is None and last.finish == "error" and words in (last.cause or "")
     assert len(scene.answer("neighbour")) == 60
+
+
+def test_samplers_of_the_context_go_on_in_the_next_epoch(scene: LeaderScene) -> None:
+    """DRY, XTC, top-nσ, a dynamic temperature and a list of tokens are functions of the context and the seed alone."""
+    wants: dict[str, Any] = {"temperature": 1.0, "seed": "3", "n": 2, "max_tokens": 60}
+    wants |= {"allowed_token_ids": [ord(letter) for letter in "abcd"], "dry_multiplier": 2.0, "dry_base": 2.0}
+    wants |= {"xtc_probability": 0.5, "xtc_threshold": 0.1, "top_n_sigma": 3.0, "dynatemp_range": 0.5}
+    scene.ask("whole", **wants)
+    scene.answer("whole")
+    scene.ask("struck", **wants)
+    until(lambda: len(scene.log("struck")) >= 20, 40.0)
+    scene.redis.lapse()
+    scene.answer("struck")
+    whole, struck = (scene.texts(rid) for rid in ("whole", "struck"))
+    assert scene.epoch() > 1 and struck == whole
+    assert all(re.fullmatch("[abcd]{60}", text) for text, _ in struck.values())
+
+
+def test_a_list_of_tokens_that_no_grammar_allows(scene: LeaderScene) -> None:
+    """The choice fails with the remedy, and its neighbour does not."""
+    scene.ask("neighbour", max_tokens=20)
+    scene.ask("none", grammar=Grammar("regex", "b+"), allowed_token_ids=[ord("a")], max_tokens=9)
+    scene.answer("neighbour")
+    scene.answer("none")
+    assert [finish for _, finish in scene.texts("neighbour").values()] == ["length"]
+    [last] = scene.log("none")
+    assert last.finish == "error" and "'allowed_token_ids' has no token" in (last.cause or "")

@@ -105,3 +105,20 @@ def test_a_limit_of_minus_one_is_no_limit() -> None:
         assert admit(request, [1] * 10, capped, strict=True).sampling.max_tokens == 70
     assert admit(parse_completion(b'{"prompt": "x", "max_tokens": -1}'), [1] * 10, capped).sampling.max_tokens == 70
     assert len({admit(chat(), [1], assets()).sampling.seed for _ in range(10)}) == 10
+
+
+@pytest.mark.parametrize(
+    ("config", "default"),
+    [
+        ({"do_sample": False}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"do_sample": False, "temperature": 0.6}, 0.6),
+        ({}, 1.0),
+    ],
+)
+def test_a_model_that_does_not_sample_answers_with_the_most_likely_tokens(
+    config: dict[str, object], default: float
+) -> None:
+    known = assets(generation_config=config)
+    assert admit(chat(), [1], known).sampling.temperature == default
+    assert admit(chat(temperature=0.3), [1], known).sampling.temperature == 0.3

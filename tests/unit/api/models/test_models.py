@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from fakeredis import FakeRedis
 from tokenizers import normalizers
@@ -32,7 +34,7 @@ def models(*aliases: str, **states: ReplicaState) -> Any:
     for name, state in states.items():
         subject._overviews[name] = Overview(name, state, "", 0, 1, 1, 0, None, [])
         if state in SERVED:
-            subject._served[name] = ((), None)
+            subject._served[name] = ((), SimpleNamespace(assets=byte_assets()))
     return subject
 
 
@@ -53,6 +55,16 @@ def test_the_tag_latest_means_the_name_without_it() -> None:
         None,
         None,
     ]
+
+
+def test_a_model_with_an_adapter_means_the_model() -> None:
+    """Also behind an alias and where any name is taken; a model that has the name itself goes before it."""
+    subject = models("alias=well", **{"well": "loaded", "own:sql": "loaded", "own": "loaded"})
+    assets = msgspec.structs.replace(byte_assets(), adapters=["sql"])
+    subject._served["well"] = subject._served["own"] = ((), SimpleNamespace(assets=assets))
+    names = ("well:sql", "alias:sql", "own:sql", "well:other")
+    assert [meant(subject, name) for name in names] == ["well", "well", "own:sql", None]
+    assert "well:sql" in subject.names and "well:other" not in subject.names
 
 
 OTHERS: list[ReplicaState] = ["failed", "loading", "draining", "unloading"]

@@ -32,8 +32,8 @@ def document() -> dict[str, Any]:
     ("body", "fields", "fits"),
     [
         ("ChatRequest", {}, True),
-        ("ChatRequest", {"temperature": 2}, True),
-        ("ChatRequest", {"temperature": 2.01}, False),
+        ("ChatRequest", {"temperature": 5}, True),
+        ("ChatRequest", {"temperature": 5.01}, False),
         ("ChatRequest", {"timeout": 0}, False),
         ("ChatRequest", {"seed": 2**64 - 1}, True),
         ("ChatRequest", {"seed": 2**64}, False),

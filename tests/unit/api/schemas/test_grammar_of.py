@@ -49,6 +49,7 @@ def test_free_text_has_no_grammar() -> None:
     [
         ({"response_format": {"type": "json_object"}}, Grammar("json_object"), "response_format"),
         ({"guided_regex": "a+"}, Grammar("regex", "a+"), "guided_regex"),
+        ({"response_format": {"type": "regex", "value": "a+"}}, Grammar("regex", "a+"), "response_format.value"),
         ({"guided_choice": ["yes", "é"]}, Grammar("choice", '["yes","é"]'), "guided_choice"),
         ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"'), "guided_grammar"),
         ({"grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"'), "grammar"),
@@ -68,6 +69,8 @@ def test_every_form_becomes_the_same_grammar(fields: dict[str, Any], grammar: Gr
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema"),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format.value"),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, "response_format.value"),
         ({"guided_json": SCHEMA}, "guided_json"),
         ({"guided_json": msgspec.json.encode(SCHEMA).decode()}, "guided_json"),
         ({"json_schema": SCHEMA}, "json_schema"),
@@ -97,6 +100,15 @@ def test_a_strict_schema_is_taken_to_the_letter() -> None:
     ("fields", "param", "words"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml'"),
+        ({"response_format": {"type": "json"}}, "response_format.value", "Missing"),
+        ({"response_format": {"type": "regex"}}, "response_format.value", "Missing"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format.value", "text"),
+        ({"response_format": {"type": "json_object", "value": 1}}, "response_format.value", "JSON schema"),
+        (
+            {"response_format": {"type": "json_object", "value": SCHEMA, "schema": SCHEMA}},
+            "response_format.value",
+            "both",
+        ),
         ({"response_format": {"schema": {}}}, "response_format", "type"),
         ({"response_format": "json"}, "response_format", "object"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
@@ -132,3 +144,14 @@ def test_a_wrong_form_is_refused_by_its_parameter(fields: dict[str, Any], param:
     with pytest.raises(RequestError) as caught:
         asked(**fields)
     assert caught.value.param == param and words in str(caught.value)
+
+
+def test_one_grammar_under_two_names_is_one() -> None:
+    """Clients send it for servers of two ages; two grammars are refused as before, with the second one's name."""
+    assert asked(structured_outputs={"grammar": "x"}, guided_grammar="x") == Constraint(
+        Grammar("lark", "x"), "structured_outputs.grammar"
+    )
+    assert asked(guided_json=SCHEMA, structured_outputs={"json": SCHEMA}, json_schema=SCHEMA) is not None
+    with pytest.raises(RequestError, match=r"'structured_outputs\.grammar' and 'guided_grammar' both") as refused:
+        asked(structured_outputs={"grammar": "x"}, guided_grammar="y")
+    assert refused.value.param == "guided_grammar"

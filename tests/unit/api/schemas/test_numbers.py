@@ -58,7 +58,8 @@ def numeric(kind: type) -> Iterator[str]:
             yield field.encode_name
 
 
-UNLIMITED = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+UNLIMITED = ("max_tokens", "max_completion_tokens", "max_output_tokens", "top_logprobs", "prompt_logprobs")
+"""-1 is no limit, or all that is shown."""
 
 CASES = [(name, field) for name, (_, kind, _) in DIALECTS.items() for field in numeric(kind)]
 

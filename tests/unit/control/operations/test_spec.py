@@ -61,3 +61,23 @@ def test_deterministic_selects_cpus() -> None:
     """Where no devices are named."""
     spec = build_spec("some/model", deterministic=True, tp=2)
     assert spec.deterministic and spec.devices == ["cpu", "cpu"]
+
+
+def test_defaults_of_sampling_are_checked_numbers() -> None:
+    assert build_spec("org/m", sampling=["temperature=0.6", "top_k=20"]).sampling == {"temperature": 0.6, "top_k": 20}
+    assert build_spec("org/m", sampling={"top_p": 0.9}).sampling == {"top_p": 0.9}
+
+
+@pytest.mark.parametrize("text", ["temperature", "temperature=warm", "temperature=9", "max_tokens=5", "top_p=nan"])
+def test_other_defaults_are_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--default"):
+        build_spec("org/m", sampling=[text])
+
+
+def test_a_tiny_model_has_exact_products_and_no_chance() -> None:
+    """Unless it is told otherwise."""
+    tiny = build_spec("smollm2")
+    assert tiny.dequantize and tiny.sampling == {"temperature": 0.0}
+    other = build_spec("smollm2", quant="int8", sampling=["temperature=1"])
+    assert not other.dequantize and other.sampling == {"temperature": 1.0}
+    assert not build_spec("org/smollm2").dequantize

@@ -21,6 +21,7 @@ OTHERS: dict[str, Any] = {
     "collective": "gloo",
     "kernels": ["C++ 1, AVX-512"],
     "batch_invariant": False,
+    "engine_version": "0.32.0",
 }
 
 

@@ -38,7 +38,7 @@ FACTS = HostFacts(
     kernels_off=[],
     files={},
 )
-CARD = HostCard(id="alpha", alive=True, drained=False, version=VERSION, devices=[], replicas=["m:r0"])
+CARD = HostCard(id="alpha", alive=True, drained=False, version=VERSION, devices=[], engines=[], replicas=["m:r0"])
 
 
 def findings(

@@ -11,10 +11,10 @@ import pytest
 
 from control.engines import ENGINES
 from control.messages import Sampling
-from ops.bench.engines.scripted import Script, server_of
+from ops.bench.engines.scripted import Script, alternatives, logprob, server_of
 from tests.waiting import until
 from worker.external.client import EngineClient, Output, samples_of
-from worker.external.engine import Address, Launch, Piece, seed_of
+from worker.external.engine import Address, EngineStats, Launch, Piece, seed_of
 from worker.external.host import CLASSES
 
 PROMPT = [5, 6, 7]
@@ -83,6 +83,29 @@ def test_each_token_comes_once_and_in_order_with_the_end(beside: Beside) -> None
     outputs = beside.hear()
     assert _tokens(outputs) == beside.expected(40)
     assert outputs[-1].part.end == "length" and not outputs[-1].failure
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_each_token_has_its_log_probability_and_alternatives(beside: Beside, count: int) -> None:
+    beside.ask(12, logprobs=count)
+    rows = [row for one in beside.hear() for row in one.part.logprobs]
+    assert [row.chosen for row in rows] == [logprob(token) for token in beside.expected(12)]
+    assert [row.top for row in rows] == [alternatives(token, count) for token in beside.expected(12)]
+
+
+def test_an_answer_says_what_was_cached_or_the_gauges_do(beside: Beside) -> None:
+    beside.ask(5, tokens=[7] * 10)
+    outputs = beside.hear()
+    if beside.engine.name == "vllm":
+        beside.client.stats = EngineStats(prefix_hits=40)
+        assert beside.client.prefix_hits() == 0, "of others, before this client came"
+        beside.client.stats = EngineStats(prefix_hits=56)
+        assert beside.client.prefix_hits() == 16
+        beside.client.stats = EngineStats(prefix_hits=8)
+        assert beside.client.prefix_hits() == 8, "the engine was started again"
+    else:
+        assert outputs[0].part.cached == 5
+    assert beside.client.version() == "scripted"
 
 
 def test_pieces_run_beside_each_other(beside: Beside) -> None:
@@ -180,6 +203,29 @@ def test_a_command_listens_on_this_host_alone_and_runs_no_foreign_code(name: str
     assert "0.0.0.0" not in " ".join(words) and not any("remote-code" in word for word in words)
     assert any(word.endswith("7") for word in words), "the model's option is passed on"
     assert environment["CUDA_VISIBLE_DEVICES"] == "1,3" and environment["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_an_adapter_is_loaded_and_named_in_its_requests(name: str, tmp_path: Path) -> None:
+    adapters = {"sql": "/a/sql", "chat": "/a/chat"}
+    launch = Launch(
+        model=tmp_path,
+        name="m",
+        address=Address(socket=str(tmp_path / "e.sock")) if CLASSES[name].socket_option else Address(url="http://h:1"),
+        devices=("cpu",),
+        arguments={},
+        adapters=adapters,
+    )
+    words = CLASSES[name].command(launch)
+    assert all(any(place in word for word in words) for place in adapters.values())
+    engine = CLASSES[name]("m", list(adapters))
+    settings = Sampling(max_tokens=5, adapter="chat")
+    _, body = engine.request(Piece(tokens=PROMPT, sampling=settings, most=5))
+    named = {"vllm": ("model", "m:chat"), "sglang": ("lora_path", "chat")}
+    key, value = named.get(name, ("lora", [{"id": 1, "scale": 1.0}]))
+    assert body[key] == value
+    _, plain = engine.request(Piece(tokens=PROMPT, sampling=Sampling(max_tokens=5), most=5))
+    assert plain.get(key) != value
 
 
 def test_seeds_of_pieces_differ_and_repeat_for_the_same_place() -> None:

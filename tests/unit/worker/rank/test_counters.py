@@ -168,6 +168,17 @@ def test_a_follower_rank_shows_no_requests(folder: Path) -> None:
     assert 'furrow_rank_commands_total{engine="r0",model_name="tiny",rank="1"} 2.0' in text
 
 
+def test_the_engine_of_a_replica_is_shown_and_counts_begin_anew_with_another(folder: Path) -> None:
+    counters_of(Labels("tiny", "r0", 0)).add(series.GENERATION_TOKENS, 5)
+    assert 'furrow_replica_served_by{engine="r0",model_name="tiny",served_by="furrow"} 1.0' in exposed(
+        folder, lambda: [("tiny", "r0")]
+    )
+    counters_of(Labels("tiny", "r0", 0, served_by="vllm")).add(series.GENERATION_TOKENS, 2)
+    text = exposed(folder, lambda: [("tiny", "r0")])
+    assert text.count("furrow_replica_served_by{") == 1 and 'served_by="vllm"' in text
+    assert 'vllm:generation_tokens_total{engine="r0",model_name="tiny"} 2.0' in text
+
+
 @pytest.mark.parametrize("name", ['a"b', "new\nline", "back\\slash", "模型 ü", '{x="1"} 5', "</script>", "x" * 200])
 def test_names_of_models_are_only_labels(folder: Path, name: str) -> None:
     """Any name is read back as it was, and adds no line."""

@@ -9,7 +9,7 @@ import pytest
 
 from control.errors import ModelFilesError
 from control.messages import ModelSpec
-from tests import models
+from tests import models, pooled_models
 from tests.gguf_models import make, vocabulary
 from worker.repository.external import external_model
 
@@ -36,6 +36,31 @@ def test_a_gguf_file_is_for_llama_server_alone(tmp_path: Path) -> None:
         external_model(file, spec("vllm"))
     with pytest.raises(ModelFilesError, match="needs a GGUF file"):
         external_model(file.parent, spec("llama-server"))
+
+
+def test_an_adapter_is_a_file_of_this_host_and_no_pickle(tmp_path: Path) -> None:
+    folder = models.make("llama", tmp_path / "m")
+    adapter = tmp_path / "sql"
+    adapter.mkdir()
+    named = spec("vllm", adapters={"sql": str(adapter)})
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelFilesError, match=r"adapter sql needs adapter_model\.safetensors"):
+        external_model(folder, named)
+    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    assert external_model(folder, named).assets.adapters == ["sql"]
+    file, _ = make("llama", tmp_path, ["f32"])
+    with pytest.raises(ModelFilesError, match="adapter sql needs a GGUF file"):
+        external_model(file, spec("llama-server", adapters={"sql": str(adapter)}))
+
+
+def test_a_folder_of_vectors_is_for_engines_that_give_them(tmp_path: Path) -> None:
+    folder = pooled_models.make("qwen3", tmp_path / "e", "last")
+    assets = external_model(folder, spec("vllm")).assets
+    assert assets.kind == "embed" and assets.pooling is not None and assets.pooling.dimensions > 0
+    scores = pooled_models.make_reranker(tmp_path / "s")
+    with pytest.raises(ModelFilesError, match="gives scores"):
+        external_model(scores, spec("vllm"))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

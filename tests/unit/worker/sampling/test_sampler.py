@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ def row(
     prompt: list[int] | None = None,
     output: list[int] | None = None,
     forbidden: Sequence[int] = (),
+    reductions: Mapping[int, float] | None = None,
     **sampling: Any,
 ) -> SamplingRow:
     return SamplingRow(
@@ -57,6 +58,7 @@ def row(
         prompt=prompt or [1, 2],
         output=output or [],
         forbidden=forbidden,
+        reductions=reductions or {},
     )
 
 
@@ -77,6 +79,10 @@ rows_of_all_kinds = st.lists(
         top_k=st.sampled_from([0, 1, 5, 50, 1000]),
         min_p=st.sampled_from([0.0, 0.1]),
         typical_p=st.sampled_from([1.0, 0.9, 0.2]),
+        top_n_sigma=st.sampled_from([0.0, 1.0]),
+        xtc_probability=st.sampled_from([0.0, 0.5]),
+        dynatemp_range=st.sampled_from([0.0, 0.5]),
+        reductions=st.sampled_from([{}, {3: 2.0, VOCABULARY + 5: 1.0}]),
         forbidden=st.sampled_from([(), (3, 7, VOCABULARY + 5)]),
         repetition_penalty=st.sampled_from([1.0, 1.3]),
         presence_penalty=st.sampled_from([0.0, 1.0]),
@@ -157,6 +163,80 @@ def test_shortcuts_change_nothing(sample: Sample, seed: int, sampling: dict[str,
         kept = warper(sampling[name])(None, kept) if name in sampling else kept
     noise = gumbel(noise_bits(key_column([row_key(seed, 0, 3)], torch.device("cpu")), torch.arange(5_000)))
     assert tokens(sample, logits, [row(seed=seed, position=3, **sampling)]) == [int((kept + noise).argmax())]
+
+
+EVENLY = [4.0, 3.0, 2.5, 1.0, 0.0, -1.0, -9.0, -9.5]
+"""Logits for the samplers of llama.cpp."""
+
+
+def drawn(sample: Sample, **sampling: Any) -> set[int]:
+    """The tokens that come in many draws."""
+    return set(
+        tokens(sample, torch.tensor([EVENLY]).expand(400, -1), [row(seed=seed, **sampling) for seed in range(400)])
+    )
+
+
+def test_top_n_sigma_keeps_what_is_near_the_best(sample: Sample) -> None:
+    """Within so many standard deviations of the possible logits, at any temperature; a greedy row is as before."""
+    deviation = float(np.std(EVENLY))
+    assert drawn(sample, top_n_sigma=0.5, temperature=5.0) == {
+        token for token, value in enumerate(EVENLY) if value >= EVENLY[0] - 0.5 * deviation
+    }
+    assert drawn(sample, temperature=5.0) > drawn(sample, top_n_sigma=0.5, temperature=5.0)
+    assert drawn(sample, top_n_sigma=0.5, temperature=0.0) == {0}
+    # Impossible tokens are no part of the deviation.
+    few = np.array([0b00000111], dtype=np.uint8)
+    constrained = [
+        dataclasses.replace(row(seed=seed, top_n_sigma=1.0, temperature=5.0), allowed=few) for seed in range(400)
+    ]
+    assert set(tokens(sample, torch.tensor([EVENLY]).expand(400, -1), constrained)) == {0}
+
+
+def test_xtc_leaves_out_the_likely_ones_at_its_chance(sample: Sample) -> None:
+    """Of the tokens at the threshold only the least likely one stays, and those below; the chance is the row's own."""
+    probabilities = torch.tensor(EVENLY).softmax(-1)
+    above = [token for token in range(len(EVENLY)) if probabilities[token] >= 0.1]
+    assert above == [0, 1, 2]
+    assert drawn(sample, xtc_probability=1.0, xtc_threshold=0.1, min_p=0.01) == {2, 3, 4}
+    assert drawn(sample, xtc_probability=1.0, xtc_threshold=0.55) >= {0, 1}
+    assert drawn(sample, xtc_probability=1.0, xtc_threshold=0.5) >= {0, 1}
+    assert drawn(sample, xtc_probability=1.0, temperature=0.0) == {0}
+    logits = torch.tensor([EVENLY]).expand(1000, -1)
+    half = tokens(sample, logits, [row(seed=seed, xtc_probability=0.5, xtc_threshold=0.1) for seed in range(1000)])
+    whole = tokens(sample, logits, [row(seed=seed) for seed in range(1000)])
+    best = sum(token == 0 for token in half) / sum(token == 0 for token in whole)
+    assert 0.4 < best < 0.6
+
+
+def test_a_dynamic_temperature_follows_the_entropy(sample: Sample) -> None:
+    """As llama.cpp's formula has it, over the tokens that the filters leave; a single one is drawn anyway."""
+    raw = torch.tensor([EVENLY], dtype=torch.float64)
+    for kept in (len(EVENLY), 4):
+        left = raw[0, :kept].log_softmax(-1)
+        part = float(-(left.exp() * left).sum()) / math.log(kept)
+        temperature = 0.2 + (1.8 - 0.2) * part**2.0
+        noise = [
+            gumbel(noise_bits(key_column([row_key(seed, 0, 0)], torch.device("cpu")), torch.arange(kept)))
+            for seed in range(200)
+        ]
+        expected = [int((raw[0, :kept] / temperature + one).argmax()) for one in noise]
+        rows = [row(seed=seed, dynatemp_range=0.8, dynatemp_exponent=2.0, top_k=kept % 8) for seed in range(200)]
+        assert tokens(sample, raw.expand(200, -1), rows) == expected
+    assert drawn(sample, dynatemp_range=1.0, top_k=1) == {0}
+    # A range below 0 ends at 0: what is certain becomes greedy.
+    certain = torch.tensor([[50.0, 0.0, 0.0]]).expand(50, -1)
+    rows = [row(seed=seed, temperature=0.5, dynatemp_range=1.0) for seed in range(50)]
+    assert set(tokens(sample, certain, rows)) == {0}
+
+
+def test_reductions_are_taken_from_their_tokens(sample: Sample) -> None:
+    """From drawn and greedy rows, whatever size they have; log probabilities are those without them."""
+    logits = torch.tensor([[3.0, 2.5, 2.0, 0.0]])
+    (sampled,) = sample(logits, [row(temperature=0.0, reductions={0: 0.6, 1: 1e30, 9: 1.0}, logprobs=1)])
+    assert sampled.token == 0 or sampled.token == 2
+    assert sampled.token == 0 and sampled.logprobs is not None and sampled.logprobs.top[0][0] == 0
+    (sampled,) = sample(logits, [row(temperature=0.0, reductions={0: 1.1, 1: 1e30})])
+    assert sampled.token == 2
 
 
 def test_choices_of_one_request_differ(sample: Sample) -> None:
