@@ -16,6 +16,10 @@ from ops.common.groups import LazyGroup
 VERBS = {
     "run": ("ops.cli.run.command", "Talk to a model: of an API, of a farm, or of a private farm that ends with it."),
     "serve": ("ops.cli.serve", "Serve one model on this machine: server, agent, ranks and API together."),
+    "pull": ("ops.cli.downloads", "Download a model, so that the first start does not wait for it."),
+    "list": ("ops.cli.downloads:list_models", "List the downloaded models of this user, with their sizes."),
+    "rm": ("ops.cli.downloads", "Delete downloaded models."),
+    "service": ("ops.cli.service", "Run a part of Furrow as a service of this user, by systemd."),
     "worker": ("ops.cli.parts", "Run this host's agent, which runs the ranks that the farm assigns to the host."),
     "api": ("ops.cli.parts", "Run one HTTP API process."),
     "models": ("ops.cli.models", "Load, pause, unload and list the models of the farm."),
@@ -39,10 +43,10 @@ VERBS = {
 
 
 SECTIONS = {
-    "Models": ("run", "serve", "models", "show"),
+    "Models": ("run", "serve", "models", "show", "pull", "list", "rm"),
     "A farm": ("worker", "api", "hosts", "drain", "keys"),
     "What goes on": ("ps", "top", "requests", "history", "doctor", "dead", "replay"),
-    "This host": ("cache", "selftest"),
+    "This host": ("service", "cache", "selftest"),
     "Measure and try": ("bench", "chaos", "demo"),
 }
 EXAMPLES = """

@@ -24,8 +24,8 @@ def without_collections() -> Generator[None]:
 
 
 class LazyGroup(click.Group):
-    """`verbs`: name → the module that has the command as an attribute, and its line in the group's --help. `sections`:
-    the verbs under the headings of --help; none: all are under one."""
+    """`verbs`: name → the module that has the command as an attribute, with `:attribute` where that has another name,
+    and its line in the group's --help. `sections`: the verbs under the headings of --help; none: all are under one."""
 
     def __init__(
         self, verbs: dict[str, tuple[str, str]], sections: dict[str, tuple[str, ...]] | None = None, **settings: Any
@@ -40,8 +40,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._verbs:
             return None
+        module, _, attribute = self._verbs[cmd_name][0].partition(":")
         with without_collections():
-            return getattr(importlib.import_module(self._verbs[cmd_name][0]), cmd_name)
+            return getattr(importlib.import_module(module), attribute or cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

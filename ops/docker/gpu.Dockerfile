@@ -2,6 +2,21 @@
 #   docker build --file ops/docker/gpu.Dockerfile --tag furrow:gpu .
 # PyPI's torch for Linux brings its own CUDA and NCCL libraries; the driver comes from the host through the NVIDIA
 # Container Toolkit, so no CUDA base image is needed.
+FROM python:3.12-slim AS wheel
+
+ARG PIP_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+WORKDIR /build
+COPY constraints.txt ./
+RUN pip install --constraint constraints.txt click ziglang
+COPY pyproject.toml setup.py README.md ./
+COPY control control
+COPY api api
+COPY worker worker
+COPY ops ops
+RUN python -m ops.wheels "$(uname -m)-linux" --out /wheels
+
 FROM python:3.12-slim
 
 ARG PIP_INDEX_URL
@@ -17,12 +32,8 @@ WORKDIR /build
 COPY constraints.txt ./
 RUN pip install "$(grep '^torch==' constraints.txt)" "$(grep '^numpy==' constraints.txt)"
 
-COPY pyproject.toml setup.py README.md ./
-COPY control control
-COPY api api
-COPY worker worker
-COPY ops ops
-RUN pip install --constraint constraints.txt '.[torch]' && rm -rf build
+COPY --from=wheel /wheels /wheels
+RUN pip install --constraint constraints.txt "$(ls /wheels/*.whl)[torch]"
 
 # `utility` brings nvidia-smi, with which an agent counts GPUs without touching one.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

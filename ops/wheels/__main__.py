@@ -17,10 +17,7 @@ from pathlib import Path
 
 import click
 
-from worker.collective.native import SOURCE as EXCHANGE
 from worker.native import builds
-from worker.native.host import SOURCE as KERNELS
-from worker.native.library import ALL
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("api", "control", "ops", "worker")
@@ -41,8 +38,10 @@ class Platform:
 PLATFORMS = {
     "x86_64-linux": Platform("x86_64", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64"),
     "aarch64-linux": Platform("aarch64", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64"),
+    "arm64-macos": Platform("arm64", "aarch64-macos.11.0", "macosx_11_0_arm64"),
 }
-"""glibc 2.17 is of 2012: other packages that Furrow needs ask for newer ones."""
+"""glibc 2.17 is of 2012: other packages that Furrow needs ask for newer ones. Nobody has tried the wheel for macOS: its
+kernels compile, and the exchanges between ranks, which use Linux's pidfd, are left out."""
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
@@ -79,10 +78,10 @@ def copy_sources(tree: Path) -> None:
 def compile_all(tree: Path, platform: Platform, folder: Path) -> None:
     """The libraries of all sources and kinds of processors."""
     folder.mkdir(parents=True, exist_ok=True)
-    hidden = ("-fvisibility=hidden", f"-DFURROW_KINDS={ALL:#x}")
     for variant in builds.VARIANTS[platform.machine]:
-        compile_one(platform, tree / KERNELS.relative_to(ROOT), variant, folder, hidden)
-    compile_one(platform, tree / EXCHANGE.relative_to(ROOT), builds.ANY, folder, ())
+        compile_one(platform, tree / builds.KERNELS.relative_to(ROOT), variant, folder, ("-fvisibility=hidden",))
+    if "linux" in platform.target:
+        compile_one(platform, tree / builds.EXCHANGE.relative_to(ROOT), builds.ANY, folder, ())
 
 
 def compile_one(

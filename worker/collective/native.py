@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from worker.collective.abort import Abort
 from worker.collective.peers import Peers
 from worker.collective.segment import SLOT_BYTES, Segment
 from worker.detectors import COLLECTIVE_S
-from worker.native import compiled
+from worker.native import builds, compiled
 
-SOURCE = Path(__file__).with_name("exchange.cpp")
+SOURCE = builds.EXCHANGE
 LONG_NS = 500_000_000
 
 

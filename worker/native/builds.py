@@ -5,11 +5,14 @@ A checkout and an sdist have none: their sources are compiled on the host (compi
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+KERNELS = Path(__file__).parent / "source" / "native.cpp"
+EXCHANGE = Path(__file__).parents[1] / "collective" / "exchange.cpp"
 FOLDER = Path(__file__).parent / "built"
 
 
@@ -38,6 +41,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("neon-dot", ("asimddp",), ("-mcpu=generic+dotprod",)),
         Variant("neon", ("asimd",), ("-mcpu=generic",)),
     ),
+    "arm64": (Variant("neon-dot", (), ("-mcpu=apple_m1",)),),  # as macOS calls it, which lists no flags here
 }
 """By machine, the best first. The sources use no instructions for products of 16-bit floats."""
 
@@ -71,11 +75,21 @@ def builds(source: Path, for_this_processor: bool) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+_ARM_FLAGS = ((16, {"asimd": 1 << 1, "asimddp": 1 << 20}), (26, {"i8mm": 1 << 13}))
+"""Entries of the kernel's auxiliary vector (AT_HWCAP, AT_HWCAP2) and what their bits mean."""
+
+
 def processor_flags() -> frozenset[str]:
-    """Names of the instruction sets; empty where Linux does not list them."""
+    """Names of the instruction sets as Linux has them; empty where it does not tell them."""
+    if platform.machine() == "aarch64":  # /proc/cpuinfo is that of another processor in an emulator
+        entry = ctypes.CDLL(None).getauxval
+        entry.argtypes = [ctypes.c_ulong]
+        entry.restype = ctypes.c_ulong
+        sets = [(entry(number), flags) for number, flags in _ARM_FLAGS]
+        return frozenset(name for value, flags in sets for name, bit in flags.items() if value & bit)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    listed = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
+    listed = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
     return frozenset(next(listed, ()))

