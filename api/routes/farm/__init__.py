@@ -22,7 +22,7 @@ from api.routes.farm.models import (
     unload_model,
 )
 from api.routes.farm.places import drain_host, drain_replica, follow_farm, forget_host, show_farm, show_hosts
-from api.routes.farm.running import cancel_request, list_requests, show_life
+from api.routes.farm.running import cancel_request, list_ended, list_requests, show_life
 from api.routes.farm.texts import show_letter_text, show_text
 
 
@@ -51,7 +51,7 @@ farm_routes = Router(
             resume_model,
             unload_model,
         ),
-        *(list_requests, cancel_request, show_life, show_text),
+        *(list_requests, list_ended, cancel_request, show_life, show_text),
         *(list_letters, show_letter, show_letter_text, retry_letter, drop_letter),
         *(list_keys, create_key, change_limits, revoke_key, show_usage),
     ],

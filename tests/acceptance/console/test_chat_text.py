@@ -139,13 +139,13 @@ def test_a_message_is_copied_changed_and_asked_again(visit: Visit, leader: Scrip
     page.get_by_role("button", name="Copy answer").last.click()
     page.get_by_text("Copied.").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "**bold** two"
-    page.get_by_role("button", name="Ask for another answer").click()
+    page.get_by_role("button", name="Retry: ask for another answer").click()
     until(lambda: len(leader.claimed) == 3 and page.get_by_text("first after").count() == 2, 20)
     assert leader.prompt(-1) == leader.prompt(-2)
     page.get_by_role("button", name="Edit message").first.click()
     assert page.evaluate("document.activeElement.value") == "one"
     page.get_by_text("Sending drops the 3 messages after it.").wait_for()
-    page.get_by_role("button", name="Leave the message as it was").click()
+    page.get_by_role("button", name="Cancel: leave the message as it was").click()
     assert page.evaluate("document.activeElement.value") == "" and page.locator(".turn").count() == 4
     page.get_by_role("button", name="Edit message").first.click()
     page.keyboard.press("End")

@@ -154,7 +154,7 @@ function acts(index) {
   const found = [];
   if (answer ? answer.text : text) found.push(copyButton(answer ? "Copy answer" : "Copy message", () => (answer ? answer.text : text), "copy"));
   if (!running() && role === "user") found.push(small("Edit", () => edit(index), "Edit message"));
-  if (!running() && answer && index === chat.turns.length - 1 && served()) found.push(small("Retry", retry, "Ask for another answer"));
+  if (!running() && answer && index === chat.turns.length - 1 && served()) found.push(small("Retry", retry, "Retry: ask for another answer"));
   return h("div", { class: "acts" }, found);
 }
 
@@ -255,7 +255,7 @@ function editingNote() {
   if (chat.editing === null) return null;
   const later = chat.turns.length - chat.editing - 1;
   const text = later ? `You change a message. Sending drops the ${count(later, "message")} after it.` : "You change a message.";
-  return h("p", { class: "help editing", role: "status", key: "editing" }, h("span", {}, text), small("Cancel", leaveEdit, "Leave the message as it was"));
+  return h("p", { class: "help editing", role: "status", key: "editing" }, h("span", {}, text), small("Cancel", leaveEdit, "Cancel: leave the message as it was"));
 }
 
 const seesImages = () => chat.sees[chat.model] ?? false;
