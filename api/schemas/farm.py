@@ -13,6 +13,7 @@ from control.operations.checks.report import HostReport, RedisCard
 from control.operations.history import EpochEvent
 from control.placement.farm import HostCard
 from control.records.ended import EndedRequest
+from control.records.plots import PlotSample
 from control.replicas.health import Overview
 from control.requests import DeadLetter, OpenRequest
 
@@ -235,6 +236,11 @@ class Requests(msgspec.Struct, kw_only=True):
 
 class EndedRequests(msgspec.Struct, kw_only=True):
     data: list[EndedRequest]
+    object: str = "list"
+
+
+class Plots(msgspec.Struct, kw_only=True):
+    data: list[PlotSample]
     object: str = "list"
 
 
