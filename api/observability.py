@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from prometheus_client import (
 from api.asgi.tasks import PeriodicTask
 from api.rendering.chunks import Usage
 from control.clock import now_ms
+from control.records.ended import LONGEST_ERROR, EndedRequest
 from control.replicas.health.memory import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
@@ -99,8 +100,19 @@ class Metrics:
 class RequestLog:
     """Measures one request and writes its lines. `end` may be called more than once: the first call counts."""
 
-    def __init__(self, metrics: Metrics, *, path: str, client_request_id: str | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        path: str,
+        client_request_id: str | None,
+        note_end: Callable[[EndedRequest], object] | None = None,
+    ) -> None:
+        """`note_end` is called with the end of a request that has an id."""
         self._metrics = metrics
+        self._note_end = note_end
+        self.tenant = ""
+        """Whose it is, once that is known."""
         self._started = time.perf_counter()
         self._first: float | None = None
         self._warned = 0.0
@@ -173,6 +185,30 @@ class RequestLog:
             ttft_ms=None if self._first is None else round(self._first * 1000, 1),
             total_ms=round(self.waited * 1000, 1),
             error=error,
+        )
+        if self._note_end is not None and "rid" in self._facts:
+            self._note_end(self._record(status, finish_reason, usage, error))
+
+    def _record(self, status: int, finish_reason: str | None, usage: Usage | None, error: str | None) -> EndedRequest:
+        def text(name: str) -> str:
+            return str(self._facts.get(name) or "")
+
+        prompt_tokens = self._facts.get("prompt_tokens")
+        return EndedRequest(
+            id=text("rid"),
+            path=text("path"),
+            status=status,
+            ended_ms=now_ms(),
+            total_ms=round(self.waited * 1000),
+            model=text("model"),
+            tenant=self.tenant,
+            key=text("key"),
+            finish_reason=finish_reason or "",
+            prompt_tokens=prompt_tokens if isinstance(prompt_tokens, int) else 0,
+            completion_tokens=usage.completion_tokens if usage is not None else 0,
+            cached_tokens=usage.cached_tokens if usage is not None else 0,
+            first_ms=None if self._first is None else round(self._first * 1000),
+            error=(error or "")[:LONGEST_ERROR],
         )
 
 

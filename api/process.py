@@ -10,9 +10,11 @@ from api.asgi.bodies import Bodies
 from api.asgi.middleware import Admission
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
+from api.background.ended_requests import EndedRequests
 from api.background.farm_events import FarmEvents
 from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
+from api.background.plot_history import PlotHistory
 from api.background.shared_reads import AccountReads, SharedReads
 from api.background.stored_chats import StoredChats
 from api.follow.follow import Follower
@@ -61,6 +63,8 @@ class Process:
         self.archive = Archive(self.batches, settings)
         self.seals = Seals(self.batches)
         self.wait_log = WaitLog(settings.wait_warning)
+        self.ended_requests = EndedRequests(self.client)
+        self.plot_history = PlotHistory(self.client, self.models)
         sessions = Sessions(
             self.follower,
             self.archive,
@@ -89,6 +93,8 @@ class Process:
         self.models.start()
         self.follower.start()
         self.wait_log.start()
+        self.ended_requests.start()
+        self.plot_history.start()
         self.orphans.start()
         self.settler.start()
         self.completion.start()
@@ -104,6 +110,8 @@ class Process:
         self.account_reads.stop()
         await self.completion.stop()
         await self.wait_log.stop()
+        await self.plot_history.stop()
+        await self.ended_requests.stop()
         await self.follower.stop()
         await self.grammars.stop()
         await self.limiter.stop()

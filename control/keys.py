@@ -296,6 +296,9 @@ APIS = f"{PREFIX}apis"  # set of api ids ever seen: apis -> operator
 
 OPEN_CHATS = f"{PREFIX}chats:open"  # zset as `responses:open`, of stored chat completions: apis
 OPEN_RESPONSES = f"{PREFIX}responses:open"  # zset `rid owner` -> ms at which somebody looks whether it ended: apis
+PLOTS = f"{PREFIX}plots"  # stream, capped, of PlotSamples: apis -> operator; an hour after the last one
+PLOTS_LOCK = f"{PREFIX}plots:lock"  # string: the api that writes this moment's sample; 9 s
+ENDED = f"{PREFIX}ended"  # stream, capped, of EndedRequests: apis -> operator; an hour after the last one
 SEAL = f"{PREFIX}seal"  # string, 64 random bytes in hex: the first api that seals a text -> apis; no TTL
 RESPONSE_OWNERS = f"{PREFIX}responses:owners"  # zset owner -> ms at which its stored responses are trimmed: apis
 RESPONSE_BYTES = f"{PREFIX}responses:bytes"  # zset owner -> bytes that it stores, at its last trim: apis -> operator

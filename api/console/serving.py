@@ -16,6 +16,8 @@ POLICY = "; ".join(
         "default-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
+        # Those that a visitor puts into a message; no answer becomes an image.
+        "img-src 'self' data:",
         "frame-ancestors 'none'",
         "object-src 'none'",
         # A text can't become markup or a script, whatever a page does with it.

@@ -94,6 +94,7 @@ class Caller:
 
     def identified(self, tenant: str, body: bytes = b"", idempotency_key: str = "") -> Caller:
         """The same caller with its tenant, its body's size and its Idempotency-Key."""
+        self.request_log.tenant = tenant
         body_hash = hashlib.sha256(body).hexdigest() if idempotency_key else ""
         return replace(self, tenant=tenant, body_hash=body_hash, body_bytes=len(body), idempotency_key=idempotency_key)
 

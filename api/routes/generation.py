@@ -88,7 +88,10 @@ def caller_of(request: Http) -> Caller:
     headers = request.headers  # made anew by each access
     client_request_id = headers.get("x-request-id")
     request_log = RequestLog(
-        process_of(request).metrics, path=request.scope["path"], client_request_id=client_request_id
+        process_of(request).metrics,
+        path=request.scope["path"],
+        client_request_id=client_request_id,
+        note_end=process_of(request).ended_requests.note,
     )
     rid = new_rid()
     request_log.know(rid=rid)

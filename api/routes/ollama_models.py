@@ -60,10 +60,13 @@ _SAY_EVERY_S = 10.0
 """A line of progress comes at least so often, also where nothing has changed."""
 
 
-@get("/", media_type="text/plain", include_in_schema=False)
-async def root() -> str:
-    """The path that Ollama's clients ask to find its server."""
-    return "Furrow is running"
+@get("/", include_in_schema=False)
+async def root(request: Http) -> Response[str]:
+    """The path that Ollama's clients ask to find its server. A browser is led to the console."""
+    headers = {"vary": "accept"}
+    if "text/html" in request.headers.get("accept", ""):
+        return Response("", status_code=307, headers=headers | {"location": "console/"}, media_type="text/plain")
+    return Response("Furrow is running", headers=headers, media_type="text/plain")
 
 
 @get("/api/version")

@@ -12,6 +12,8 @@ from control.operations.checks.findings import Finding
 from control.operations.checks.report import HostReport, RedisCard
 from control.operations.history import EpochEvent
 from control.placement.farm import HostCard
+from control.records.ended import EndedRequest
+from control.records.plots import PlotSample
 from control.replicas.health import Overview
 from control.requests import DeadLetter, OpenRequest
 
@@ -233,6 +235,16 @@ class Done(msgspec.Struct, kw_only=True):
 
 class Requests(msgspec.Struct, kw_only=True):
     data: list[OpenRequest]
+    object: str = "list"
+
+
+class EndedRequests(msgspec.Struct, kw_only=True):
+    data: list[EndedRequest]
+    object: str = "list"
+
+
+class Plots(msgspec.Struct, kw_only=True):
+    data: list[PlotSample]
     object: str = "list"
 
 

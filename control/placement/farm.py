@@ -19,7 +19,7 @@ from control.engines import OWN
 from control.errors import RedisUnavailable, SettingsError
 from control.messages import Assignment, encode
 from control.placement.demand import Demand
-from control.placement.host_facts import HostFacts, facts_of
+from control.placement.host_facts import DeviceSpace, HostFacts, Machine, facts_of
 from control.placement.need import DeviceRoom, ModelNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -292,6 +292,10 @@ class HostCard(msgspec.Struct, kw_only=True):
     replicas: list[str]
     memory: list[DeviceMemory] = []
     """Empty while its agent is away."""
+    machine: Machine | None = None
+    """None where it is not known."""
+    accelerators: dict[str, DeviceSpace] = {}
+    """The memory of each, as far as its driver tells."""
     assigned: dict[str, int] = {}
     """Bytes that its ranks of each of the `replicas` may take; none for those whose need is not known."""
 
@@ -327,6 +331,8 @@ def _host_card(
         engines=beat.engines if beat is not None else [],
         replicas=sorted(by_replica),
         memory=_device_memory(beat, assignments, facts) if beat is not None else [],
+        machine=facts.machine if facts is not None and beat is not None else None,
+        accelerators=facts.devices if facts is not None and beat is not None else {},
         assigned={
             replica: sum(one.memory) + sum(one.device_memory)
             for replica, one in sorted(by_replica.items())

@@ -29,6 +29,17 @@ class DeviceSpace(msgspec.Struct, frozen=True, kw_only=True):
     free: int
 
 
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Processors and memory that a worker may use, within its control group, and the load of the last minute."""
+
+    processors: int
+    load: float
+    memory: int
+    """Bytes."""
+    free: int
+    """Bytes that no process uses, or that files hold and give back."""
+
+
 class FilesHere(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The files of a model on a host: their fingerprint, or the reason why there is none."""
 
@@ -61,6 +72,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels that are switched off, each with the reason."""
     files: dict[str, FilesHere]
     """By model, for all models of the farm; one whose files are still to be downloaded is absent."""
+    machine: Machine | None = None
+    """None of an agent that does not tell it."""
     devices: dict[str, DeviceSpace] = {}
     """By accelerator, as far as its driver tells."""
     program: str = ""

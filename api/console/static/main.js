@@ -2,8 +2,8 @@
 
 import { Farm } from "./lib/farm.js";
 import { Shell } from "./lib/shell.js";
-import { NAVIGATION, PAGES } from "./pages/index.js";
+import { NAVIGATION, ORDINARY, PAGES } from "./pages/index.js";
 
 const farm = new Farm();
-new Shell(farm, PAGES, NAVIGATION).open();
+new Shell(farm, PAGES, NAVIGATION, ORDINARY).open();
 farm.start();

@@ -21,8 +21,16 @@ from api.routes.farm.models import (
     show_spec,
     unload_model,
 )
-from api.routes.farm.places import drain_host, drain_replica, follow_farm, forget_host, show_farm, show_hosts
-from api.routes.farm.running import cancel_request, list_requests, show_life
+from api.routes.farm.places import (
+    drain_host,
+    drain_replica,
+    follow_farm,
+    forget_host,
+    show_farm,
+    show_hosts,
+    show_plots,
+)
+from api.routes.farm.running import cancel_request, list_ended, list_requests, show_life
 from api.routes.farm.texts import show_letter_text, show_text
 
 
@@ -38,7 +46,7 @@ farm_routes = Router(
     after_request=_unstored,
     tags=["operators"],
     route_handlers=[
-        *(show_farm, follow_farm, show_hosts, drain_host, forget_host, drain_replica),
+        *(show_farm, follow_farm, show_plots, show_hosts, drain_host, forget_host, drain_replica),
         *(
             show_models,
             show_spec,
@@ -51,7 +59,7 @@ farm_routes = Router(
             resume_model,
             unload_model,
         ),
-        *(list_requests, cancel_request, show_life, show_text),
+        *(list_requests, list_ended, cancel_request, show_life, show_text),
         *(list_letters, show_letter, show_letter_text, retry_letter, drop_letter),
         *(list_keys, create_key, change_limits, revoke_key, show_usage),
     ],

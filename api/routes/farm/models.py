@@ -63,8 +63,13 @@ def _load(client: SyncRedis, body: ModelToLoad) -> Done:
     scale = None if replicas is None else _scale_of(replicas)
     spec = build_spec(source, demo=demo_model(), **options)
     outcome = desired.load(client, spec, scale)
-    words = "is desired" if outcome.changed else "was desired already with these settings"
-    return Done(done=f"{spec.name}: revision {outcome.revision} {words}.", revision=outcome.revision)
+    if not outcome.changed:
+        words = f"has these settings already, as revision {outcome.revision}."
+    elif outcome.before:
+        words = f"its replicas change to revision {outcome.revision}, one by one."
+    else:
+        words = "loading…"
+    return Done(done=f"{spec.name}: {words}", revision=outcome.revision)
 
 
 @post("/models/reload", status_code=200, operation_class=taking(ModelNamed))
@@ -72,7 +77,7 @@ async def reload_model(request: Http) -> Done:
     """Restart a model's replicas one by one, for example after a change of its files."""
     name = (await body_of(request, ModelNamed)).model
     revision = await on_farm(request, desired.reload, name)
-    return Done(done=f"{name}: revision {revision} is desired.", revision=revision)
+    return Done(done=f"{name}: its replicas are restarted one by one, as revision {revision}.", revision=revision)
 
 
 @post("/models/scale", status_code=200, operation_class=taking(ModelToScale))

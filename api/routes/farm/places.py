@@ -13,10 +13,11 @@ from api.background.farm_events import read_farm
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.routes.generation import process_of
-from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, ReplicaNamed
+from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, Plots, ReplicaNamed
 from control.errors import RequestError
 from control.operations.checks.report import host_reports
 from control.placement import farm
+from control.records.plots import samples
 from control.redis.clients import SyncRedis
 
 
@@ -36,6 +37,13 @@ async def follow_farm(request: Http) -> Stream:
         process_of(request).farm_events.follow(lambda: is_still_operator(request)),
         headers=headers | {"x-accel-buffering": "no"},
     )
+
+
+@get("/plots")
+async def show_plots(request: Http) -> Plots:
+    """Samples of the last hour, one every ten seconds, oldest first: tokens a second, milliseconds to the first token,
+    waiting and running requests and KV memory, of the farm (under the name "") and of its busiest models."""
+    return Plots(data=await on_farm(request, samples))
 
 
 @get("/hosts")

@@ -7,9 +7,10 @@ from litestar.params import FromPath, FromQuery
 
 from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
-from api.schemas.farm import Done, RequestNamed, Requests
+from api.schemas.farm import Done, EndedRequests, RequestNamed, Requests
 from control import requests
 from control.records import catalog
+from control.records.ended import ended
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
 from control.requests.upkeep.life import RequestLife, life_of
@@ -27,6 +28,18 @@ async def list_requests(
 
 def _list(client: SyncRedis, model: str | None, tenant: str | None) -> list[OpenRequest]:
     return requests.open_requests(client, catalog.model_names(client, model), _MOST, tenant)
+
+
+@get("/requests/ended")
+async def list_ended(
+    request: Http,
+    model: FromQuery[str | None] = None,
+    tenant: FromQuery[str | None] = None,
+    failed: FromQuery[bool | None] = None,
+) -> EndedRequests:
+    """The newest 1,000 requests that ended in the last hour, as API processes saw them, of all models and tenants or of
+    one; those that failed, or did not."""
+    return EndedRequests(data=await on_farm(request, ended, _MOST, model, tenant, failed))
 
 
 @get("/requests/{rid:str}")

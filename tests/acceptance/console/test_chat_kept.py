@@ -263,7 +263,7 @@ def test_another_key_does_not_see_the_chat(
     (first, secret), (_, other) = made
 
     def enter(text: str) -> None:
-        page.get_by_label("Operator's API key").fill(text)
+        page.get_by_label("API key").fill(text)
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Chat").wait_for()
 

@@ -8,10 +8,14 @@ import httpx
 import msgspec
 import pytest
 
+from control import keys
+from control.clock import now_ms
 from control.messages import ModelSpec
 from control.operations import desired
 from control.placement import farm
 from control.records import catalog
+from control.records.plots import FARM, PlotSample, Point, keep
+from control.redis.connection import run_every
 from control.replicas import health
 from tests.acceptance.console.browser import scrolls_sideways
 from tests.acceptance.console.conftest import Visit
@@ -298,3 +302,21 @@ def commands_a_second(page: Page, scripted: ScriptedFarm) -> float:
 def reads(scripted: ScriptedFarm) -> int:
     stats = scripted.client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("hgetall", "hmget", "smembers", "hvals"))
+
+
+def test_plots_keep_an_hour_over_a_reload(visit: Visit, scripted: ScriptedFarm) -> None:
+    """From the farm's samples, with axes; the newest value stays that of the page's own snapshots."""
+    client, now = scripted.client, now_ms()
+    client.delete(keys.PLOTS)
+    for ago in range(3_590, 0, -10):
+        point = Point(rate=90_000.0, first_ms=50.0, queued=3, running=1, kv=0.25)
+        run_every(client, keep(PlotSample(at_ms=now - 1_000 * ago, points={FARM: point})))
+    page = visit()
+    plot = page.locator("figure.plot").filter(has_text="Tokens per second")
+    plot.get_by_text("60 min ago").wait_for()
+    assert "90,000" in plot.locator(".axis").first.inner_text() and "now" in plot.locator(".axis").last.inner_text()
+    until(lambda: "now, at most 90,000" in (plot.locator("svg").get_attribute("aria-label") or ""), 20)
+    assert plot.locator("path.line").count() >= 1
+    page.reload()
+    plot.get_by_text("60 min ago").wait_for()
+    client.delete(keys.PLOTS)

@@ -10,7 +10,7 @@ import pytest
 from control import keys
 from control.messages import Assignment, ModelSpec
 from control.placement import farm
-from control.placement.host_facts import HostFacts, Space, put_facts
+from control.placement.host_facts import DeviceSpace, HostFacts, Machine, Space, put_facts
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Host
 from control.records import catalog
@@ -41,6 +41,8 @@ def full_disk(scripted: ScriptedFarm) -> Iterator[None]:
         native="",
         kernels_off=[f"{HOSTILE}: differs"],
         files={},
+        machine=Machine(processors=12, load=3.25, memory=64 * GIB, free=16 * GIB),
+        devices={"cuda:0": DeviceSpace(total=80 * GIB, free=20 * GIB)},
     )
     run(scripted.client, put_facts("alpha", facts))
     yield
@@ -58,6 +60,8 @@ def test_a_host_s_facts_are_judged_on_both_pages(
     page.locator(".findings li.warn").filter(has_text="clocks differ from that of Redis: alpha -7.0 s").wait_for()
     row = page.get_by_role("table", name="Hosts").get_by_role("row").filter(has_text="alpha")
     row.get_by_text("1 error").wait_for()
+    row.get_by_text("12 processors, load 3.3").wait_for()
+    assert "16 GiB of 64 GiB free" in row.inner_text() and "cuda:0: 20 GiB of 80 GiB free" in row.inner_text()
     servers = page.get_by_role("table", name="Redis").get_by_role("row").nth(1)
     assert "refuses writes" in servers.inner_text() and "append-only" in servers.inner_text()
     assert not scrolls_sideways(page)
@@ -165,3 +169,23 @@ def test_the_memory_of_gpus(visit: Visit, scripted: ScriptedFarm) -> None:
         scripted.client.delete(keys.NEEDS)
         scripted.client.srem(keys.HOSTS, "epsilon")
         del scripted.hosts["epsilon"]
+
+
+def test_one_fault_is_one_finding(visit: Visit, scripted: ScriptedFarm) -> None:
+    """A host that is away names its replicas, which are no findings of their own; replicas with one cause are one."""
+    scripted.host("delta", "cuda:0", alive=False)
+    lost = ScriptedReplica(ModelSpec(name="lost", source="lost"), "delta", failure="its host is gone")
+    spec = ModelSpec(name="twins", source="twins", replicas=2)
+    twins = [ScriptedReplica(spec, "alpha", replica=replica, failure="no such file") for replica in ("r0", "r1")]
+    added = [scripted.add(one) for one in (lost, *twins)]
+    try:
+        page = visit()
+        findings = page.locator(".findings li")
+        findings.filter(has_text="twins r0, r1 have failed").get_by_text("no such file").wait_for()
+        assert findings.filter(has_text="twins").count() == 1
+        findings.filter(has_text="delta is away").get_by_text("1 replica: lost:r0").wait_for()
+        assert findings.filter(has_text="lost").count() == 1
+    finally:
+        for one in added:
+            scripted.remove(one)
+        farm.forget(scripted.client, "delta")

@@ -255,14 +255,14 @@ def test_a_model_is_chosen_on_the_history_s_page(visit: Visit, scripted: Scripte
 
 
 def test_a_chat_is_held_and_stopped(visit: Visit, scripted: ScriptedFarm) -> None:
-    """Enter sends, Stop is the next stop, the message has the focus after the answer's end and in a new chat."""
+    """Enter sends, Stop is the next stop; the message has the focus at first, after an end and in a new chat."""
     leader = scripted.leader
     leader.reset()
     page = visit("#/chat?model=tiny")
     page.get_by_text("Try a model.").wait_for()
     keys = Keys(page)
     leader.pause()
-    keys.to("Message")
+    until(lambda: keys.at == "Message", 20)
     page.keyboard.type("by keys")
     keys.press("Shift+Enter").press("Enter")
     until(lambda: leader.claimed, 20)

@@ -56,21 +56,16 @@ def test_an_api_process_that_dies_or_hangs_is_said(visit: Visit, scripted: Scrip
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(
     visit: Visit, scripted: ScriptedFarm, tmp_path: Path
 ) -> None:
-    """A wrong key and one without the right are refused with the reason; no cookie is set, no address has the key."""
-    secrets = []
-    for admin in (False, True):
-        key, secret = access.mint(admin=admin)
-        access.create(scripted.client, key)
-        secrets.append(secret)
-    plain, operator = secrets
+    """A wrong key is refused with the reason; no cookie is set, no address has the key."""
+    key, operator = access.mint(admin=True)
+    access.create(scripted.client, key)
     with running_api(scripted.server.url, tmp_path, "--keys") as process:
-        page = visit("#/hosts/alpha", url=process.url, expected=("401", "403"))
+        page = visit("#/hosts/alpha", url=process.url, expected=("401",))
         page.get_by_role("heading", name="This farm asks for a key").wait_for()
-        for wrong, reason in (("sk-wrong", "The API key is wrong"), (plain, "no operator's")):
-            page.get_by_label("Operator's API key").fill(wrong)
-            page.keyboard.press("Enter")
-            page.get_by_role("alert").filter(has_text=reason).wait_for()
-        page.get_by_label("Operator's API key").fill(operator)
+        page.get_by_label("API key").fill("sk-wrong")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").filter(has_text="The API key is wrong").wait_for()
+        page.get_by_label("API key").fill(operator)
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="alpha").wait_for()
         page.reload()
@@ -83,3 +78,41 @@ def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(
         page.get_by_role("button", name="Forget key").click()
         page.get_by_role("heading", name="This farm asks for a key").wait_for()
         until(lambda: page.evaluate("sessionStorage.length") == 0)
+
+
+def test_an_ordinary_key_opens_the_chat_and_its_own_usage(visit: Visit, scripted: ScriptedFarm, tmp_path: Path) -> None:
+    """And nothing else: other addresses lead to the chat, and no request of an operator's route is answered."""
+    key, secret = access.mint(name="mine")
+    access.create(scripted.client, key)
+    with running_api(scripted.server.url, tmp_path, "--keys") as process:
+        page = visit("#/keys", url=process.url, expected=("401", "403"))
+        page.get_by_label("API key").fill(secret)
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Chat").wait_for()
+        links = page.get_by_role("navigation", name="Pages").get_by_role("link")
+        assert links.all_inner_texts() == ["Chat", "Usage"]
+        page.get_by_label("Model", exact=True).select_option("tiny")
+        page.get_by_label("Message", exact=True).fill("hello")
+        page.get_by_label("Message", exact=True).press("Enter")
+        page.get_by_text("you said hello").wait_for()
+        assert page.get_by_role("link", name="Request").count() == 0
+        for address in (
+            "#/",
+            "#/keys",
+            "#/requests",
+            "#/hosts/alpha",
+            "#/models/tiny",
+            "#/dead",
+            "#/history",
+            "#/none",
+        ):
+            page.goto(f"{process.url}/console/{address}")
+            page.get_by_role("heading", name="Chat").wait_for()
+            until(lambda: "#/chat" in page.url, 20)
+        links.get_by_text("Usage").click()
+        page.get_by_role("table", name="Usage").get_by_text("tiny").wait_for()
+        assert "mine" not in page.locator("main").inner_text() and key.id not in page.content()
+        page.reload()
+        page.get_by_role("table", name="Usage").wait_for()
+        access.revoke(scripted.client, key)
+        page.get_by_role("heading", name="This farm asks for a key").wait_for()

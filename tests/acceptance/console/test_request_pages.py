@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from control import requests
+from control import access, keys, requests
 from control.clock import now_ms
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.records import catalog
+from control.records.ended import EndedRequest, note
 from control.redis.connection import run, run_every
 from control.replicas import health
 from control.replicas.lease import Lease, acquire
@@ -20,6 +21,7 @@ from tests.acceptance.console.browser import scrolls_sideways
 from tests.acceptance.console.conftest import Visit
 from tests.acceptance.console.scripted_farm import ScriptedFarm
 from tests.integration.api.conftest import ApiProcess, running_api
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -75,9 +77,9 @@ def test_a_thousand_requests_are_listed_filtered_and_cancelled(visit: Visit, scr
     page.locator(".more-rows button", has_text="Show 800 more").click()
     page.locator("tbody tr").nth(999).wait_for()
     assert HOSTILE in row(page, "one-0001") and "place 2" in row(page, "one-0001")
-    page.locator("input[type=search]").fill("One-0500")
+    page.get_by_label("Filter by id, model, tenant or replica").fill("One-0500")
     page.get_by_text("1 request of 1,000, oldest first").wait_for()
-    assert page.locator("input[type=search]").input_value() == "One-0500"
+    assert page.get_by_label("Filter by id, model, tenant or replica").input_value() == "One-0500"
     page.get_by_role("button", name="Cancel request one-0500").focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog", name="Cancel this request?")
@@ -232,3 +234,35 @@ def test_the_reads_of_pages_are_shared_but_for_those_after_an_act(visit: Visit, 
     with page.expect_request(lambda request: request.url.endswith("/farm/usage?days=7")) as after:
         page.evaluate(READ_AFTER_AN_ACT)
     assert after.value.all_headers()["cache-control"] == "no-cache"
+
+
+def test_ended_requests_with_their_causes(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Finished and failed ones, the names of keys, filters by end and text, a row that opens the request; 390 px."""
+    now = now_ms()
+    key, _ = access.mint(name=HOSTILE)
+    access.create(scripted.client, key)
+    records = [
+        EndedRequest(id=f"r{number}", path="/v1/chat/completions", status=200, ended_ms=now + number, total_ms=9)
+        for number in range(60)
+    ]
+    failed = EndedRequest(
+        id="bad", path="/v1/x", status=500, ended_ms=now + 99, total_ms=5, model="tiny", key=key.id, error=HOSTILE
+    )
+    run_every(scripted.client, note([*records, failed]))
+    for width in (390, 1440):
+        page = visit("#/requests", width=width, dark=width == 390)
+        table = page.get_by_role("table", name="Ended requests")
+        table.get_by_role("link", name="bad").wait_for()
+        page.get_by_text("61 requests, newest first").wait_for()
+        row = table.get_by_role("row").filter(has=page.get_by_role("link", name="bad"))
+        until(lambda row=row: row.inner_text().count(HOSTILE) == 2, 40)  # the key's name and the cause
+        assert "failed: 500" in row.inner_text() and key.id not in row.inner_text()
+        page.get_by_role("button", name="Show 11 more").click()
+        assert table.get_by_role("link").count() >= 61
+        page.get_by_label("Filter ended requests by id").fill("owned")
+        page.get_by_text("1 request, newest first").wait_for()
+        page.get_by_label("Filter ended requests by id").fill("")
+        page.get_by_label("End", exact=True).select_option("finished")
+        page.get_by_text("60 requests, newest first").wait_for()
+        assert not scrolls_sideways(page)
+    scripted.client.delete(keys.ENDED)

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from control import host_memory
 from control.cache import files as cache_files
-from control.placement.host_facts import FilesHere, HostFacts, Space
+from control.placement.host_facts import FilesHere, HostFacts, Machine, Space
 from control.process import remembered_program
 from control.redis.round_trip import RoundTrip
 from control.version import VERSION
@@ -42,9 +43,20 @@ def collect(trip: RoundTrip, files: dict[str, FilesHere], ranks: Mapping[str, st
         native=host.unavailable() or "",
         kernels_off=kernels_off(),
         files=files,
+        machine=machine(),
         devices=device_memory(),
         program=" ".join(remembered_program()),
         old_ranks={name: version for name, version in ranks.items() if version != VERSION},
+    )
+
+
+def machine() -> Machine:
+    """The processors and the memory of this host, as far as this process may use them."""
+    return Machine(
+        processors=len(os.sched_getaffinity(0)),
+        load=round(os.getloadavg()[0], 2),
+        memory=host_memory.capacity(),
+        free=host_memory.available(),
     )
 
 

@@ -50,7 +50,9 @@ export class Answer {
   record() {
     const { text, reasoning, state, finish, usage, error, rid, resumed, began } = this;
     const { model, temperature, max_tokens } = this.body;
-    const asked = { model, temperature, max_tokens, messages: this.open && !rid ? this.body.messages : [] };
+    // Images are not kept: a request with some, which the farm may not have, is not asked for again.
+    const again = this.open && !rid && this.body.messages.every(({ content }) => typeof content === "string");
+    const asked = { model, temperature, max_tokens, messages: again ? this.body.messages : [] };
     const marks = { last: this.#last, key: this.#key, firstAt: this.#firstAt, lastAt: this.#lastAt };
     return { asked, text, reasoning, state, finish, usage, error, rid, resumed, began, ...marks };
   }
@@ -63,7 +65,7 @@ export class Answer {
     if (!answer.open) return answer;
     answer.state = "resuming";
     // The farm may have taken it or not: it is asked for again while it would have gone on.
-    if (!answer.rid && clock() - answer.began > 1_000 * WAITS_S) {
+    if (!answer.rid && (!asked.messages.length || clock() - answer.began > 1_000 * WAITS_S)) {
       answer.state = "failed";
       answer.error = "The page was closed before the farm had taken this message. Send it again.";
     }

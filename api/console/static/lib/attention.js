@@ -10,7 +10,8 @@ const TOLD = new Set(["alive", "drained", "version", "facts"]);
 // Findings: `tone`, `what` (a sentence), `cause`, and `model`, `replica` or `host` that it is about; `act` names the act
 // that mends it: "retry", "restart", "resume", "scale", "takeBack", "letters"; null where no act does.
 export function findings(card, history) {
-  const found = [...card.models.flatMap((model) => ofModel(model, history)), ...card.hosts.flatMap(ofHost)];
+  const away = new Set(card.hosts.filter((host) => !host.alive && !host.drained).map(({ id }) => id));
+  const found = [...card.models.flatMap((model) => ofModel(model, history, away)), ...card.hosts.flatMap(ofHost)];
   for (const [model, letters] of Object.entries(card.dead_letters))
     found.push({ tone: "warn", model, what: `${count(letters, "dead letter")} of ${model}`, cause: "Requests that crashed their ranks when they ran alone.", act: "letters" });
   found.push(...versions(card.hosts), ...judged(card).map(ofJudgement));
@@ -29,15 +30,38 @@ function ofJudgement({ subject, where, check, level, message, remedy }) {
   return { ...about, tone: level === "error" ? "bad" : "warn", what, cause: remedy, act: null };
 }
 
-function ofModel(model, history) {
+function ofModel(model, history, away) {
   const name = model.model;
-  const found = model.replicas.flatMap((replica) => ofReplica(model, replica, history));
+  // A host that is away is one finding, which names its replicas.
+  const here = model.replicas.filter((replica) => !(ILL.includes(replica.state) && replica.host?.split(",").some((id) => away.has(id))));
+  const found = together(here.flatMap((replica) => ofReplica(model, replica, history)));
   if (model.paused)
     found.push({ tone: "warn", model: name, what: `${name} is paused`, cause: waiting(model), act: "resume" });
   const wait = model.load.expected_wait_ms;
   if (!model.paused && wait > LONG_WAIT_MS)
     found.push({ tone: "warn", model: name, what: `A new request of ${name} waits about ${duration(wait)}`, cause: waiting(model), act: "scale" });
   return found;
+}
+
+const ILL = ["failed", "poisoned", "recovering"];
+
+// Findings of several replicas with one cause as one.
+function together(found) {
+  const groups = grouped(found);
+  return [...groups.values()].map((same) => {
+    const [first] = same;
+    if (same.length === 1) return first;
+    const what = `${first.model} ${same.map(({ replica }) => replica).join(", ")}${first.what.slice(`${first.model} ${first.replica}`.length).replace(/^ has /, " have ")}`;
+    return { ...first, what, act: first.act === "retry" ? "retry" : null };
+  });
+}
+
+const kindOf = ({ tone, what, model, replica, cause }) => [tone, what.slice(`${model} ${replica}`.length), cause].join("\n");
+
+function grouped(found) {
+  const groups = new Map();
+  for (const one of found) groups.set(kindOf(one), [...(groups.get(kindOf(one)) ?? []), one]);
+  return groups;
 }
 
 function waiting(model) {
@@ -61,7 +85,8 @@ function ofHost(host) {
   const held = count(host.replicas.length, "replica");
   if (host.drained) return [{ tone: "warn", host: host.id, what: `${host.id} is drained`, cause: `It gets no new replica, and has ${held}.`, act: "takeBack" }];
   const remedy = `Start furrow worker there, or run furrow drain ${host.id} if it shall stay away.`;
-  if (!host.alive) return [{ tone: "bad", host: host.id, what: `${host.id} is away`, cause: `Its agent has no heartbeat; it has ${held}. ${remedy}`, act: null }];
+  const names = host.replicas.length ? `: ${host.replicas.join(", ")}` : "";
+  if (!host.alive) return [{ tone: "bad", host: host.id, what: `${host.id} is away`, cause: `Its agent has no heartbeat; it has ${held}${names}. ${remedy}`, act: null }];
   return [];
 }
 

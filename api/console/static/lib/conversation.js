@@ -13,7 +13,12 @@ const SETTINGS = ["model", "system", "temperature", "most", "draft"];
 // Keep the conversation: as many of its last turns as fit. Returns how many those are.
 export function keep(chat) {
   const settings = Object.fromEntries(SETTINGS.map((name) => [name, chat[name]]));
-  const turns = chat.turns.map(({ role, text, answer }) => JSON.stringify(answer ? { role, answer: answer.record() } : { role, text }));
+  // Images are larger than the room that there is.
+  const lost = ({ images = [], lost: before = 0 }) => images.length + before;
+  const turns = chat.turns.map((turn) => {
+    const { role, text, answer } = turn;
+    return JSON.stringify(answer ? { role, answer: answer.record() } : { role, text, lost: lost(turn) });
+  });
   let from = Math.max(0, turns.length - MOST_TURNS);
   for (let size = sum(turns.slice(from)); size > MOST_CHARACTERS; from++) size -= turns[from].length;
   // The room that there is may be less than the bound.
@@ -44,7 +49,7 @@ export function kept(changed) {
     forget();
     return null;
   }
-  const turns = found.turns.map(({ role, text, answer }) => (answer ? { role, answer: Answer.restore(answer, changed) } : { role, text }));
+  const turns = found.turns.map(({ role, text, answer, lost }) => (answer ? { role, answer: Answer.restore(answer, changed) } : { role, text, lost }));
   return { ...found.settings, turns };
 }
 
@@ -87,7 +92,7 @@ function holds(found, checks) {
 
 // A turn is a text of the visitor or an answer of a model; only the last answer can be under way.
 function isTurn(turn, index, { length }) {
-  if (turn?.role === "user") return isText(turn.text);
+  if (turn?.role === "user") return isText(turn.text) && optional(isCount)(turn.lost);
   if (turn?.role !== "assistant" || !holds(turn.answer, ANSWER)) return false;
   return index === length - 1 || ["ended", "stopped", "failed"].includes(turn.answer.state);
 }
@@ -100,8 +105,8 @@ function checked(found) {
 }
 
 // Only the fields that were checked.
-function cleaned({ role, text, answer }) {
-  if (role === "user") return { role, text };
+function cleaned({ role, text, answer, lost = 0 }) {
+  if (role === "user") return { role, text, lost };
   const only = (from, checks) => Object.fromEntries(Object.keys(checks).map((name) => [name, from[name]]));
   const usage = answer.usage && { completion_tokens: answer.usage.completion_tokens };
   return { role, answer: { ...only(answer, ANSWER), usage, asked: only(answer.asked, ASKED) } };

@@ -17,6 +17,7 @@ export class Farm extends EventTarget {
   reason = "";
   history = new History();
   #heard = 0;
+  #recalled = false;
   #failures = 0;
   #controller = null;
   #wake = () => {};
@@ -67,10 +68,24 @@ export class Farm extends EventTarget {
       this.card = data;
       this.at = Date.now();
       this.history.add(data, this.at);
+      this.#recall();
       this.#set("live", "");
       this.dispatchEvent(new Event("snapshot"));
     } else if (event === "away") {
       this.#set("redis", data.error);
+    }
+  }
+
+  // The farm's own samples, once a page.
+  async #recall() {
+    if (this.#recalled) return;
+    this.#recalled = true;
+    try {
+      const { data } = await api.get("/farm/plots");
+      this.history.load(data);
+      this.dispatchEvent(new Event("snapshot"));
+    } catch {
+      this.#recalled = false;
     }
   }
 

@@ -1,6 +1,10 @@
-// The last minutes of the farm and each model, and the last sample of each replica, kept in the page: rates are differences of the snapshots' counts.
+// The last hour of the farm and each model, and the last sample of each replica: rates are differences of the snapshots'
+// counts. The last minutes are those that the page has seen, each second; before them there is a sample every ten seconds,
+// of the page or, from before it was opened, of the farm.
 
-export const KEPT_MS = 300_000;
+export const KEPT_MS = 3_600_000;
+const FINE_MS = 300_000;
+const COARSE_MS = 10_000;
 const WINDOW_MS = 3_000;
 // A new follower gets the last snapshot at once and the next one at any moment: too short a time for a rate.
 const LEAST_MS = 800;
@@ -11,17 +15,30 @@ const MARKED_MS = 4_000;
 // several replicas that of the fullest); null where it is not known.
 export class History {
   #samples = new Map();
+  // Older ones, a few a minute, by model.
+  #coarse = new Map();
   #counts = new Map();
   #slow = new Map();
 
   // The samples of a model or, without a name, of the farm, oldest first; of a replica the last one alone.
   of(model = "", replica = "") {
-    return this.#samples.get(`${model}\n${replica}`) ?? [];
+    const name = `${model}\n${replica}`;
+    return [...(this.#coarse.get(name) ?? []), ...(this.#samples.get(name) ?? [])];
+  }
+
+  // Take the farm's own samples (GET /farm/plots), of the time before the page's first one.
+  load(kept) {
+    for (const { at_ms: at, points } of kept)
+      for (const [model, [rate, first, queued, running, kv]] of Object.entries(points)) {
+        const name = `${model}\n`;
+        if (at >= (this.#samples.get(name)?.[0]?.at ?? Infinity)) continue;
+        this.#thin(name, { at, rate, first, queued, running, kv });
+      }
   }
 
   // The newest sample, or one of nulls.
   last(model = "", replica = "") {
-    return this.of(model, replica).at(-1) ?? { at: 0, rate: null, first: null, queued: null, running: null, kv: null };
+    return this.#samples.get(`${model}\n${replica}`)?.at(-1) ?? { at: 0, rate: null, first: null, queued: null, running: null, kv: null };
   }
 
   // True for a rank for which others of its group wait: by the farm's judgement, or in a long command in which it gets
@@ -45,7 +62,7 @@ export class History {
       all.push({ ...sample, firsts: sum(parts, "firsts"), firstMs: sum(parts, "firstMs") });
     }
     this.#keep("\n", together(all, at, sum(all, "queued") ?? 0));
-    for (const map of [this.#samples, this.#counts, this.#slow])
+    for (const map of [this.#samples, this.#coarse, this.#counts, this.#slow])
       for (const name of map.keys()) if (!known.has(name)) map.delete(name);
   }
 
@@ -89,8 +106,16 @@ export class History {
   #keep(name, sample) {
     const samples = this.#samples.get(name) ?? [];
     samples.push(sample);
-    while (samples[0].at < sample.at - KEPT_MS) samples.shift();
+    while (samples[0].at < sample.at - FINE_MS) this.#thin(name, samples.shift());
     this.#samples.set(name, samples);
+  }
+
+  #thin(name, sample) {
+    const coarse = this.#coarse.get(name) ?? [];
+    if (sample.at - (coarse.at(-1)?.at ?? 0) < COARSE_MS - 500) return;
+    coarse.push({ ...sample, coarse: true });
+    while (coarse[0].at < Date.now() - KEPT_MS) coarse.shift();
+    this.#coarse.set(name, coarse);
   }
 }
 

@@ -70,7 +70,7 @@ export function table(columns, rows, { key, kind = () => null, label }) {
   return h(
     "table",
     { "aria-label": label },
-    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.right ? "right" : null }, column.name)))),
+    h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.right ? "right" : null }, column.name || h("span", { class: "unseen" }, "Acts"))))),
     h("tbody", {}, rows.map((row) =>
       h("tr", { key: key(row), class: kind(row) }, columns.map((column) =>
         h("td", { class: column.kind ?? (column.right ? "right" : null), "data-name": column.name }, column.cell(row)))))),

@@ -1,4 +1,4 @@
-// A live plot of the last minutes: one line, its area, the newest value in words.
+// A live plot of the last hour: one line, its area, axes of time and value, and the newest value in words.
 
 import { h, s } from "./dom.js";
 import { bytes, duration } from "./format.js";
@@ -7,37 +7,45 @@ import { KEPT_MS } from "./history.js";
 const WIDTH = 300;
 const HEIGHT = 56;
 const GAP_MS = 4_000;
+const COARSE_GAP_MS = 25_000;
 const LEAST_MS = 60_000;
 
 // `name`, and `format(value)` of `pick(sample)` for each of the samples; `most` is the least top of the scale.
 export function plot({ name, samples, pick, format, most = 0, now = Date.now(), note = "" }) {
-  const points = samples.map((sample) => [sample.at, pick(sample)]).filter(([, value]) => value != null);
+  const points = samples.map((sample) => [sample.at, pick(sample), sample.coarse]).filter(([, value]) => value != null);
   const peak = points.reduce((top, [, value]) => Math.max(top, value), 0);
   const last = samples.length ? pick(samples.at(-1)) : null;
   const shown = format(last);
   // The first minute is shown whole; then the scale of time grows to all that is kept.
   const span = Math.min(KEPT_MS, Math.max(LEAST_MS, points.length ? now - points[0][0] : 0));
+  const top = Math.max(peak, most) || 1;
   const said = points.length ? `${name}: ${shown} now, at most ${format(peak)} in ${duration(span)}` : `${name}: not known yet`;
   return h(
     "figure",
     { class: "plot", key: name },
     h("figcaption", {}, h("span", { class: "label" }, name), h("span", { class: "peak" }, points.length ? `peak ${format(peak)}` : "")),
     h("p", { class: "value" }, shown, note ? h("span", { class: "note" }, note) : null),
+    h("div", { class: "axis" }, h("span", {}, format(top))),
     s(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": said },
+      s("line", { class: "base", x1: 0, x2: WIDTH, y1: 2, y2: 2 }),
       s("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }),
-      runs(points).map((run) => drawn(run, now, span, Math.max(peak, most) || 1)),
+      runs(points).map((run) => drawn(run, now, span, top)),
     ),
+    h("div", { class: "axis" }, h("span", {}, `${beginOf(span)} ago`), h("span", {}, "now")),
   );
 }
+
+// The length of the axis of time, in whole minutes where it has some.
+const beginOf = (span) => (span < 90_000 ? duration(span) : `${Math.round(span / 60_000)} min`);
 
 // Points without a gap between them, as there is one where the page was hidden or the farm away.
 function runs(points) {
   const found = [];
   for (const point of points) {
     const run = found.at(-1);
-    if (run && point[0] - run.at(-1)[0] <= GAP_MS) run.push(point);
+    if (run && point[0] - run.at(-1)[0] <= (run.at(-1)[2] ? COARSE_GAP_MS : GAP_MS)) run.push(point);
     else found.push([point]);
   }
   return found;

@@ -11,10 +11,12 @@ export class Shell {
   #view = null;
   #shown = null;
   #refusal = null;
+  // The key is no operator's: pages that are not `ordinary` would be refused.
+  #ordinary = false;
 
-  // `entries`: `[name, address]` of the navigation.
-  constructor(farm, pages, entries) {
-    Object.assign(this, { farm, pages, entries });
+  // `entries`: `[name, address]` of the navigation; `ordinary`: of that without an operator's key.
+  constructor(farm, pages, entries, ordinary) {
+    Object.assign(this, { farm, pages, entries, ordinary });
     this.main = document.getElementById("main");
     addEventListener("hashchange", () => this.open());
     document.querySelector(".skip").onclick = (event) => (event.preventDefault(), this.main.focus());
@@ -25,7 +27,11 @@ export class Shell {
 
   // Open the page that the address names.
   open() {
-    const found = route(this.pages, location.hash || "#/");
+    let found = route(this.pages, location.hash || "#/");
+    if (this.#ordinary && !found?.page.ordinary) {
+      history.replaceState(null, "", this.ordinary[0][1]);
+      found = route(this.pages, location.hash);
+    }
     const first = this.#shown === null;
     // Another view of the same page, such as that of another model in a list: the focus stays where it is.
     const same = !this.#refusal && this.#view && found?.page === this.#view.page && samePlace(found.params, this.#view.params);
@@ -47,7 +53,8 @@ export class Shell {
 
   #navigation() {
     const current = this.#shown?.nav;
-    const links = this.entries.map(([name, address]) =>
+    const entries = this.#ordinary ? this.ordinary : this.entries;
+    const links = entries.map(([name, address]) =>
       h("li", { key: name }, h("a", { href: address, "aria-current": name === current ? "page" : null }, name)));
     patch(document.getElementById("navigation"), h("ul", {}, links));
     const forget = () => (key.forget(), location.reload());
@@ -55,6 +62,7 @@ export class Shell {
   }
 
   #connection() {
+    if (this.#ordinary) return h("span", { class: "badge plain", key: "connection" }, "no operator");
     const [tone, text] = {
       connecting: ["busy", "connecting"],
       live: ["good", "live"],
@@ -69,8 +77,9 @@ export class Shell {
   #status() {
     this.#navigation();
     this.#banner();
-    if (this.farm.status === "live" && this.#refusal) {
+    if (this.farm.status === "live" && (this.#refusal || this.#ordinary)) {
       this.#refusal = null;
+      this.#ordinary = false;
       this.open();
     }
   }
@@ -90,6 +99,14 @@ export class Shell {
   }
 
   #ask(error) {
+    if (error.status === 403 && key.get()) {
+      if (this.#ordinary) return;
+      this.#ordinary = true;
+      this.#refusal = null;
+      this.open();
+      return;
+    }
+    this.#ordinary = false;
     if (this.#refusal) {
       patch(document.getElementById("key-fault") ?? h("p"), said(error));
       return;
@@ -114,9 +131,9 @@ export class Shell {
         { class: "key", onsubmit: sent },
         h("h1", { tabindex: -1 }, "This farm asks for a key"),
         h("div", { class: "field" },
-          h("label", { for: "key" }, "Operator's API key"),
+          h("label", { for: "key" }, "API key"),
           input,
-          h("p", { class: "help", id: "key-help" }, "Made with ", h("code", {}, "furrow keys create --admin"), ". This tab keeps it until it is closed.")),
+          h("p", { class: "help", id: "key-help" }, "An operator's, made with ", h("code", {}, "furrow keys create --admin"), ", opens every page; another one Chat and its own usage. This tab keeps it until it is closed.")),
         h("p", { class: "fault", id: "key-fault", role: "alert" }, said(this.#refusal)),
         h("div", { class: "acts" }, h("button", { type: "submit", class: "button primary" }, "Continue")),
       ),

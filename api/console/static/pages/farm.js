@@ -124,16 +124,29 @@ function hosts(view, card) {
   const rows = [
     { name: "Host", kind: "name", cell: (host) => hostLink(host.id) },
     { name: "State", cell: (host) => [badge(hostState(host)), marks(card, host.id)] },
-    { name: "Devices", cell: (host) => (host.devices.length ? host.devices.join(", ") : host.alive ? "cpu" : "–") },
+    { name: "Machine", kind: "short", cell: machineOf },
     { name: "Engines", cell: (host) => ["furrow", ...host.engines].join(", ") },
     { name: "Memory planned", kind: "short", cell: planned },
     { name: "Version", cell: (host) => host.version ?? "–" },
     { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },
     { name: "", right: true, cell: (host) => (host.drained
-      ? button("Take back", () => takeBack(view, host.id), { label: `Take ${host.id} back` })
+      ? button("Take back", () => takeBack(view, host.id), { label: `Take back ${host.id}` })
       : button("Drain…", () => drain(view, host.id), { label: `Drain ${host.id}` })) },
   ];
   return section("Hosts", table(rows, card.hosts, { key: (host) => host.id, label: "Hosts" }), { note: `${integer(card.hosts.filter((host) => host.alive).length)} alive` });
+}
+
+// Processors, memory and accelerators of a host; the names of its devices where it tells no more.
+export function machineOf({ machine, accelerators, devices, alive }) {
+  const known = Object.entries(accelerators);
+  const rest = devices.filter((name) => !(name in accelerators)).join(", ");
+  const lines = [
+    machine ? `${count(machine.processors, "processor")}, load ${machine.load.toFixed(1)}` : null,
+    machine ? meter(1 - machine.free / machine.memory, `${bytes(machine.free)} of ${bytes(machine.memory)} free`) : null,
+    ...known.map(([name, { total, free }]) => meter(1 - free / total, `${name}: ${bytes(free)} of ${bytes(total)} free`)),
+    rest || null,
+  ].filter(Boolean);
+  return lines.length ? lines.map((line, index) => h("div", { key: `${index}` }, line)) : alive ? "cpu" : "–";
 }
 
 // The part of each device's memory that was given to replicas; of one that is not planned what is free.

@@ -77,7 +77,13 @@ const free = (space) => (space ? `${bytes(space.free)} of ${bytes(space.total)} 
 
 function machine(known) {
   if (!known) return null;
+  const { machine: own } = known;
+  const accelerators = Object.entries(known.devices).map(([name, { total, free: left }]) => `${name}: ${bytes(left)} of ${bytes(total)} free`);
   return section("Machine", facts([
+    ["Processors", own ? integer(own.processors) : null],
+    ["Load of the last minute", own ? own.load.toFixed(2) : null],
+    ["Free memory", own ? `${bytes(own.free)} of ${bytes(own.memory)}` : null],
+    ["GPUs", accelerators.length ? accelerators.join("; ") : null],
     ["Clock beside Redis", `${known.clock_ms > 0 ? "+" : ""}${integer(known.clock_ms)} ms`],
     ["Round trip to Redis", `${known.round_trip_ms.toFixed(1)} ms`],
     ["Free for models", free(known.models)],

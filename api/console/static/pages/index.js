@@ -11,8 +11,9 @@ import letter from "./letter.js";
 import model from "./model.js";
 import request from "./request.js";
 import requests from "./requests.js";
+import usage from "./usage.js";
 
-export const PAGES = [farm, model, host, requests, request, dead, letter, keys, history, chat];
+export const PAGES = [farm, model, host, requests, request, dead, letter, keys, history, chat, usage];
 
 const ENTRIES = [
   ["Farm", "#/"],
@@ -24,3 +25,9 @@ const ENTRIES = [
 ];
 
 export const NAVIGATION = ENTRIES.filter(([, address]) => route(PAGES, address));
+
+// That of a key that is no operator's: pages with `ordinary`.
+export const ORDINARY = [
+  ["Chat", "#/chat"],
+  ["Usage", "#/usage"],
+];

@@ -3,15 +3,14 @@
 import { withQuery } from "../lib/api.js";
 import { show } from "../lib/dialogs.js";
 import { h } from "../lib/dom.js";
-import { ago, count, integer } from "../lib/format.js";
+import { ago, count } from "../lib/format.js";
 import { badge, button, command, empty, head, link, section, table } from "../lib/parts.js";
 import { hrefTo } from "../lib/router.js";
 import { copyable } from "../lib/secret.js";
+import { period, usageTable } from "../lib/usage.js";
 import { limitsOf, limitFields, limitsAsked } from "../lib/limits.js";
 
 export default { path: "/keys", title: "Keys and usage", nav: "Keys", open };
-
-const PERIODS = [1, 7, 30, 90, 400];
 
 function open(view) {
   const state = { keys: null, usage: null, days: 30 };
@@ -28,7 +27,7 @@ function open(view) {
     return [
       head("Keys and usage", { acts }),
       section("API keys", state.keys.length ? keys(view, state.keys, read) : noKeys(), { note: state.keys.length ? count(state.keys.length, "key") : null }),
-      section("Usage", usage(state), { acts: period(state, read), note: view.query.key ? ["of one key ", link("Show all", ["keys"])] : "by day (UTC), model and key" }),
+      section("Usage", usageTable(state.usage, new Map(state.keys.map((key) => [key.id, key.name]))), { acts: period(state.days, (days) => ((state.days = days), read())), note: view.query.key ? ["of one key ", link("Show all", ["keys"])] : "by day (UTC), model and key" }),
     ];
   };
 }
@@ -91,27 +90,4 @@ function keys(view, found, read) {
     },
   ];
   return table(columns, found, { key: (key) => key.id, label: "API keys" });
-}
-
-function period(state, read) {
-  const change = (event) => {
-    state.days = Number(event.target.value);
-    read();
-  };
-  return h("select", { "aria-label": "Period", onchange: change }, PERIODS.map((days) => h("option", { value: days, selected: days === state.days }, days === 1 ? "today" : `${days} days`)));
-}
-
-function usage({ usage: rows, keys: known }) {
-  if (!rows.length) return empty("Nothing was used in this time.", "Requests with a key are counted when they end; those without one are not.");
-  const names = new Map(known.map((key) => [key.id, key.name]));
-  const kinds = [["Requests", "requests"], ["Prompt", "prompt_tokens"], ["Cached", "cached_tokens"], ["Answer", "completion_tokens"]];
-  const sum = Object.fromEntries(kinds.map(([, name]) => [name, rows.reduce((total, row) => total + row[name], 0)]));
-  const columns = [
-    { name: "Day", cell: (row) => row.date ?? h("span", { class: "strong" }, "Sum") },
-    { name: "Model", cell: (row) => row.model ?? "" },
-    { name: "Key", cell: (row) => (row.key === undefined ? "" : h("bdi", {}, names.get(row.key) || row.key)) },
-    ...kinds.map(([name, kind]) => ({ name, right: true, cell: (row) => integer(row[kind]) })),
-  ];
-  const newest = [...rows].reverse();
-  return table(columns, [sum, ...newest], { key: (row) => `${row.date} ${row.model} ${row.key}`, kind: (row) => (row === sum ? "sum" : null), label: "Usage" });
 }

@@ -2,6 +2,7 @@
 
 import { h } from "../lib/dom.js";
 import { duration, integer, moment } from "../lib/format.js";
+import { KeyNames } from "../lib/key-names.js";
 import { badge, button, command, empty, facts, head, link, modelLink, section, table } from "../lib/parts.js";
 import { timeline } from "../lib/timeline.js";
 import { cancel } from "./requests.js";
@@ -11,6 +12,7 @@ export default { path: "/requests/:id", title: ({ id }) => `Request ${id}`, nav:
 const OPEN = ["queued", "running"];
 
 function open(view) {
+  const names = new KeyNames(view);
   const state = { life: null, gone: "", text: null, refused: "" };
   const path = `/farm/requests/${encodeURIComponent(view.params.id)}`;
   const read = view.poll(1, async (api) => {
@@ -32,10 +34,10 @@ function open(view) {
     }
     view.redraw();
   };
-  return () => draw(view, state, read, show);
+  return () => draw(view, state, read, show, names);
 }
 
-function draw(view, state, read, show) {
+function draw(view, state, read, show, names) {
   const { life, gone } = state;
   const over = link("Requests", ["requests"]);
   if (!life) {
@@ -53,7 +55,7 @@ function draw(view, state, read, show) {
   return [
     head(h("span", { class: "mono" }, life.id), { over, beside: badge(life.cancelled && OPEN.includes(life.state) ? "cancelled" : life.state), acts }),
     life.cause ? h("p", { class: "lead", key: "cause" }, life.cause) : null,
-    section("Facts", known(life)),
+    section("Facts", known(life, names)),
     section("Timeline", timeline(life), { note: attempts(life) }),
     section("Phases", phases(life)),
     section("Prompt and answer", texts(state, show), { key: "texts" }),
@@ -62,11 +64,11 @@ function draw(view, state, read, show) {
 
 const attempts = (life) => (life.attempts > 1 ? `${integer(life.attempts)} attempts: each epoch goes on where the log ends` : null);
 
-function known(life) {
+function known(life, names) {
   return facts([
     ["Model", modelLink(life.model)],
     ["Tenant", h("bdi", {}, life.tenant || "–")],
-    ["API key", life.key ? link(life.key, ["keys"], { key: life.key }) : "–"],
+    ["API key", life.key ? link(names.of(life.key), ["keys"], { key: life.key }) : "–"],
     ["Priority", life.priority],
     ["Replica", life.replica || "–"],
     ["Prompt", `${integer(life.prompt_tokens)} tokens${life.cached_tokens ? `, ${integer(life.cached_tokens)} cached` : ""}`],

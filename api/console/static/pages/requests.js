@@ -1,9 +1,11 @@
-// The requests of all tenants that wait or run.
+// The requests of all tenants: those that wait or run, and those of the last hour.
 
 import { withQuery } from "../lib/api.js";
 import { h } from "../lib/dom.js";
 import { count, duration, integer } from "../lib/format.js";
 import { badge, button, empty, head, link, modelLink, section, table } from "../lib/parts.js";
+import { Ended } from "../lib/ended.js";
+import { KeyNames } from "../lib/key-names.js";
 import { hrefTo } from "../lib/router.js";
 
 const SHOWN = 200;
@@ -11,6 +13,8 @@ const SHOWN = 200;
 export default { path: "/requests", title: "Requests", nav: "Requests", open };
 
 function open(view) {
+  const names = new KeyNames(view);
+  const past = new Ended(view, names);
   const state = { rows: null, wanted: view.query.state ?? "", text: "", all: false, drawn: null };
   const read = view.poll(2, async (api) => {
     const { data } = await api.get(withQuery("/farm/requests", { model: view.query.model, tenant: view.query.tenant }), { signal: view.signal });
@@ -24,7 +28,7 @@ function open(view) {
   return () => {
     // The farm's snapshots redraw the page each second: a thousand rows are made again after a reading only.
     state.drawn ??= content(view, state, read, change);
-    return [head("Requests", { beside: beside(view) }), finder(), state.drawn];
+    return [head("Requests", { beside: beside(view) }), finder(), state.drawn, past.section()];
   };
 }
 

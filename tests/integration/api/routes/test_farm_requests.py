@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from control import requests
+from control import keys, requests
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.records import catalog
+from control.records.ended import EndedRequest, note
 from control.redis.clients import SyncRedis
-from control.redis.connection import run
+from control.redis.connection import run, run_every
 from control.replicas.lease import acquire
 from control.requests import Enqueue
 from tests.integration.api.conftest import ApiProcess, running_api
@@ -115,3 +117,41 @@ def test_dead_letters_are_listed_shown_retried_and_dropped(
     assert operator.post("/farm/dead/drop", json={"model": "grave", "id": "two"}).status_code == 200
     assert operator.get("/farm/dead").json()["data"] == []
     assert operator.get("/farm/dead/two", params={"model": "grave"}).status_code == 404
+
+
+def test_ended_requests_of_the_last_hour(
+    operator: httpx.Client, guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis
+) -> None:
+    """Finished ones, refusals and cancels with their causes and times, the newest first; by model, tenant and end.
+    Callers without a right are left out, an hour later all are, and no more than some are kept."""
+    secret = make(redis_client, tenant="grace", name="hers")
+    redis_client.delete(keys.ENDED)
+    with httpx.Client(base_url=guarded.url, headers={"x-api-key": secret}, timeout=40) as http:
+        assert http.post("/v1/chat/completions", json=chat("x")).is_success
+        assert http.post("/v1/chat/completions", json=chat("x", n=0)).status_code == 400
+        assert http.post("/v1/chat/completions", json=chat("x") | {"model": "none"}).status_code == 404
+        assert httpx.post(f"{guarded.url}/v1/chat/completions", json=chat("x")).status_code == 401
+
+    def ended(**query: Any) -> list[dict[str, Any]]:
+        return operator.get("/farm/requests/ended", params=query).raise_for_status().json()["data"]
+
+    rows = until(lambda: rows if len(rows := ended(tenant="grace")) == 3 else None, 40)
+    assert [row["status"] for row in rows] == [404, 400, 200]
+    done = rows[-1]
+    assert (done["model"], done["tenant"], done["finish_reason"]) == ("tiny", "grace", "stop")
+    assert done["completion_tokens"] > 0 and done["first_ms"] <= done["total_ms"] and len(done["key"]) == 12
+    assert "'none' does not exist" in rows[0]["error"] and rows[0]["tenant"] == "grace"
+    assert [row["status"] for row in ended(failed=True, tenant="grace")] == [404, 400]
+    assert ended(failed=False, tenant="grace") == ended(model="tiny", tenant="grace") == [done]
+    assert all(row["status"] != 401 for row in ended()) and ended(tenant="eve") == []
+    assert 0 < redis_client.pttl(keys.ENDED) <= 3_600_000
+    assert httpx.get(f"{guarded.url}/farm/requests/ended", headers={"x-api-key": secret}).status_code == 403
+    old = EndedRequest(id="old", path="/", status=200, ended_ms=1, total_ms=1)
+    redis_client.delete(keys.ENDED)
+    redis_client.xadd(keys.ENDED, {"record": msgspec.json.encode(old)}, id="1-1")
+    many = [EndedRequest(id=f"{number}", path="/", status=200, ended_ms=number, total_ms=1) for number in range(6_000)]
+    run_every(redis_client, note([*many, many[-1]]))
+    assert redis_client.xlen(keys.ENDED) < 5_500
+    rows = ended()
+    assert len(rows) == 1_000 and [row["id"] for row in rows[:2]] == ["5999", "5998"]
+    redis_client.delete(keys.ENDED)

@@ -102,6 +102,8 @@ def test_the_versions(http: httpx.Client) -> None:
     assert answer["furrow"] == VERSION
     assert [int(part) for part in answer["version"].split(".")] >= [0, 6, 4]
     assert http.get("/").text == "Furrow is running" and http.head("/").status_code == 200
+    browser = http.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (browser.status_code, browser.headers["location"], browser.headers["vary"]) == (307, "console/", "accept")
 
 
 def test_a_key_sees_its_models_only(guarded: ApiProcess, leader: ScriptedLeader, redis_client: SyncRedis) -> None:

@@ -1,0 +1,38 @@
+"""Writes a sample of the farm every ten seconds, for plots that outlive a page: one process of all does it each time,
+from what it has read for its requests anyway."""
+
+from __future__ import annotations
+
+from api.asgi.tasks import PeriodicTask
+from api.models.models import Models
+from control.clock import now_ms
+from control.errors import RedisFull
+from control.records.plots import EVERY_MS, Reading, counts_of, keep, sample, take_turn
+from control.redis.clients import AsyncRedis
+from control.redis.connection import arun, arun_every
+
+
+class PlotHistory:
+    """The counts of the last round, and the samples that follow from them."""
+
+    def __init__(self, client: AsyncRedis, models: Models) -> None:
+        self._client = client
+        self._models = models
+        self._before: Reading = {}
+        self._since_ms = 0
+        self._task = PeriodicTask("plot_history", self._run, EVERY_MS / 1000)
+        self.start = self._task.start
+        self.stop = self._task.stop
+
+    async def _run(self) -> None:
+        overviews = self._models.overviews
+        at = now_ms()
+        before, since = self._before, self._since_ms
+        self._before, self._since_ms = counts_of(overviews), at
+        # The first round has nothing to compare with.
+        if not since or not overviews or not await arun(self._client, take_turn()):
+            return
+        try:
+            await arun_every(self._client, keep(sample(overviews, before, since, at)))
+        except RedisFull:
+            return  # nothing depends on it

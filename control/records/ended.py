@@ -1,0 +1,74 @@
+"""Requests that have ended, as the API processes saw their ends: kept for an hour at most, the newest ones of all
+processes together, for operators who look for what has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from control import keys
+from control.clock import now_ms
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run
+
+KEPT_S = 3600
+MOST = 5_000
+"""Records of all processes; Redis may keep some more."""
+LONGEST_ERROR = 300
+"""Characters of a cause."""
+
+
+class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`status` is what the client saw, 499 where it left; `first_ms` is the time of its first token."""
+
+    id: str
+    path: str
+    status: int
+    ended_ms: int
+    total_ms: int
+    model: str = ""
+    tenant: str = ""
+    key: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    first_ms: int | None = None
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """True for a refusal, an error, and a client that left."""
+        return self.status >= 400
+
+
+def note(records: Sequence[EndedRequest]) -> list[Call[str]]:
+    """Keep these records; the oldest of all give way. Sent twice they are kept twice, and shown once."""
+    kept = [
+        read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(one).decode(), parse=str)
+        for one in records
+    ]
+    return [*kept, read("PEXPIRE", keys.ENDED, KEPT_S * 1000, parse=str)]
+
+
+def ended(
+    client: SyncRedis, limit: int, model: str | None = None, tenant: str | None = None, failed: bool | None = None
+) -> list[EndedRequest]:
+    """Up to `limit` requests that ended in the last hour, the newest first; of one model or tenant, or those that
+    failed or did not. Raises RedisUnavailable."""
+    since = now_ms() - KEPT_S * 1000
+    records = run(client, read("XREVRANGE", keys.ENDED, "+", since, "COUNT", MOST, parse=_records))
+    distinct = {(one.id, one.ended_ms): one for one in records}.values()
+    fitting = [
+        one
+        for one in distinct
+        if (model is None or one.model == model)
+        and (tenant is None or one.tenant == tenant)
+        and (failed is None or one.failed == failed)
+    ]
+    return fitting[:limit]
+
+
+def _records(reply: list[tuple[str, dict[str, str]]]) -> list[EndedRequest]:
+    return [msgspec.json.decode(fields["record"], type=EndedRequest) for _, fields in reply]
