@@ -33,7 +33,8 @@ def test_the_help_has_each_verb_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("srve", "Did you mean 'serve' or 'service'?"), ("modles", "Did you mean 'models'?"), ("zzzz", "")]
+    ("typed", "meant"),
+    [("srve", "Did you mean 'serve' or 'service'?"), ("modles", "Did you mean 'models'?"), ("zzzz", "")],
 )
 def test_an_unknown_verb_is_answered_with_the_nearest_ones(typed: str, meant: str) -> None:
     ended = CliRunner().invoke(cli, [typed], prog_name="furrow")
