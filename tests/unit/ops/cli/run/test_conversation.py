@@ -41,7 +41,7 @@ def test_a_parameter_is_read(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("/set temperature 3", "temperature': 3.0 must be between 0 and 2"),
+        ("/set temperature 6", "temperature': 6.0 must be between 0 and 5"),
         ("/set temperature nan", "must be between"),
         ("/set temperature warm", "'warm'"),
         ("/set max_tokens 0", "between 1 and"),
