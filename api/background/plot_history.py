@@ -7,7 +7,7 @@ from api.asgi.tasks import PeriodicTask
 from api.models.models import Models
 from control.clock import now_ms
 from control.errors import RedisFull
-from control.records.plots import EVERY_MS, Reading, counts_of, keep, sample, take_turn
+from control.operations.plots import EVERY_MS, Reading, counts_of, keep, sample, take_turn
 from control.redis.clients import AsyncRedis
 from control.redis.connection import arun, arun_every
 

@@ -11,9 +11,9 @@ from control.messages import LOOKUP_TOKENS, GenerationRequest
 from control.operations.checks.findings import Finding
 from control.operations.checks.report import HostReport, RedisCard
 from control.operations.history import EpochEvent
+from control.operations.plots import PlotSample
 from control.placement.farm import HostCard
 from control.records.ended import EndedRequest
-from control.records.plots import PlotSample
 from control.replicas.health import Overview
 from control.requests import DeadLetter, OpenRequest
 

@@ -119,10 +119,10 @@ def load(
         )
     if desired.before not in (0, desired.revision):
         echo_line(
-            f"{spec.name}: revision {desired.revision} is desired. `furrow models list` shows how far it is rolled out."
+            f"{spec.name}: revision {desired.revision} replaces its replicas. `furrow models list` shows how far it is."
         )
     else:
-        echo_line(f"{spec.name}: desired. `furrow models list` shows when it is loaded.")
+        echo_line(f"{spec.name}: loading. `furrow models list` shows when it is loaded.")
     if wait:
         wait_until_rolled_out(client, spec.name, timeout)
 
@@ -139,7 +139,7 @@ def reload(name: str, wait: bool, timeout: float | None, redis_url: str | None) 
     _check_timeout(wait, timeout)
     client = connect_to_farm(redis_url)
     revision = desired_state.reload(client, name)
-    echo_line(f"{name}: revision {revision} is desired.")
+    echo_line(f"{name}: its replicas are being replaced by revision {revision}.")
     if wait:
         wait_until_rolled_out(client, name, timeout)
 

@@ -16,8 +16,8 @@ from api.routes.generation import process_of
 from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, Plots, ReplicaNamed
 from control.errors import RequestError
 from control.operations.checks.report import host_reports
+from control.operations.plots import samples
 from control.placement import farm
-from control.records.plots import samples
 from control.redis.clients import SyncRedis
 
 

@@ -12,9 +12,9 @@ from control import keys
 from control.clock import now_ms
 from control.messages import ModelSpec
 from control.operations import desired
+from control.operations.plots import FARM, PlotSample, Point, keep
 from control.placement import farm
 from control.records import catalog
-from control.records.plots import FARM, PlotSample, Point, keep
 from control.redis.connection import run_every
 from control.replicas import health
 from tests.acceptance.console.browser import scrolls_sideways

@@ -9,7 +9,7 @@ import httpx
 
 from api.background.plot_history import PlotHistory
 from control import keys
-from control.records.plots import FARM, KEPT_MS, PlotSample, Point, counts_of, keep, sample
+from control.operations.plots import FARM, KEPT_MS, PlotSample, Point, counts_of, keep, sample
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect_async, hardened, run_every
 from control.replicas.health import Beat, Overview
