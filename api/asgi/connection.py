@@ -442,6 +442,10 @@ class BoundedConnection(HttpToolsProtocol):
     async def drain(self) -> None:
         await self.flow.drain()
 
+    @property
+    def is_full(self) -> bool:
+        return self.flow.write_paused
+
     def pause(self) -> None:
         self.flow.pause_reading()
 

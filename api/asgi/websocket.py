@@ -43,6 +43,11 @@ class Wire(Protocol):
 
     async def drain(self) -> None: ...
 
+    @property
+    def is_full(self) -> bool:
+        """True while the client does not take what was written."""
+        ...
+
     def pause(self) -> None:
         """Read no more for now."""
         ...
@@ -193,7 +198,8 @@ class WebSocket:
         if opcode == _CLOSE:
             self.close(int.from_bytes(payload[:2]) if len(payload) >= 2 else NORMAL)
         elif opcode == _PING:
-            self._wire.write(_frame(_PONG, payload))
+            if not self._wire.is_full:  # answers that nobody reads would take memory without end
+                self._wire.write(_frame(_PONG, payload))
         elif opcode == _PONG:
             return
         elif opcode == _BINARY:

@@ -12,7 +12,7 @@ from tests.integration.api.socket_client import ACCEPT, CLOSE, KEY, PING, frame
 class Wire:
     def __init__(self) -> None:
         self.written = b""
-        self.paused = self.ended = False
+        self.paused = self.ended = self.is_full = False
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -69,6 +69,19 @@ def test_messages_wait_in_bounds() -> None:
         assert memory.size == 30
         socket.lost()
         assert await socket.receive() is None and memory.size == 0
+
+    asyncio.run(run())
+
+
+def test_pings_of_a_client_that_does_not_read_are_not_answered() -> None:
+    async def run() -> None:
+        socket, wire, _ = opened()
+        socket.feed(frame(b"a", PING))
+        answered = len(wire.written)
+        assert answered
+        wire.is_full = True
+        socket.feed(frame(b"b", PING) * 1000)
+        assert len(wire.written) == answered and not socket.closed
 
     asyncio.run(run())
 
