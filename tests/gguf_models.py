@@ -40,6 +40,7 @@ SCALE = {"q4_0": 30, "q5_0": 60, "q8_0": 500, "q2_k": 60, "q3_k": 400, "q4_k": 1
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
+    "model.norm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
 }
 PARTS = {
@@ -73,6 +74,13 @@ HYBRIDS = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 PARTS_BY_FAMILY = {"gpt_oss": GPT_OSS_PARTS, "hunyuan_v1_dense": HUNYUAN_PARTS}
 PARTS_BY_FAMILY |= dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "exaone4"), GEMMA_PARTS)
 PARTS_BY_FAMILY["seed_oss"] = PARTS | {"post_attention_layernorm": "post_attention_norm"}
+PARTS_BY_FAMILY["starcoder2"] = PARTS | {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+PARTS_BY_FAMILY["phi3"] = PARTS | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+PARTS_BY_FAMILY["glm4"] = PARTS | {
+    "mlp.gate_up_proj": "ffn_up",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
 PERMUTED = ("llama", "arcee", "smollm3", "granite")
 """Families whose queries and keys lie in the order of adjacent pairs."""
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text")
@@ -100,6 +108,11 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "granite": "granite",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "glm4": "glm4",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
 }
 
 
@@ -180,7 +193,11 @@ def make(
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
         rows = _in_file(family, name, values, config)
-        kind = kinds[index % len(kinds)] if rows.ndim == 2 and "conv1d" not in name else "f32"
+        kind = (
+            kinds[index % len(kinds)]
+            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "norm"))
+            else "f32"
+        )
         if ".experts." in name and values.ndim == 2:
             kind = kinds[len(name) % len(kinds)]  # one tensor has one type
         one, held = stored(kind, rows, index, size)
@@ -265,6 +282,13 @@ def _factors(scaling: dict[str, Any], width: int) -> Stored:
     return Stored(0, (width // 2,), np.asarray(factors, np.float32).tobytes())
 
 
+EPSILONS = {
+    "rms_norm_eps": "layer_norm_rms_epsilon",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "norm_epsilon": "layer_norm_epsilon",
+}
+
+
 def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
     name, rope = ARCHITECTURES[family], config["rope_parameters"]
     rope = rope.get("full_attention", rope)
@@ -277,10 +301,14 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         f"{name}.attention.head_count_kv": config["num_key_value_heads"],
         f"{name}.attention.key_length": config.get("head_dim")
         or config["hidden_size"] // config["num_attention_heads"],
-        f"{name}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         f"{name}.rope.freq_base": float(rope["rope_theta"]),
         **vocabulary(),
     }
+    for field, key in EPSILONS.items():
+        if field in config:
+            fields[f"{name}.attention.{key}"] = float(config[field])
+    if (part := rope.get("partial_rotary_factor")) is not None:
+        fields[f"{name}.rope.dimension_count"] = int(fields[f"{name}.attention.key_length"] * part)
     if "intermediate_size" in config:  # else all of its layers have experts
         fields[f"{name}.feed_forward_length"] = config["intermediate_size"]
     if family in HYBRIDS:
@@ -298,7 +326,9 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields["gpt-oss.rope.scaling.factor"] = float(rope["factor"])
         fields["gpt-oss.rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
         fields |= {f"gpt-oss.rope.scaling.yarn_{name}": float(rope[name]) for name in ("beta_fast", "beta_slow")}
-    if family in ("gemma2", "gemma3_text"):
+    if family in ("cohere", "cohere2"):
+        fields[f"{name}.logit_scale"] = float(config["logit_scale"])
+    if family in ("cohere2", "gemma2", "gemma3_text", "phi3"):
         fields[f"{name}.attention.sliding_window"] = config["sliding_window"]
     if family == "gemma2":
         fields["gemma2.attn_logit_softcapping"] = float(config["attn_logit_softcapping"])

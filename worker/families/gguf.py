@@ -38,6 +38,11 @@ AROUND_LAYER_NAMES = LAYER_NAMES | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 """Of types with norms behind attention and feed-forward network."""
+FUSED_LAYER_NAMES = {
+    **{module: name for module, name in LAYER_NAMES.items() if module not in ("mlp.gate_proj", "mlp.up_proj")},
+    "mlp.gate_up_proj": "ffn_up",
+}
+"""Of types whose gate and up projection are one matrix."""
 RATES = ".ssm_ba.weight"
 """Beta and alpha of recurrent layers in one tensor: for each key head the rows of beta, then those of alpha."""
 _FUSED = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}
@@ -68,6 +73,8 @@ class Gguf:
     """The fields of config.json that are special of the type, from the metadata and the fields that all types have."""
     names: Mapping[str, str]
     """The names within a layer, by transformers' modules; whole names of parameters that are no module's."""
+    partial: bool = False
+    """True if only a part of each head may be turned by its position."""
     permuted: bool = False
     """True if the rows of query and key projections are stored in the order of adjacent pairs."""
 
@@ -105,6 +112,12 @@ def fused_name(name: str) -> tuple[str, int] | None:
     stem, dot, leaf = name.partition("ffn_")
     half = _FUSED.get(dot + leaf)
     return None if half is None else (f"{stem}ffn_gate_up_exps.weight", half)
+
+
+def rotation_described(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` with the part of each head that is turned."""
+    rotated = model.whole(f"{model.architecture}.rope.dimension_count", common["head_dim"])
+    return {"rope_parameters": common["rope_parameters"] | {"partial_rotary_factor": rotated / common["head_dim"]}}
 
 
 def experts_described(model: Metadata) -> dict[str, Any]:

@@ -1,4 +1,7 @@
+from typing import Any
+
 from worker.families.family import Experts, Family
+from worker.families.gguf import FUSED_LAYER_NAMES, Gguf, Metadata, biases_described, rotation_described
 from worker.families.parts import (
     ATTENTION,
     DENSE,
@@ -8,6 +11,21 @@ from worker.families.parts import (
     WITH_BIAS,
     shared,
 )
+
+_GLM4_NAMES = FUSED_LAYER_NAMES | {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+
+
+def _glm4_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "attention_bias": biases_described(model)["attention_bias"],
+        **rotation_described(model, common),
+    }
+
 
 FAMILIES = [
     Family("glm", {**ATTENTION, **PACKED_FEED_FORWARD}, WITH_BIAS, output_bias=False, rope_neighbours=True),
@@ -23,6 +41,7 @@ FAMILIES = [
         ),
         output_bias=False,
         rope_neighbours=True,
+        gguf=(Gguf("glm4", _glm4_from_gguf, _GLM4_NAMES, partial=True),),
     ),
     Family(
         "glm4_moe",

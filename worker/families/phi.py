@@ -1,5 +1,23 @@
+from typing import Any
+
 from worker.families.family import BEFORE_BOTH, Family
+from worker.families.gguf import FUSED_LAYER_NAMES, Gguf, Metadata, rotation_described
 from worker.families.parts import GATED, PACKED_FEED_FORWARD, QUERY_KEY_VALUE
+
+_PHI3_NAMES = {
+    **{name: stored for name, stored in FUSED_LAYER_NAMES.items() if not name.endswith(("q_proj", "k_proj", "v_proj"))},
+    "self_attn.qkv_proj": "attn_qkv",
+}
+
+
+def _phi3_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "sliding_window": model.whole("phi3.attention.sliding_window", None, least=0) or None,
+        "original_max_position_embeddings": common["max_position_embeddings"],
+        **rotation_described(model, common),
+    }
+
 
 FAMILIES = [
     Family(
@@ -30,5 +48,6 @@ FAMILIES = [
         {"self_attn.qkv_proj": "query_key_value", "self_attn.o_proj": "rowwise", **PACKED_FEED_FORWARD},
         (*GATED, "sliding_window"),
         longrope_names=frozenset({"su", "yarn"}),
+        gguf=(Gguf("phi3", _phi3_from_gguf, _PHI3_NAMES, partial=True),),
     ),
 ]

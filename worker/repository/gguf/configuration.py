@@ -25,7 +25,8 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
     for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
-        if (other := model.whole(key, width)) != width and not (family.recurrent and what == "rotated parts"):
+        partial = what == "rotated parts" and (family.recurrent is not None or kind.partial)
+        if (other := model.whole(key, width)) != width and not partial:
             raise UnsupportedArchitecture(f"{model.files[0]}: heads are {width} wide and their {what} {other} ({key}).")
     common = {
         "model_type": family.model_type,
@@ -35,7 +36,7 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": model.whole(f"{name}.attention.head_count_kv", heads),
         "head_dim": width,
-        "rms_norm_eps": model.real(f"{name}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": model.real(f"{name}.attention.layer_norm_{'rms_' if family.norm_kind == 'rms' else ''}epsilon"),
         "max_position_embeddings": model.whole(f"{name}.context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in model.tensors,

@@ -109,6 +109,8 @@ def _expected(
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
     yield "output_norm.weight", (hidden,)
+    if family.norm_kind == "layer_with_bias":
+        yield "output_norm.bias", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
     shapes = _layer_shapes(config, family)
@@ -117,12 +119,20 @@ def _expected(
     for layer in range(config["num_hidden_layers"]):
         of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
         for inner, shape in of_layer.items():
-            name = kind.stored_name(f"model.layers.{layer}.{inner}")
+            name = kind.stored_name(_own_name(family, f"model.layers.{layer}.{inner}"))
             if name is not None:
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
                 flat = inner == _SHARED_GATE and stored is not None and len(stored.shape) == 1
                 yield _held(name, shape[1:] if flat else shape, model)
+
+
+def _own_name(family: Family, name: str) -> str:
+    """The name that the type itself has for a parameter."""
+    for usual, own in family.native_names:
+        if usual in name:
+            return name.replace(usual, own)
+    return name
 
 
 def _held(name: str, shape: tuple[int, ...], model: GgufModel) -> tuple[str, tuple[int, ...]]:
@@ -146,12 +156,20 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
         "self_attn.q_proj.weight": (2 * query if family.output_gate else query, hidden),
         "self_attn.k_proj.weight": (shared, hidden),
         "self_attn.v_proj.weight": (shared, hidden),
+        "self_attn.qkv_proj.weight": (query + 2 * shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
         **_common_shapes(config, family, hidden),
     }
     if family.head_norms is not None:
-        each = (query, shared) if family.head_norms == "all_heads" else (width, width)
-        shapes |= {f"self_attn.{norm}.weight": (size,) for norm, size in zip(family.head_norm_names, each, strict=True)}
+        heads = (config["num_attention_heads"], config["num_key_value_heads"])
+        each: dict[str, tuple[tuple[int, ...], ...]] = {
+            "all_heads": ((query,), (shared,)),
+            "each_own_head": tuple((count, width) for count in heads),
+        }
+        sizes = each.get(family.head_norms, ((width,), (width,)))
+        if family.head_norm_switch is None or config.get(family.head_norm_switch):
+            names = family.head_norm_names
+            shapes |= {f"self_attn.{norm}.weight": size for norm, size in zip(names, sizes, strict=True)}
     biased = ("q", "k", "v") if family.query_key_value_bias else ()
     if family.experts is not None and family.experts.together:
         count, inner = config["num_local_experts"], config["intermediate_size"]
@@ -164,7 +182,8 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
             "mlp.experts.down_proj.bias": (count, hidden),
         }
     if config.get("attention_bias"):
-        biased = ("q", "k", "v", "o") if config.get("attention_out_bias", True) else ("q", "k", "v")
+        has_output_bias = family.output_bias and config.get("attention_out_bias", True)
+        biased = ("q", "k", "v", "o") if has_output_bias else ("q", "k", "v")
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
     if config.get("mlp_bias"):
         shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
@@ -194,7 +213,8 @@ def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple
 
 def _common_shapes(config: dict[str, Any], family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
     """The feed-forward network of a layer and the norms around its parts."""
-    norms = {f"{norm}.weight": (hidden,) for norm in family.norms if norm is not None}
+    leaves = ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",)
+    norms = {f"{norm}.{leaf}": (hidden,) for norm in family.norms if norm is not None for leaf in leaves}
     return _feed_forward_shapes(config, hidden) | norms
 
 
@@ -203,7 +223,12 @@ def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple
     count = config.get("num_experts") or config.get("num_local_experts")
     if count is None:
         inner = config["intermediate_size"]
-        pairs: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        pairs: dict[str, tuple[int, ...]] = {
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "gate_up": (2 * inner, hidden),
+            "down": (hidden, inner),
+        }
         return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
     pairs = {"gate": (count, inner, hidden), "up": (count, inner, hidden), "down": (count, hidden, inner)}

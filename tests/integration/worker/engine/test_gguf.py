@@ -33,6 +33,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+COHERE2_REST = ["full_attention", "sliding_attention"]
 WIDE_HEADS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 """Two ranks have a block of each tile of value heads."""
 MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
@@ -67,6 +68,11 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "gemma": (["q8_0", "q4_1"], {}),
     "gemma2": (["q8_0", "q5_0"], {"query_pre_attn_scalar": 16}),
     "granite": (["q8_0", "f16"], {}),
+    "cohere": (["q8_0", "q4_0"], {}),
+    "cohere2": (["q8_0", "q4_1"], {"num_hidden_layers": 5, "layer_types": [*["sliding_attention"] * 3, *COHERE2_REST]}),
+    "glm4": (["q8_0", "q5_0"], {}),
+    "phi3": (["q8_0", "q5_1"], {}),
+    "starcoder2": (["q8_0", "q4_0"], {"sliding_window": None}),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""
 

@@ -87,7 +87,7 @@ def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
     [
         (
             {"general.architecture": "mamba"},
-            "'mamba' is not supported from GGUF files. Supported: gemma3, gpt-oss, llama",
+            "'mamba' is not supported from GGUF files. Supported: arcee, cohere2, command-r",
         ),
         ({"llama.expert_count": 8}, "llama with experts is not supported"),
         ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 on"),
