@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from worker.families.family import Family, TextPart
 from worker.families.gguf import Gguf
@@ -35,6 +37,11 @@ _RECURRENT = "its layers keep a recurrent state"
 _CHUNKED = "its attention ends at the borders of chunks"
 _ALTERED = "its layers predict and correct several hidden states (AltUp)"
 _ENCODER = "it is no decoder that generates text"
+_TWO_PARTS = "an encoder reads the input and a decoder writes"
+_OTHER_INPUTS = "it has parts for images or sound, and its text part is not known"
+_ALIBI = "biases of attention stand for positions (ALiBi)"
+_POSITIONS = "its positions are no rotary embedding"
+_UNKNOWN = "no record describes its layers"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
@@ -45,3 +52,26 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
 }
 """Well-known model types that are not served, with the reason."""
+
+_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (_MLA, ("kv_lora_rank",)),
+    (_RECURRENT, ("state_size", "ssm_state_size", "mamba_d_state", "mamba_expand", "linear_num_value_heads")),
+    (_CHUNKED, ("attention_chunk_size",)),
+    (_ALTERED, ("altup_num_inputs",)),
+    (_OTHER_INPUTS, ("vision_config", "audio_config")),
+    (_ENCODER, ("image_size", "num_mel_bins", "num_channels", "sampling_rate", "type_vocab_size")),
+    (_ALIBI, ("alibi",)),
+)
+"""What a field of config.json says of a type that nothing else is known of; the first that is there counts."""
+
+
+def mechanism_of(config: Mapping[str, Any]) -> str:
+    """Why a type that has no record can't be served, as far as its config.json tells."""
+    if (known := REFUSED.get(str(config.get("model_type")))) is not None:
+        return known
+    if config.get("is_encoder_decoder"):
+        return _TWO_PARTS
+    for reason, fields in _SIGNS:
+        if any(config.get(field) for field in fields):
+            return reason
+    return _UNKNOWN if "rope_theta" in config or "rope_parameters" in config else _POSITIONS

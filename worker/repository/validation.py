@@ -9,7 +9,7 @@ from control.errors import ModelFilesError, SettingsError, UnsupportedArchitectu
 from worker.families.family import Family
 from worker.families.mamba import Mamba, mamba_of
 from worker.families.recurrence import Recurrence
-from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
+from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS, mechanism_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.files import ModelFiles, inspect
@@ -86,11 +86,14 @@ def family_of(config: dict[str, Any]) -> Family:
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
-    reason = f": {REFUSED[kind]}" if isinstance(kind, str) and kind in REFUSED else ""
-    if not reason and ("text_config" in config or "vision_config" in config):
-        reason = f": of the types with images only the text of {', '.join(sorted(TEXT_PARTS))} is served"
+    reason = mechanism_of(config)
+    if str(kind) not in REFUSED and ("text_config" in config or "vision_config" in config):
+        reason = f"of the types with images only the text of {', '.join(sorted(TEXT_PARTS))} is served"
     supported = ", ".join(sorted([*FAMILIES, *TEXT_PARTS]))
-    raise UnsupportedArchitecture(f"Model type {kind!r} is not supported{reason}. Supported model types: {supported}.")
+    raise UnsupportedArchitecture(
+        f"Model type {kind!r} is not supported: {reason}. Supported model types: {supported}. An external engine may "
+        "serve it: --engine vllm, sglang or llama-server."
+    )
 
 
 def kv_heads(config: dict[str, Any]) -> int:

@@ -40,8 +40,8 @@ LISTS: dict[str, tuple[str, ...]] = {
 """Commands that print an array."""
 SHOWS = {"requests show": "running", "dead show": "dead", "keys show": "key", "doctor": "", "show": ""}
 """Commands that print an object, and what of the farm they are asked for."""
-ELSEWHERE = {"selftest", "run", "models plan", "models rebalance"}
-"""Commands whose JSON is tested beside them: they run or move models, or read one's files."""
+ELSEWHERE = {"list", "selftest", "run", "models plan", "models rebalance"}
+"""Commands whose JSON is tested beside them: they run or move models, or read files of models."""
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_a_wait_without_a_worker_says_so_and_ends_in_time(new_server: Server) ->
     desired = process.stdout.readline()
     began = time.monotonic()
     lines = [process.stdout.readline() for _ in range(2)]
-    assert "desired" in desired and "no worker is alive. Run `furrow worker`" in lines[-1]
+    assert "loading" in desired and "no worker is alive. Run `furrow worker`" in lines[-1]
     assert time.monotonic() - began < 5
     _, errors = process.communicate(timeout=40)
     assert process.returncode == 1 and "not as desired after 4 s" in errors and "no worker is alive" in errors

@@ -36,7 +36,13 @@ def test_what_divides_is_accepted(tp: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "tp", "message"),
     [
-        ({"model_type": "gpt9"}, 1, "Model type 'gpt9' is not supported. Supported model types: .*qwen3_moe"),
+        ({"model_type": "gpt9"}, 1, "'gpt9' is not supported: its positions are no rotary.* types: .*qwen3_moe"),
+        ({"model_type": "gpt9", "rope_theta": 1e4}, 1, "'gpt9' is not supported: no record describes its layers"),
+        ({"model_type": "youtu", "kv_lora_rank": 8}, 1, "compressed keys and values .*--engine vllm"),
+        ({"model_type": "whisper", "is_encoder_decoder": True}, 1, "an encoder reads the input"),
+        ({"model_type": "zamba", "mamba_d_state": 8}, 1, "its layers keep a recurrent state"),
+        ({"model_type": "bloom9", "alibi": True}, 1, "ALiBi"),
+        ({"model_type": "gte", "type_vocab_size": 2}, 1, "it is no decoder"),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v3"}, 1, "'deepseek_v3' is not supported: its attention keeps compressed .*MLA"),
         ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
