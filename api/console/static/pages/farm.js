@@ -126,7 +126,7 @@ function hosts(view, card) {
     { name: "State", cell: (host) => [badge(hostState(host)), marks(card, host.id)] },
     { name: "Machine", kind: "short", cell: machineOf },
     { name: "Engines", cell: (host) => ["furrow", ...host.engines].join(", ") },
-    { name: "Memory planned", kind: "short", cell: planned },
+    { name: "Memory", kind: "short", cell: planned },
     { name: "Version", cell: (host) => host.version ?? "–" },
     { name: "Replicas", cell: (host) => (host.replicas.length ? host.replicas.join(", ") : "none") },
     { name: "", right: true, cell: (host) => (host.drained
