@@ -15,6 +15,7 @@ from control.operations import desired
 from control.operations.plots import FARM, PlotSample, Point, keep
 from control.placement import farm
 from control.records import catalog
+from control.records.ended import EndedRequest, note
 from control.redis.connection import run_every
 from control.replicas import health
 from tests.acceptance.console.browser import scrolls_sideways
@@ -251,6 +252,26 @@ CONTRAST = """() => {
     return (one + 0.05) / (other + 0.05);
   }));
 }"""
+
+
+def test_ended_requests_stay_while_the_page_is_drawn_again(visit: Visit, scripted: ScriptedFarm) -> None:
+    """A row that came later too; each snapshot of the farm draws the page anew."""
+
+    def end(name: str, status: int) -> None:
+        row = EndedRequest(id=name, path="/v1/completions", status=status, ended_ms=now_ms(), total_ms=9, model="tiny")
+        run_every(scripted.client, note([row]))
+
+    end("first-one", 200)
+    page = visit("#/requests")
+    table = page.get_by_role("table", name="Ended requests")
+    table.get_by_text("first-one").wait_for()
+    end("second-one", 500)
+    table.get_by_text("second-one").wait_for()
+    page.evaluate(
+        "window.shown = []; setInterval(() => shown.push(document.body.innerText.includes('second-one')), 50)"
+    )
+    until(lambda: len(page.evaluate("shown")) > 60)
+    assert all(page.evaluate("shown")) and table.get_by_text("first-one").is_visible()
 
 
 def test_settings_that_are_changed_elsewhere_reach_an_open_page(visit: Visit, scripted: ScriptedFarm) -> None:

@@ -7,6 +7,11 @@ const PROPERTIES = new Set(["value", "checked", "selected"]);
 // or scrolled stays.
 const given = new WeakMap();
 
+// The element of the document that a drawn one became, and the one drawn last of each. A page that draws an element again
+// without a change means what it became: its new children were moved there.
+const became = new WeakMap();
+const latest = new WeakMap();
+
 // An HTML element. `properties`: attributes (null and false: absent), listeners (`onclick: function`), `key` (its
 // identity among its siblings) and `keep` (true: later drawings leave its content alone).
 export function h(tag, properties, ...children) {
@@ -43,9 +48,15 @@ function nodes(children) {
 
 const keyOf = (node) => given.get(node)?.key;
 
+// The element itself, or what it became where nothing else was drawn there since.
+function inDocument(node) {
+  const old = became.get(node);
+  return old && latest.get(old) === node ? old : node;
+}
+
 // Make the content of `parent` equal to `children`, with the elements that are there already.
 export function patch(parent, ...children) {
-  const wanted = nodes(children);
+  const wanted = nodes(children).map(inDocument);
   const keys = new Set(wanted.map(keyOf));
   const keyed = new Map();
   for (const child of [...parent.childNodes]) {
@@ -82,6 +93,8 @@ function update(old, node) {
     if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;
     return;
   }
+  became.set(node, old);
+  latest.set(old, node);
   const before = given.get(old) ?? {};
   const now = given.get(node) ?? {};
   if (!now.keep) patch(old, ...node.childNodes);
