@@ -121,7 +121,10 @@ def _hurry(sentinel: Node) -> None:
 
 
 def _follows(replica: Node) -> bool:
-    role = replica.ask("ROLE")
+    try:
+        role = replica.ask("ROLE")
+    except redis_errors.ConnectionError:  # a Sentinel that changes a server's role ends its connections
+        return False
     return role[0] == "slave" and role[3] == "connected"
 
 
