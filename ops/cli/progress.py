@@ -45,6 +45,13 @@ def stage_of(overview: health.Overview) -> Stage:
     return Stage(text, best.done_bytes, best.total_bytes)
 
 
+def stage_here(overview: health.Overview) -> Stage:
+    """As `stage_of`, of a model whose worker is started by this command: that it is not there yet is no news."""
+    if overview.detail in (health.NO_WORKER, health.NO_LEADER):
+        return Stage(f"{overview.model}: starting")
+    return stage_of(overview)
+
+
 class Waiting:
     """Shows the stages of a wait on standard error; use as a context manager. The bar disappears at the end."""
 

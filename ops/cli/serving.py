@@ -20,7 +20,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health
 from control.requests.upkeep.abandon import abandon
-from ops.cli.progress import Stage, Waiting, stage_of
+from ops.cli.progress import Stage, Waiting, stage_here
 from ops.local.ready import is_ready
 
 TICK_S = 0.1
@@ -60,13 +60,6 @@ def is_offered(overview: health.Overview) -> bool:
     return overview.state == "sleeping" and overview.assets is not None
 
 
-def _stage(overview: health.Overview) -> Stage:
-    """The stage of a model whose worker is started with this command."""
-    stage = stage_of(overview)
-    about_start = (health.NO_WORKER, health.NO_LEADER)
-    return Stage(f"{overview.model}: starting") if overview.detail in about_start else stage
-
-
 def wait_until_served(
     client: SyncRedis,
     specs: Sequence[ModelSpec],
@@ -91,5 +84,5 @@ def wait_until_served(
             missing = [one for one in overviews if one.state != "loaded" and not is_offered(one)]
             if not missing and is_ready(address):
                 return
-            waiting.show(_stage(missing[0]) if missing else Stage("loaded; waiting for the API process"))
+            waiting.show(stage_here(missing[0]) if missing else Stage("loaded; waiting for the API process"))
             time.sleep(TICK_S)

@@ -117,7 +117,7 @@ def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, sta
             _say(_stays(spec, farm))
     stack.enter_context(own)
     if farm is None:
-        farm = RedisFarm(connect_to_farm(own.redis))
+        farm = RedisFarm(connect_to_farm(own.redis), private=True)
         farm.desire(spec, model)
     api = stack.enter_context(Api(own.url, own.key))
     with _withdrawn_if_it_fails(farm if added else None, spec):

@@ -15,7 +15,7 @@ from control.operations import desired
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas import health
-from ops.cli.progress import Stage, Waiting, stage_of
+from ops.cli.progress import Stage, Waiting, stage_here, stage_of
 from ops.cli.run.api import Api, ApiRefused
 
 TICK_S = 0.1
@@ -51,8 +51,10 @@ class RedisFarm:
 
     tick_s = TICK_S
 
-    def __init__(self, client: SyncRedis) -> None:
+    def __init__(self, client: SyncRedis, *, private: bool = False) -> None:
+        """`private`: its worker is started by this command."""
         self._client = client
+        self._stage_of = stage_here if private else stage_of
         self._silence = Silence()
 
     def desire(self, spec: ModelSpec, model: str) -> bool:
@@ -90,7 +92,7 @@ class RedisFarm:
             raise FurrowError(f"the model '{model}' was unloaded from the farm")
         if overview.state == "failed":
             raise ModelUnavailable(model, "failed", overview.detail)
-        return None if overview.state == "loaded" else stage_of(overview)
+        return None if overview.state == "loaded" else self._stage_of(overview)
 
 
 class HttpFarm:
