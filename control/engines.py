@@ -176,7 +176,7 @@ ENGINES: Mapping[str, ExternalEngine] = {
 
 
 def how_to_offer(engine: str) -> str:
-    """How a host offers an engine, as advice."""
+    """Advice for a host that is to offer an engine."""
     return (
         f"start a worker with --engine-command {engine}=PROGRAM, --engine-python {engine}=PYTHON or --engine-url "
         f"{engine}=URL, or put its program on the worker's PATH"

@@ -236,7 +236,7 @@ class Upgrade:
 
 
 class Sockets(Protocol):
-    """What is served on WebSockets."""
+    """The handlers of WebSockets."""
 
     def takes(self, path: str) -> bool:
         """True if there is one at this path."""
@@ -314,7 +314,7 @@ class BoundedConnection(HttpToolsProtocol):
     """Bytes that are still read of a body whose request was answered; None before that."""
     _answering: RequestResponseCycle | None = None
     _socket: WebSocket | None = None
-    """What the connection has become once it changed to WebSocket."""
+    """The messages of a connection that changed to WebSocket; None before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

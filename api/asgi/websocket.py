@@ -1,7 +1,7 @@
 """WebSockets (RFC 6455): the server's side of the handshake, and messages of text on a connection that has changed to
 them. Extensions and messages of bytes are not spoken.
 
-What a client sends is bounded: one message by its size, the messages that wait by their number, and those of all
+A client's messages are bounded: each by its size, the messages that wait by their number, and those of all
 connections that are not handled yet by the memory of unread bodies.
 """
 

@@ -35,7 +35,7 @@ from api.schemas.embeddings import InputFields
 from api.schemas.generation import MAX_BIASES, CommonFields, Constraint, check_bad_word_tokens, grammar_of
 from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
-from api.schemas.llama_cpp import NativeCompletion
+from api.schemas.llama_cpp import LlamaCppCompletion, NativeCompletion
 from api.schemas.ollama_request import RawPrompt
 from api.schemas.view import RECEIVED, Endpoint, Reading, View
 from api.settings import ApiSettings
@@ -152,7 +152,7 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel,
 
 
 def _kept_tokens(body: Body, context: int) -> int | None:
-    """How many tokens of each prompt stay; None: all of them."""
+    """The number of tokens that stay of each prompt; None: all of them."""
     if body.truncate_prompt_tokens is None:
         return None
     if body.truncate_prompt_tokens == _WHAT_FITS:
@@ -456,7 +456,7 @@ class PreparedRequest(Prepared):
         )
 
     def _native_fields(self, body: NativeCompletion) -> dict[str, Any]:
-        """What an answer of llama.cpp's form repeats of the request."""
+        """The fields of the request that an answer of llama.cpp's form repeats."""
         texts = [
             prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, prompt)
             for prompt in body.prompts
@@ -487,7 +487,7 @@ def _no_text(served: ServedModel) -> RequestError:
 
 def _names(body: Body) -> Names:
     """The client's own names of parameters."""
-    if isinstance(body, (Converted, Filling, NativeCompletion, RawPrompt)):
+    if isinstance(body, (Converted, LlamaCppCompletion, RawPrompt)):
         return body.names
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
@@ -510,7 +510,6 @@ async def _prepared(
         biases = text_biases(body, served.vocabulary)
         ends = gap_marks(body, served)
         budget = reasoning_budget(body, reading, served.vocabulary)
-        adapter = adapter_in(body.model or "", served.assets.adapters)
         limits = {
             "bad_words": words,
             "biases": biases,
@@ -522,11 +521,6 @@ async def _prepared(
         admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
         for one in admitted:
             refuse(served.assets.engine, one.sampling, images=bool(prompts.images))
-        if adapter:
-            admitted = [
-                msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, adapter=adapter))
-                for one in admitted
-            ]
         return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
 
     members = await served.run(size, caller.images.tenant, admitted)
@@ -721,6 +715,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, assets:
         prompt_logprobs=request.prompt_scores,
         n=request.n or 1,
         lookup=request.lookup,
+        adapter=adapter_in(request.model or "", assets.adapters),
     )
 
 

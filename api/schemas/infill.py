@@ -6,19 +6,14 @@ from typing import Any
 
 import msgspec
 
-from api.schemas.completions import CompletionRequest, check_completion
+from api.schemas.completions import check_completion
 from api.schemas.decoding import Names, Warnings, convert_part, decode_request, naming
 from api.schemas.generation import MAX_PARTS, UNLIMITED, CommonFields
+from api.schemas.llama_cpp import UNTIL_FULL, WITHOUT_EFFECT, LlamaCppCompletion, warn_without_effect
 from control.errors import RequestError
 
-_WITHOUT_EFFECT = {
-    "n_indent": "an answer does not end by its indentation",
-    "t_max_predict_ms": "use 'timeout' to limit a request's time",
-    "n_probs": "log probabilities are part of /v1/completions and /completion",
-}
+_WITHOUT_EFFECT = {**WITHOUT_EFFECT, "n_probs": "log probabilities are part of /v1/completions and /completion"}
 """Fields that llama.vim and llama.vscode send with each request."""
-_UNTIL_FULL = -2
-"""llama.cpp's limit that is the context."""
 _NAMES = {r"^prompt$": "input_prefix", r"^suffix$": "input_suffix"}
 
 
@@ -49,8 +44,8 @@ class InfillRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     n_probs: int | None = None
 
 
-class Filling(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
-    """The completion of a body of /infill; no client sends it."""
+class Filling(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=True):
+    """The completion of a body of /infill."""
 
     input_extra: list[ContextFile] = []
 
@@ -63,21 +58,6 @@ class Filling(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
         return [(file.filename, file.text) for file in self.input_extra]
 
     @property
-    def token_limit(self) -> int | None:
-        """None: up to the model's own end."""
-        return None if self.unlimited else self.max_tokens
-
-    @property
-    def least_tokens(self) -> int:
-        """llama.vim sends 0 to have its context in the cache."""
-        return 0
-
-    @property
-    def continuous_usage(self) -> bool:
-        """Each part has the counts so far."""
-        return True
-
-    @property
     def names(self) -> Names:
         return _NAMES
 
@@ -88,9 +68,7 @@ _PASSED_ON = (*CommonFields.__struct_fields__, "grammar", "json_schema")
 def parse_infill(body: bytes, warnings: Warnings | None = None) -> Filling:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, InfillRequest, warnings)
-    for name, why in _WITHOUT_EFFECT.items():
-        if getattr(request, name) and warnings is not None:
-            warnings.add(f"'{name}' has no effect: {why}.", name)
+    warn_without_effect(request, _WITHOUT_EFFECT, warnings)
     files = request.input_extra or []
     if len(files) > MAX_PARTS:
         text = f"'input_extra' has {len(files)} files; at most {MAX_PARTS} are served."
@@ -99,7 +77,7 @@ def parse_infill(body: bytes, warnings: Warnings | None = None) -> Filling:
     fields |= {
         "prompt": request.input_prefix + (request.prompt or ""),
         "suffix": request.input_suffix,
-        "max_tokens": UNLIMITED if request.max_tokens == _UNTIL_FULL else request.max_tokens,
+        "max_tokens": UNLIMITED if request.max_tokens == UNTIL_FULL else request.max_tokens,
     }
     completion = {name: value for name, value in fields.items() if value is not None}
     with naming(_NAMES):

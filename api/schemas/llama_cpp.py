@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,15 +19,46 @@ SETTINGS, PROMPTS, PROMPT_TOKENS = "generation_settings", "prompts", "prompt_tok
 FIELDS, SHOWS_IDS, TIMED = "response_fields", "return_tokens", "timings_per_token"
 """Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown."""
 
-_UNTIL_FULL = -2
+UNTIL_FULL = -2
 """llama.cpp's limit that is the context."""
 _NEVER = -100.0
 """The bias of a token that must not come."""
 _NAMES = {r"^logprobs$": "n_probs", r"^max_tokens$": "n_predict"}
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     "n_indent": "an answer does not end by its indentation",
     "t_max_predict_ms": "use 'timeout' to limit a request's time",
 }
+
+
+def warn_without_effect(request: CommonFields, reasons: Mapping[str, str], warnings: Warnings | None) -> None:
+    """Add a warning for each of these fields that the request has."""
+    for name, why in reasons.items():
+        if getattr(request, name) and warnings is not None:
+            warnings.add(f"'{name}' has no effect: {why}.", name)
+
+
+class LlamaCppCompletion(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
+    """The completion of a body in llama.cpp's form; no client sends it."""
+
+    @property
+    def token_limit(self) -> int | None:
+        """None: up to the model's own end."""
+        return None if self.unlimited else self.max_tokens
+
+    @property
+    def least_tokens(self) -> int:
+        """0 has the prompt in the cache; llama.vim sends it."""
+        return 0
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Each part of an answer has the counts so far, as each choice has."""
+        return True
+
+    @property
+    def names(self) -> Names:
+        """The client's own names of parameters."""
+        raise NotImplementedError
 
 
 class PromptText(msgspec.Struct, kw_only=True):
@@ -59,8 +91,8 @@ class NativeRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     t_max_predict_ms: float | None = None
 
 
-class NativeCompletion(CompletionRequest, kw_only=True, forbid_unknown_fields=True):
-    """The completion of a body of /completion; no client sends it."""
+class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=True):
+    """The completion of a body of /completion."""
 
     text_biases: dict[str, float] = {}
     """Biases of all tokens of a text."""
@@ -69,26 +101,11 @@ class NativeCompletion(CompletionRequest, kw_only=True, forbid_unknown_fields=Tr
     timed: bool = False
 
     @property
-    def token_limit(self) -> int | None:
-        """None: up to the model's own end."""
-        return None if self.unlimited else self.max_tokens
-
-    @property
-    def least_tokens(self) -> int:
-        """0 has the prompt in the cache."""
-        return 0
-
-    @property
-    def continuous_usage(self) -> bool:
-        """Each choice has counts of its own."""
-        return True
-
-    @property
     def names(self) -> Names:
         return _NAMES
 
     def shown_fields(self, members: list[tuple[int, str]], sampling: Sampling) -> dict[str, Any]:
-        """What the answer repeats; `members`: the tokens of each prompt, and its text."""
+        """The fields that the answer repeats; `members`: the tokens of each prompt, and its text."""
         fields: dict[str, Any] = {
             PROMPT_TOKENS: [tokens for tokens, _ in members],
             SHOWS_IDS: self.shows_ids,
@@ -150,14 +167,12 @@ _PASSED_ON = tuple(
 def parse_native(body: bytes, warnings: Warnings | None = None) -> NativeCompletion:
     """Decode and check a body; raise RequestError naming the field at fault."""
     request = decode_request(body, NativeRequest, warnings)
-    for name, why in _WITHOUT_EFFECT.items():
-        if getattr(request, name) and warnings is not None:
-            warnings.add(f"'{name}' has no effect: {why}.", name)
+    warn_without_effect(request, WITHOUT_EFFECT, warnings)
     if request.post_sampling_probs:
         raise refusal("post_sampling_probs", "Log probabilities are those of the model; leave it out.")
     fields: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     biases, texts = _biases(request)
-    unlimited = request.max_tokens in (None, _UNTIL_FULL)
+    unlimited = request.max_tokens in (None, UNTIL_FULL)
     fields |= {
         "prompt": _prompt(request),
         "max_tokens": UNLIMITED if unlimited else request.max_tokens,
@@ -254,7 +269,7 @@ class Modalities(msgspec.Struct, kw_only=True):
 
 
 class Props(msgspec.Struct, kw_only=True):
-    """What clients of llama.cpp ask a server about its model."""
+    """The facts about a model that clients of llama.cpp read."""
 
     default_generation_settings: GenerationDefaults
     total_slots: int

@@ -38,10 +38,12 @@ def local_farms(*, of_serve: bool = False) -> list[Path]:
     return [folder for folder in folders if _answers(folder)]
 
 
-def local_farm(*, of_serve: bool = False) -> Path | None:
+def local_farm() -> Path | None:
     """The only farm that runs now; one of `furrow serve` goes before those of `furrow run`. None where there is none.
     Raises SettingsError where there are several."""
-    for farms in (local_farms(of_serve=True), [] if of_serve else local_farms()):
+    running = local_farms()
+    serving = [farm for farm in running if farm.parent == state_folder()]
+    for farms in (serving, running):
         if len(farms) > 1:
             raise SettingsError(f"several farms run here; name one: {' or '.join(f'--redis {farm}' for farm in farms)}")
         if farms:

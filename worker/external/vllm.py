@@ -18,7 +18,7 @@ _PREFIX = "token_id:"
 """Before the number of a token in log probabilities, with `return_tokens_as_token_ids`."""
 _LEAST_KV = 1 << 30
 _PROCESSES = 3 << 29
-"""What its processes take on CPUs beside weights and KV memory: libraries, tokenizers, activations."""
+"""Memory of its processes on CPUs beside weights and KV memory: libraries, tokenizers, activations."""
 
 
 class Vllm(Engine):

@@ -93,7 +93,7 @@ class Gguf:
 
 
 def biases_described(model: Metadata) -> dict[str, Any]:
-    """Whether projections of attention and feed-forward network have biases, by the tensors of the first layer."""
+    """The fields for biases of attention and feed-forward network, by the tensors of the first layer."""
     return {
         "attention_bias": "blk.0.attn_q.bias" in model.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,

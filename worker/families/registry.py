@@ -62,7 +62,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_ENCODER, ("image_size", "num_mel_bins", "num_channels", "sampling_rate", "type_vocab_size")),
     (_ALIBI, ("alibi",)),
 )
-"""What a field of config.json says of a type that nothing else is known of; the first that is there counts."""
+"""Mechanisms of types without a record, and the fields of config.json that show them; the first one counts."""
 
 
 def mechanism_of(config: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Whether streams outlive a real external engine: 64 at once, while its process or its leader is killed, beside the
-same streams without a kill. With scripted engines `tests/acceptance/test_engines.py` does so."""
+"""Streams on a real external engine whose process, then whose leader is killed: 64 at once, beside the same streams
+without a kill. With scripted engines `tests/acceptance/test_engines.py` does so."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What a client got of one stream."""
+    """One stream as its client got it."""
 
     tokens: tuple[int, ...]
     finish: str

@@ -24,7 +24,7 @@ class HostRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _memory(device: farm.DeviceMemory) -> str:
-    """What of a device's memory is planned, or free where it is not planned."""
+    """The part of a device's memory that is planned, or what is free where it is not planned."""
     name = "" if device.device == "cpu" else f"{device.device} "
     if device.given is not None:
         return f"{name}{in_words(device.assigned)} of {in_words(device.given)} planned"

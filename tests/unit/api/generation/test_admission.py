@@ -122,3 +122,9 @@ def test_a_model_that_does_not_sample_answers_with_the_most_likely_tokens(
     known = assets(generation_config=config)
     assert admit(chat(), [1], known).sampling.temperature == default
     assert admit(chat(temperature=0.3), [1], known).sampling.temperature == 0.3
+
+
+@pytest.mark.parametrize(("model", "adapter"), [("m:sql", "sql"), ("m", ""), ("m:other", ""), (None, "")])
+def test_the_adapter_in_a_models_name_reaches_the_leader(model: str | None, adapter: str) -> None:
+    known = assets(adapters=["sql"])
+    assert admit(chat(model=model), [1], known).sampling.adapter == adapter

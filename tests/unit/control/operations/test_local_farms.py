@@ -52,9 +52,9 @@ def test_a_farm_that_was_killed_is_left_out(state: Path, port: int) -> None:
 def test_a_farm_of_serve_goes_before_conversations(state: Path, port: int) -> None:
     conversation = put(state / "run/farm-x/redis", port)
     assert subject.local_farm() == conversation
-    assert subject.local_farm(of_serve=True) is None
+    assert subject.local_farms(of_serve=True) == []
     serving = put(state / "serve-8000", port)
-    assert subject.local_farm() == subject.local_farm(of_serve=True) == serving
+    assert subject.local_farm() == serving and subject.local_farms(of_serve=True) == [serving]
 
 
 def test_several_have_to_be_named(state: Path, port: int) -> None:
