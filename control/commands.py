@@ -42,6 +42,7 @@ class LoadDenseShard(Command, tag="load_dense_shard", frozen=True):
     quant: str | None = None
     dequantize: bool = False
     """Weights that a GGUF file has in blocks become plain numbers."""
+    kv_type: str = "auto"
     kv_tokens: int | None = None
     """Tokens of KV memory to reserve; None lets the rank choose from its free memory."""
     kv_at_most: bool = False

@@ -213,6 +213,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dequantize: bool = False  # weights that a GGUF file has in blocks become plain numbers
     max_context: int | None = None
     kv_tokens: int | None = None
+    kv_type: str = "auto"  # how keys and values are stored on CPUs: one of KV_TYPES
     lookup: int = LOOKUP_TOKENS  # most tokens of a sequence that are guessed from its context and verified in one step
     deterministic: bool = False  # serve only where a token's bits depend on no other request
     prefix_cache: bool = True  # whether requests may begin with KV that others have computed

@@ -1,4 +1,4 @@
-"""The values of `--quant`, and the options that each allows."""
+"""The values of `--quant` and `--kv-type`, and the options that each allows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ BLOCK_QUANTS = {
 """Names that keep weights in blocks, each with the format of the blocks. ggml has Q8_1 and Q8_K for activations."""
 
 QUANTS = ("int8", "f16", *BLOCK_QUANTS)
+
+
+KV_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
+"""How keys and values are stored on CPUs. `auto`: f16 where C++ computes the model, else its own type."""
+
+
+def check_kv_type(kv_type: str, dtype: str, devices: Sequence[str]) -> None:
+    """Raises SettingsError, naming value and remedy, for an unknown `kv_type` or one that dtype or devices rule out."""
+    if kv_type not in KV_TYPES:
+        raise SettingsError(f"--kv-type {kv_type} is unknown: use one of {', '.join(KV_TYPES)}")
+    if kv_type == "auto":
+        return
+    if dtype not in ("auto", "float32"):
+        raise SettingsError(
+            f"--kv-type {kv_type} is for models that are computed in float32, not in --dtype {dtype}: use --dtype "
+            "float32, or leave --kv-type out"
+        )
+    for device in devices:
+        if not device.startswith("cpu"):
+            raise SettingsError(
+                f"--kv-type {kv_type} is for CPUs, not for {device}: use --devices cpu, or leave --kv-type out"
+            )
 
 
 def canonical_quant(quant: str | None) -> str | None:

@@ -35,6 +35,8 @@ class RankBackend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The circumstances on a rank that the bits of logits depend on."""
 
     dtype: str
+    kv_type: str = ""
+    """How keys and values are stored; "" from a rank of an older version."""
     kernels: str
     """The code that computes, with its versions."""
     collective: str = ""

@@ -70,6 +70,7 @@ def _backends(overview: Overview) -> list[ModelBackend]:
             replicas=count,
             weights=(backend := named[fingerprint]).weights,
             dtype=backend.dtype,
+            kv_type=backend.kv_type or None,
             quant=backend.quant,
             dequantize=backend.dequantize,
             tp=backend.tp,

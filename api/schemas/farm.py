@@ -28,6 +28,7 @@ class ModelToLoad(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dtype: str = "auto"
     max_context: int | None = None
     kv_tokens: int | None = None
+    kv_type: str = "auto"
     quant: str | None = None
     gguf: str | None = None
     dequantize: bool = False

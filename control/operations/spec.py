@@ -13,7 +13,7 @@ from control.engines import OWN, check_adapters, check_engine, parse_adapters, p
 from control.errors import DevicesError, SettingsError
 from control.keys import check_model_name
 from control.messages import LOOKUP_TOKENS, ModelSpec
-from control.quantization import canonical_quant, check_quant
+from control.quantization import canonical_quant, check_kv_type, check_quant
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _SCALE = re.compile(r"(\d{1,40})(?:\.\.(\d{1,40}))?")
@@ -29,6 +29,7 @@ def build_spec(
     dtype: str = "auto",
     max_context: int | None = None,
     kv_tokens: int | None = None,
+    kv_type: str = "auto",
     quant: str | None = None,
     gguf: str | None = None,
     dequantize: bool = False,
@@ -73,6 +74,7 @@ def build_spec(
             "--quant": quant,
             "--dtype": None if dtype == "auto" else dtype,
             "--kv-tokens": kv_tokens,
+            "--kv-type": None if kv_type == "auto" else kv_type,
             "--dequantize": dequantize or None,
             "--deterministic": deterministic or None,
             "--spread": spread or None,
@@ -80,9 +82,10 @@ def build_spec(
         check_own_options(engine, own_options)
     quant = canonical_quant(quant)
     check_quant(quant, dtype, placed)
+    check_kv_type(kv_type, dtype, placed)
     if deterministic:
         check_deterministic(dtype, placed)
-    if (quant is not None or deterministic) and not placed:
+    if (quant is not None or kv_type != "auto" or deterministic) and not placed:
         placed = ["cpu"] * tp
     return ModelSpec(
         name=check_model_name(name or model_name(model, source)),
@@ -101,6 +104,7 @@ def build_spec(
         dequantize=dequantize,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        kv_type=kv_type,
         prefix_cache=prefix_cache,
         images=images,
         lookup=lookup,

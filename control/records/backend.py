@@ -18,6 +18,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weights: str
     """Of the model's files: its configuration and samples of every tensor."""
     dtype: str
+    kv_type: str = ""
+    """How keys and values are stored."""
     quant: str | None
     dequantize: bool
     tp: int
@@ -45,6 +47,7 @@ def backend_of(
     return Backend(
         weights=weights,
         dtype=described[0].dtype,
+        kv_type=described[0].kv_type,
         quant=quant,
         dequantize=dequantize,
         tp=len(described),

@@ -10,7 +10,7 @@ import click
 from control.engines import ENGINES, OWN
 from control.messages import LOOKUP_TOKENS
 from control.operations.spec import DTYPES
-from control.quantization import QUANTS
+from control.quantization import KV_TYPES, QUANTS
 from control.settings import demo_model
 from control.sizes import parse_seconds, parse_size
 from ops.demo import MODEL_DIR
@@ -29,6 +29,13 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--kv-tokens", type=click.IntRange(16), help="Tokens of KV memory [default: from free memory]."
+            ),
+            click.option(
+                "--kv-type",
+                type=click.Choice(KV_TYPES),
+                default="auto",
+                show_default=True,
+                help="How keys and values are stored on CPUs; auto: f16, or the model's type where torch computes it.",
             ),
             click.option(
                 "--prefix-cache/--no-prefix-cache",

@@ -112,6 +112,7 @@ def _rank_on(spec: ModelSpec, files: ModelFiles, rank: int, device: str, shares:
         dequantize=spec.dequantize,
         device=device,
         kv_tokens=spec.kv_tokens,
+        kv_type=spec.kv_type,
         max_context=spec.max_context,
         shares=shares,
     )

@@ -41,6 +41,33 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class KVType:
+    """How a CPU stores keys and values for the forward in C++ (native/source/cached.h)."""
+
+    name: str
+    element: np.dtype[Any]
+    kind: str
+    """Its name among the kinds of weights."""
+    block: int = 0
+    """Numbers that share a scale of 2 bytes; 0: there are none."""
+
+    def row(self, head_dim: int) -> int:
+        """Elements of a key or value of one head at one position."""
+        return head_dim + 2 * -(-head_dim // self.block) if self.block else head_dim
+
+
+KV_TYPES = {
+    one.name: one
+    for one in (
+        KVType("f32", np.dtype(np.float32), "float32"),
+        KVType("f16", np.dtype(np.float16), "float16"),
+        KVType("bf16", np.dtype(np.uint16), "bfloat16"),
+        KVType("q8_0", np.dtype(np.uint8), "q8_0", block=32),
+    )
+}
+
+
+@dataclass(frozen=True)
 class StateLayout:
     """The shape of one sequence's recurrent state on one rank. Each of `layers` layers keeps the last `window` inputs
     of a convolution over `channels`, and for each of `heads` a matrix (key_dim, value_dim), in this order."""
@@ -95,9 +122,21 @@ class CacheLayout:
 
     layers: tuple[LayerCache, ...]
     dtype: np.dtype[Any]
+    """In which the model computes."""
     device: str
     """As torch names it: "cpu", "cuda:0"."""
     state: StateLayout | None = None
+    stored: KVType | None = None
+    """How keys and values are stored; None: in `dtype`."""
+
+    @property
+    def element(self) -> np.dtype[Any]:
+        """Of the stored keys and values."""
+        return self.dtype if self.stored is None else self.stored.element
+
+    def row(self, head_dim: int) -> int:
+        """Elements of a key or value of one head at one position."""
+        return head_dim if self.stored is None else self.stored.row(head_dim)
 
     @functools.cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -117,7 +156,8 @@ class CacheLayout:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one position in all layers."""
-        return sum(2 * len(one.layers) * one.kv_heads * one.head_dim for one in self.groups) * self.dtype.itemsize
+        rows = (2 * len(one.layers) * one.kv_heads * self.row(one.head_dim) for one in self.groups)
+        return sum(rows) * self.element.itemsize
 
     @property
     def state_dtype(self) -> np.dtype[Any]:

@@ -27,8 +27,8 @@ FIRST_SLOTS = 4
 
 
 class Pool:
-    """Slabs of `capacity` positions. `memories` has an array (layers, 2, slots, kv heads, capacity, head dim) for each
-    of the layout's groups."""
+    """Slabs of `capacity` positions. `memories` has an array (layers, 2, slots, kv heads, capacity, row) for each of
+    the layout's groups."""
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
@@ -100,8 +100,11 @@ class Pool:
 
     def _allocate(self, slots: int) -> list[NDArray[Any]]:
         # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
-        shapes = [(len(one.layers), 2, slots, one.kv_heads, self.capacity, one.head_dim) for one in self.layout.groups]
-        return [zeros(math.prod(shape), self.layout.dtype, large=False).reshape(shape) for shape in shapes]
+        layout = self.layout
+        shapes = [
+            (len(one.layers), 2, slots, one.kv_heads, self.capacity, layout.row(one.head_dim)) for one in layout.groups
+        ]
+        return [zeros(math.prod(shape), layout.element, large=False).reshape(shape) for shape in shapes]
 
 
 @dataclass

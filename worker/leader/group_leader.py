@@ -185,6 +185,7 @@ class GroupLeader(Leader):
             dtype=self._spec.dtype,
             quant=self._spec.quant,
             dequantize=self._spec.dequantize,
+            kv_type=self._spec.kv_type,
             kv_tokens=self._spec.kv_tokens,
             kv_at_most=self._kv_at_most,
             shares=self._shares,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from control.replies import RankBackend
+from worker.kv.base import WholeLayout
 from worker.models.served import ServedModel
 
 
@@ -12,10 +13,19 @@ def describe(model: ServedModel) -> RankBackend:
     """This rank's part of `control.records.backend.Backend`."""
     return RankBackend(
         dtype=model.dtype.name,
+        kv_type=_kv_type(model),
         kernels="; ".join(_kernels(model)),
         collective=model.collective.name,
         batch_invariant=model.batch_invariant,
     )
+
+
+def _kv_type(model: ServedModel) -> str:
+    """How keys and values are stored; "" for a model without a cache."""
+    layout = model.cache_layout
+    if isinstance(layout, WholeLayout):
+        return ""
+    return layout.dtype.name if layout.stored is None else layout.stored.name
 
 
 def _kernels(model: ServedModel) -> list[str]:

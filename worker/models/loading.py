@@ -17,10 +17,11 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from control.errors import UnsupportedArchitecture
-from control.quantization import BLOCK_QUANTS, check_quant
+from control.errors import SettingsError, UnsupportedArchitecture
+from control.quantization import BLOCK_QUANTS, check_kv_type, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
+from worker.kv.base import KV_TYPES
 from worker.models.native import recurrent
 from worker.models.native.config import native_config
 from worker.models.native.forward import NativeModel, plan_of
@@ -81,17 +82,19 @@ def load(
     dtype: str = "auto",
     quant: str | None = None,
     dequantize: bool = False,
+    kv_type: str | None = None,
     device: str = "cpu",
     tell: Callable[[float], None] = lambda share: None,
     cache: WeightCache | None = None,
     shares: Sequence[int] = (),
 ) -> ServedModel:
-    """This rank's shard, ready to serve. `tell` is called with the share of the checkpoint that was read. Packed
-    weights are read from `cache`, or kept there. `shares`: by rank, how many units of all heads and widths it has;
-    empty for even ones. Ranks exchange nothing, so each may load at its own speed. Raises ModelFilesError,
+    """This rank's shard, ready to serve. `kv_type`: as of a specification; None: keys and values are stored in the
+    type in which they are computed. `tell` is called with the share of the checkpoint that was read. Packed weights are
+    read from `cache`, or kept there. `shares`: by rank, how many units of all heads and widths it has; empty for even
+    ones. Ranks exchange nothing, so each may load at its own speed. Raises ModelFilesError,
     UnsupportedArchitecture or SettingsError."""
     files = source if isinstance(source, ModelFiles) else inspect(source)
-    attempt = partial(_load, files, collective, dtype, quant, dequantize, device, tell, cache, tuple(shares))
+    attempt = partial(_load, files, collective, dtype, quant, dequantize, kv_type, device, tell, cache, tuple(shares))
     try:
         return attempt(every_kind=False)
     except KindMissing as missing:
@@ -105,6 +108,7 @@ def _load(
     dtype: str,
     quant: str | None,
     dequantize: bool,
+    kv_type: str | None,
     device: str,
     tell: Callable[[float], None],
     cache: WeightCache | None,
@@ -119,6 +123,8 @@ def _load(
     else:
         validation.check(files.config, collective.world_size, quant=quant)
     check_quant(quant, dtype, [device])
+    if kv_type is not None:
+        check_kv_type(kv_type, dtype, [device])
     quantized.check(files.config, files.tensors, sum(shares) or collective.world_size, [device])
     validation.check_devices(files.config, [device])
     stored = resolve_dtype(dtype, device, files.config)
@@ -131,6 +137,7 @@ def _load(
         device=device,
         quant=quant,
         dequantize=dequantize,
+        kv_type=kv_type,
         tell=tell,
         shares=shares,
     )
@@ -149,6 +156,11 @@ def _load(
             if served is not None:
                 return served
             log.warning("loading again with transformers", action="load_again")
+    if kv_type not in (None, "auto") and KV_TYPES[kv_type].element != chosen:
+        raise SettingsError(
+            f"--kv-type {kv_type}: torch computes this model, and stores keys and values in {chosen.name}. Leave "
+            "--kv-type out."
+        )
     if shares:
         raise UnsupportedArchitecture(f"Ranks with the shares {list(shares)} need a model that C++ computes.")
     torch_part.check("torch computes this model")
@@ -198,7 +210,7 @@ def _served(shard: Shard, model: CausalModel, threads: Threads) -> ServedModel |
         # Its hidden states make a vector or a score: the head is the identity, whose products are exact.
         identity = np.eye(model.config.hidden_size, dtype=np.float32)
         model.lm_head = PackedLinear([identity], None, ["float32"], threads)
-    layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
+    layout = shard.native_layout(model.config, shard.plan(model.config, model.family))
     plan = plan_of(model, layout)
     if plan is None:
         return None

@@ -73,6 +73,7 @@ def rank_need(
     dtype: str = "auto",
     quant: str | None = None,
     dequantize: bool = False,
+    kv_type: str | None = None,
     device: str = "cpu",
     kv_tokens: int | None = None,
     max_context: int | None = None,
@@ -93,6 +94,7 @@ def rank_need(
         device=device,
         quant=quant,
         dequantize=dequantize,
+        kv_type=kv_type,
         tell=lambda share: None,
         shares=shares,
     )
@@ -103,7 +105,7 @@ def rank_need(
     model = _filled(shard)
     if model is None:
         return _of_torch(shard, positions, tower)
-    layout = shard.cache_layout(model.config, shard.plan(model.config, model.family))
+    layout = shard.native_layout(model.config, shard.plan(model.config, model.family))
     step = step_bytes(model, layout, positions, context, threads or thread_count(), tp > 1)
     torch = reason_for(config, dtype, [device]) is not None
     return RankNeed(

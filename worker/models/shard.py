@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  # numpy then knows bfloat16 by its name
@@ -18,7 +18,7 @@ from worker.collective.base import Link
 from worker.families.family import Family
 from worker.families.parts import SLIDING
 from worker.families.recurrence import LINEAR, Recurrence
-from worker.kv.base import CacheLayout, LayerCache, StateLayout
+from worker.kv.base import KV_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
 from worker.repository.files import ModelFiles
@@ -225,13 +225,15 @@ class Shard:
     files: ModelFiles
     link: Link
     dtype: np.dtype[Any]
-    """Of products, activations, keys and values."""
+    """Of products and activations."""
     storage: np.dtype[Any] | None
     """The type of 16 bits to which matrices are rounded; None: kept as they are stored."""
     device: str
     quant: str | None
     dequantize: bool
     tell: Callable[[float], None]
+    kv_type: str | None = None
+    """Of a model that C++ computes; None: keys and values are stored as they are computed."""
     shares: tuple[int, ...] = ()
     """By rank, as of `ShardPlan`."""
 
@@ -275,7 +277,15 @@ class Shard:
         )
 
     def cache_layout(self, config: Any, plan: ShardPlan) -> CacheLayout:
+        """Of a model that torch computes: keys and values have its type."""
         return cache_layout(config, plan, self.dtype, self.device, self.recurrence)
+
+    def native_layout(self, config: Any, plan: ShardPlan) -> CacheLayout:
+        """Of a model that C++ computes."""
+        stored = self.kv_type or "f32"
+        if stored == "auto":  # a vector is made in one pass, and nothing stays
+            stored = "f16" if pooling_of(self.files.config) is None else "f32"
+        return replace(self.cache_layout(config, plan), stored=KV_TYPES[stored])
 
 
 def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Checkpoint:

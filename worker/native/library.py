@@ -314,6 +314,7 @@ class Model(ctypes.Structure):
         ("mixture_count", c_int64),
         ("recurrent", c_void_p),
         ("recurrent_count", c_int64),
+        ("cached", c_int32),
         ("output_gate", c_int32),
         ("attention_scale", c_float),
         ("attention_cap", c_float),

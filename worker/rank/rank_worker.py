@@ -270,6 +270,7 @@ class RankWorker:
                     dtype=command.dtype,
                     quant=command.quant,
                     dequantize=command.dequantize,
+                    kv_type=command.kv_type,
                     device=self.device,
                     tell=self._was_read,
                     cache=self._weights,

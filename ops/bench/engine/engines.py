@@ -48,12 +48,13 @@ class Furrow:
         device: str,
         kv_tokens: int,
         quant: str | None = None,
+        kv_type: str | None = None,
         collective: Collective | None = None,
     ) -> None:
         config = json.loads((folder / "config.json").read_text())
         files = ModelFiles(config=config, weights=sorted(folder.glob("*.safetensors")), folder=folder)
         self._collective = collective or Solo()
-        model = load(files, collective=self._collective, dtype=dtype, quant=quant, device=device)
+        model = load(files, collective=self._collective, dtype=dtype, quant=quant, kv_type=kv_type, device=device)
         assert isinstance(model.cache_layout, CacheLayout)
         room = kv_tokens + SEQUENCES * model.cache_layout.state_tokens
         store = store_for(model.cache_layout, room, context_length(config), self._collective.world_size)

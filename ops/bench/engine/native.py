@@ -17,6 +17,7 @@ from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from ops.bench.engine.engines import Furrow
 from ops.bench.peers.models import Models
+from worker.kv.base import KV_TYPES
 from worker.native.host import SWITCH
 
 
@@ -39,6 +40,7 @@ class Steps:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Taken in turns.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of both [default: torch's choice].")
 @click.option("--alone", is_flag=True, help="Only C++, for memory or time that doesn't do for both.")
+@click.option("--kv-type", "types", type=click.Choice(list(KV_TYPES)), multiple=True, help="Only C++, with each type.")
 def native(
     shape: str,
     folder: Path | None,
@@ -50,6 +52,7 @@ def native(
     rounds: int,
     threads: int | None,
     alone: bool,
+    types: tuple[str, ...],
 ) -> None:
     """Decode with both in turns: medians and fastest steps, which other work on the machine disturbs least."""
     if threads is not None:
@@ -58,10 +61,10 @@ def native(
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
         checkpoint = Models(shape, folder or Path(scratch), dtype).checkpoint()
         room = max(batches) * (length + tokens)
-        engines = {"C++": _engine(checkpoint, quant, room, "1")}
-        if not alone:
+        engines = {f"C++ {one}": _engine(checkpoint, quant, room, "1", one) for one in types or ("f32",)}
+        click.echo(_memory(checkpoint, next(iter(engines.values()))))
+        if not (alone or types):
             engines["torch"] = _engine(checkpoint, quant, room, "0")
-        click.echo(_memory(checkpoint, engines["C++"]))
         for batch in batches:
             generator = torch.Generator().manual_seed(batch)
             prompts = torch.randint(SHAPES[shape]["vocab_size"], (batch, length), generator=generator).tolist()
@@ -74,9 +77,9 @@ def native(
             click.echo(f"batch {batch}: " + "; ".join(line(name, batch, steps) for name, steps in found.items()))
 
 
-def _engine(checkpoint: Path, quant: str | None, room: int, switch: str) -> Furrow:
+def _engine(checkpoint: Path, quant: str | None, room: int, switch: str, kv_type: str | None = None) -> Furrow:
     os.environ[SWITCH] = switch
-    return Furrow(checkpoint, "float32", "cpu", kv_tokens=room, quant=quant)
+    return Furrow(checkpoint, "float32", "cpu", kv_tokens=room, quant=quant, kv_type=kv_type)
 
 
 def _memory(checkpoint: Path, engine: Furrow) -> str:

@@ -170,6 +170,7 @@ _LOADED = (
     "dtype",
     "max_context",
     "kv_tokens",
+    "kv_type",
     "quant",
     "gguf",
     "dequantize",

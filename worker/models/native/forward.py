@@ -265,8 +265,8 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
         span.count = extent.count
         span.offset = extent.offset
         first += extent.count
-        for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, head dim)
-            layer, values, slot, head = (stride // 4 for stride in memory.strides[:4])
-            slabs[place] = library.Slab(memory.ctypes.data + 4 * slab.slot * slot, values, layer, head)
+        for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, row)
+            layer, values, slot, head = memory.strides[:4]
+            slabs[place] = library.Slab(memory.ctypes.data + slab.slot * slot, values, layer, head)
             place += 1
     return spans, slabs

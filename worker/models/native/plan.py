@@ -186,6 +186,7 @@ class Plan:
             mixture_count=len(mixtures.structs),
             recurrent=ctypes.addressof(recurrent.structs),
             recurrent_count=len(recurrent.structs),
+            cached=library.NUMBERS["float32" if layout.stored is None else layout.stored.kind],
             output_gate=int(family.output_gate),
             attention_scale=config.scaling,
             attention_cap=config.attention_cap,

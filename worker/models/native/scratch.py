@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from worker.families.registry import FAMILIES
 from worker.kv.base import CacheLayout
 from worker.models.native.linear import PackedExperts
@@ -17,6 +19,8 @@ BLOCK = 32
 """Inputs of a row that share a scale."""
 TOGETHER = 16
 """Tokens of a chunk whose heads share the reading of keys."""
+VALUE_BYTES = 32 * 1024
+"""Cached rows that are read together, as floats."""
 COLUMNS = 4
 """Vectors of columns of a state that a thread takes at once."""
 
@@ -94,6 +98,7 @@ def scratch_bytes(
     attention = max(
         (
             sizes.heads // one.kv_heads * min(tokens, TOGETHER) * (one.head_dim + longest + 2 * lanes)
+            + (0 if layout.element == np.float32 else max(lanes, VALUE_BYTES // (4 * one.head_dim)) * one.head_dim)
             for one in layout.layers
         ),
         default=0,

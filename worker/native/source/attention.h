@@ -5,8 +5,7 @@
 // as alone.
 #pragma once
 
-#include "layer.h"
-#include "simd.h"
+#include "cached.h"
 
 namespace furrow {
 
@@ -14,12 +13,12 @@ constexpr int QUERIES = 4;         // that meet a key at once
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
 constexpr int64_t VALUE_BYTES = 32 * 1024;  // that a task's tokens and heads take before the next: they stay in a first-level cache
-constexpr int64_t AHEAD = 2 * LANES;  // positions: keys are asked for so long before they are used
 
 // The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
 struct Task {
-  const float* keys;  // of this layer and head: (positions, head_dim)
-  const float* values;
+  const char* keys;  // of this layer and head, by position
+  const char* values;
+  Kind kind;
   const float* queries;  // of the first token and head; heads lie `head_stride` apart, tokens `stride` apart
   float* out;            // heads lie side by side, tokens `out_stride` apart
   int64_t head_stride, stride, out_stride, dim, heads, tokens;
@@ -119,12 +118,12 @@ void mix_from(int64_t at, const Task& task, const float* values, int64_t positio
   }
 }
 
-// Adds to a token's outputs what it sees of the positions `from` … `to`. `weights`: of its first head, by position; heads lie `room`
-// apart.
-inline void mix_block(const Task& task, int64_t token, int64_t from, int64_t to, const float* weights, int64_t room) {
+// Adds to a token's outputs what it sees of the positions `from` … `to`, whose values are `values`. `weights`: of its first head, by
+// position; heads lie `room` apart.
+inline void mix_block(const Task& task, int64_t token, const float* values, int64_t from, int64_t to, const float* weights, int64_t room) {
   const int64_t first = first_seen(task, token), begin = std::max(first, from), end = std::min(to, end_seen(task, token));
   if (begin >= end) return;
-  const float* values = task.values + begin * task.dim;
+  values += (begin - from) * task.dim;
   for (int64_t head = 0; head < task.heads; head += 2) {
     const float* own = weights + head * room + begin;
     const float* pair[] = {own, own + room};
@@ -137,26 +136,31 @@ inline void mix_block(const Task& task, int64_t token, int64_t from, int64_t to,
   }
 }
 
+inline int64_t value_rows(int64_t dim) { return std::max<int64_t>(LANES, VALUE_BYTES / (dim * static_cast<int64_t>(sizeof(float)))); }
+
+// Floats for the rows that are read together, where they are not floats already.
+inline int64_t row_room(Kind kind, int64_t dim) { return kind == FLOAT32 ? 0 : value_rows(dim) * dim; }
+
 // `scratch`: see `attention_scratch`.
 inline void attend(const Task& task, float* scratch) {
   int64_t last = 0;
   for (int64_t token = 0; token < task.tokens; ++token) last = std::max(last, end_seen(task, token));
   const int64_t start = first_seen(task, 0) / LANES * LANES, room = (last - start + LANES - 1) / LANES * LANES;
-  const int64_t queries = task.heads * task.tokens;
-  float *asked = scratch, *scores = asked + queries * task.dim;
+  const int64_t queries = task.heads * task.tokens, row = cached_bytes(task.kind, task.dim);
+  float *rows = scratch, *asked = rows + row_room(task.kind, task.dim), *scores = asked + queries * task.dim;
   for (int64_t query = 0; query < queries; ++query) {
     const float* from = task.queries + query / task.heads * task.stride + query % task.heads * task.head_stride;
     for (int64_t at = 0; at < task.dim; ++at) asked[query * task.dim + at] = from[at] * task.scale;
   }
   using Score = void (*)(const float*, const float*, const float*, int64_t, float*, int64_t);
   static constexpr Score by_count[QUERIES] = {score<1>, score<2>, score<3>, score<4>};
-  const float *keys = task.keys + start * task.dim, *values = task.values + start * task.dim;
   for (int64_t block = 0; block < room; block += LANES) {
-    const int64_t later = block + AHEAD;  // behind the last keys the first values are wanted
-    const float* next = later < room ? keys + later * task.dim : values + (later - room) * task.dim;
+    const float* keys = read_rows(task.kind, task.keys + (start + block) * row, task.dim, LANES, rows);
+    const int64_t later = block + ROWS_AHEAD;  // behind the last keys the first values are wanted
+    const char* next = later < room ? task.keys + (start + later) * row : task.values + (start + later - room) * row;
     for (int64_t query = 0; query < queries; query += QUERIES) {
       const int64_t count = std::min<int64_t>(QUERIES, queries - query);
-      by_count[count - 1](keys + block * task.dim, next, asked + query * task.dim, task.dim, scores + query * room + block, room);
+      by_count[count - 1](keys, task.kind == FLOAT32 ? reinterpret_cast<const float*>(next) : keys, asked + query * task.dim, task.dim, scores + query * room + block, room);
     }
   }
   for (int64_t token = 0; token < task.tokens; ++token) {
@@ -167,15 +171,18 @@ inline void attend(const Task& task, float* scratch) {
       soften(own, first - start, seen, room, task.sinks ? task.sinks + head : nullptr);
     }
   }
-  const int64_t block = std::max<int64_t>(LANES, VALUE_BYTES / (task.dim * static_cast<int64_t>(sizeof(float))));
-  for (int64_t from = start; from < last; from += block)
+  const int64_t block = value_rows(task.dim);
+  for (int64_t from = start; from < last; from += block) {
+    const int64_t to = std::min(from + block, last);
+    const float* values = read_rows(task.kind, task.values + from * row, task.dim, to - from, rows);
     for (int64_t token = 0; token < task.tokens; ++token)
-      mix_block(task, token, from, from + block, scores + token * task.heads * room - start, room);
+      mix_block(task, token, values, from, to, scores + token * task.heads * room - start, room);
+  }
 }
 
 // Floats that a thread needs for tasks of `tokens` that see at most `positions`.
-inline int64_t attention_scratch(int64_t dim, int64_t heads, int64_t tokens, int64_t positions) {
-  return heads * tokens * (dim + positions + 2 * LANES);
+inline int64_t attention_scratch(Kind kind, int64_t dim, int64_t heads, int64_t tokens, int64_t positions) {
+  return row_room(kind, dim) + heads * tokens * (dim + positions + 2 * LANES);
 }
 
 }  // namespace furrow

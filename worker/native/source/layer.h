@@ -189,6 +189,7 @@ struct Model {
   int64_t mixture_count;
   const RecurrentLayer* recurrent;
   int64_t recurrent_count;
+  Kind cached;          // of keys and values: see cached.h
   int32_t output_gate;  // 1: behind the query of a head lies a gate of the head's output
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
@@ -201,10 +202,10 @@ struct Model {
 
 // Where one sequence's keys and values of the layers of one shape are.
 struct Slab {
-  float* keys;           // of the first layer: (shared heads, capacity, head_dim)
-  int64_t values;        // from a layer's keys to its values, in floats
+  char* keys;            // of the first layer: (shared heads, capacity) rows
+  int64_t values;        // bytes from a layer's keys to its values
   int64_t layer_stride;  // from a layer's keys to the next one's
-  int64_t head_stride;   // capacity · head_dim
+  int64_t head_stride;   // from a head's rows to the next one's
 };
 
 // The tokens that one sequence adds, `count` of them from position `offset` on.

@@ -3,6 +3,7 @@
 #include "packing.h"
 #ifndef FURROW_PRODUCTS_ONLY  // for tests that compile the products several times
 #include "check/blocks.h"
+#include "check/cached.h"
 #include "check/forward.h"
 #include "quantize/quantize.h"
 #include "recurrent/replay.h"
@@ -133,8 +134,12 @@ const char* furrow_check(const int64_t* shapes, int64_t count) {
     if (why.empty()) why = check::products(pool, inputs);
     if (why.empty()) why = check::block_products(pool, inputs);
   }
-  if (why.empty()) why = check::Forward(pool, 4, 2, 16).run();
-  if (why.empty() && count >= 3 && shapes[2] % LANES == 0) why = check::Forward(pool, shapes[0], shapes[1], shapes[2]).run();
+  if (why.empty()) why = check::cached_rows();
+  for (const Kind cached : {FLOAT32, FLOAT16}) {
+    if (why.empty()) why = check::Forward(pool, cached, 4, 2, 16).run();
+    if (why.empty() && count >= 3 && shapes[2] % LANES == 0)
+      why = check::Forward(pool, cached, shapes[0], shapes[1], shapes[2]).run();
+  }
   return why.empty() ? nullptr : why.c_str();
 }
 #endif

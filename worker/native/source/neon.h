@@ -72,6 +72,13 @@ inline Floats load_bfloat(const uint16_t* from) {
   return joined(vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(halves), 16)),
                 vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(halves), 16)));
 }
+inline Floats load_codes(const int8_t* from) {
+  const int16x8_t codes = vmovl_s8(vld1_s8(from));
+  return joined(vcvtq_f32_s32(vmovl_s16(vget_low_s16(codes))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(codes))));
+}
+inline void store_half(uint16_t* to, Floats values) {
+  vst1q_u16(to, vreinterpretq_u16_f16(vcombine_f16(vcvt_f16_f32(low(values)), vcvt_f16_f32(high(values)))));
+}
 inline float half_to_float(uint16_t half) { return static_cast<float>(bits<__fp16>(half)); }
 inline uint16_t float_to_half(float value) { return bits<uint16_t>(static_cast<__fp16>(value)); }
 inline void store_bytes(uint8_t* to, Ints values) {

@@ -31,7 +31,7 @@ class Scratch {
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
       attended_width = std::max(attended_width, model.heads * layer.head_dim);
-      attention_floats = std::max(attention_floats, attention_scratch(layer.head_dim, heads, together, longest));
+      attention_floats = std::max(attention_floats, attention_scratch(model.cached, layer.head_dim, heads, together, longest));
     }
     inner = std::max(inner, model.inputs.width);
     for (int64_t i = 0; i < model.rotary_count; ++i) turn_stride = std::max(turn_stride, model.rotaries[i].dim);

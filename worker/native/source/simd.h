@@ -48,6 +48,12 @@ inline Floats load_bfloat(const uint16_t* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
+inline Floats load_codes(const int8_t* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline void store_half(uint16_t* to, Floats values) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+}
 inline void store_bytes(uint8_t* to, Ints values) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(values));
 }
@@ -94,6 +100,12 @@ inline Floats load_half(const uint16_t* from) {
 inline Floats load_bfloat(const uint16_t* from) {
   const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline Floats load_codes(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+inline void store_half(uint16_t* to, Floats values) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
 }
 inline void store_bytes(uint8_t* to, Ints values) {
   int32_t wide[LANES];

@@ -261,15 +261,18 @@ class Step {
     }
     if (layer.stored == NEITHER) return;
     const Slab& slab = slabs_[span.slabs + layer.slab];
-    float* place = slab.keys + layer.cache * slab.layer_stride + (span.offset + number) * dim;
+    char* place = slab.keys + layer.cache * slab.layer_stride + (span.offset + number) * cached_bytes(model_.cached, dim);
     const float* value = layer.stored == KEYS_ALONE ? key : key + layer.shared_heads * dim;
     for (int64_t head = 0; head < layer.shared_heads; ++head, key += dim, value += dim, place += slab.head_stride) {
-      if (layer.value.weight)
-        normalize(layer.value, value, dim, place + slab.values);
-      else
-        std::memcpy(place + slab.values, value, dim * sizeof(float));
+      if (layer.value.weight) {
+        float* normed = scratch_.attended + token * model_.heads * dim;
+        normalize(layer.value, value, dim, normed);
+        write_row(model_.cached, normed, dim, place + slab.values);
+      } else {
+        write_row(model_.cached, value, dim, place + slab.values);
+      }
       turn_head(layer, layer.key, head, token, key);
-      std::memcpy(place, key, dim * sizeof(float));
+      write_row(model_.cached, key, dim, place);
     }
   }
 
@@ -350,9 +353,9 @@ class Step {
     const Span& span = piece.span;
     const Slab& slab = slabs_[span.slabs + layer.slab];
     const int64_t heads = model_.heads / layer.shared_heads, dim = layer.head_dim, token = span.first + piece.first;
-    const float* keys = slab.keys + layer.cache * slab.layer_stride + shared * slab.head_stride;
+    const char* keys = slab.keys + layer.cache * slab.layer_stride + shared * slab.head_stride;
     Task task{};
-    task.keys = keys, task.values = keys + slab.values;
+    task.keys = keys, task.values = keys + slab.values, task.kind = model_.cached;
     task.queries = projected(layer, token) + shared * heads * query_stride(layer);
     task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
     task.head_stride = query_stride(layer), task.stride = layer.query_key_value.outputs, task.out_stride = model_.heads * dim;

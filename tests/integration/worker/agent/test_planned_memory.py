@@ -281,7 +281,7 @@ def test_ranks_get_uneven_shares_where_even_ones_fit_nowhere(redis: ReplicaRedis
     """Their need is looked for then, and no figures are told meanwhile; a host with too little for a unit gets none."""
     reports = list[str]()
     planner = Planner(redis.client, lambda model, replica, why: reports.append(why))
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, kv_tokens=100_000)
+    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, kv_tokens=200_000)
     [even, _] = need_apart(spec, MODEL_DIR).ranks
     sizes = {"large": int(1.4 * even.total), "small": int(0.7 * even.total)}
     hosts = [Host(name, memory=size) for name, size in sizes.items()]

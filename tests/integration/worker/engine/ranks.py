@@ -114,10 +114,11 @@ class _Rank:
         quant: str | None = None,
         dequantize: bool = False,
         shares: tuple[int, ...] = (),
+        kv_type: str | None = None,
     ) -> int:
         """Load a model; the bytes of this rank's weights."""
         assert self.collective is not None
-        options = {"dtype": dtype, "quant": quant, "dequantize": dequantize, "shares": shares}
+        options = {"dtype": dtype, "quant": quant, "dequantize": dequantize, "shares": shares, "kv_type": kv_type}
         model = load(folder, collective=self.collective, **options)
         self.engine = Engine(model, SlabStore(model.cache_layout, 4096), self.collective)
         return model.weight_bytes

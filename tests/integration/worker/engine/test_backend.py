@@ -41,7 +41,9 @@ def test_the_code_that_computes_is_named(folder: Path, monkeypatch: pytest.Monke
         and "C++" not in plain.kernels
         and not plain.batch_invariant
     )
-    assert describe(load(folder, collective=Solo(), dtype="float64")) == msgspec.structs.replace(plain, dtype="float64")
+    assert describe(load(folder, collective=Solo(), dtype="float64")) == msgspec.structs.replace(
+        plain, dtype="float64", kv_type="float64"
+    )
 
 
 def test_any_change_of_a_source_is_another_version(tmp_path: Path) -> None:

@@ -84,7 +84,12 @@ def parts_of(kind: str, outputs: int, inputs: int) -> list[Any]:
 @pytest.mark.parametrize("family", sorted(models.FAMILY_SHAPES))
 def test_weights_and_kv_of_each_family_are_exact(family: str, checkpoint: Checkpoint) -> None:
     options: dict[str, Any]
-    for options in ({}, {"quant": "int8"}, {"quant": "q8_0"}, {"dtype": "float16"}):
+    for options in (
+        {},
+        {"quant": "int8", "kv_type": "auto"},
+        {"quant": "q8_0", "kv_type": "q8_0"},
+        {"dtype": "float16"},
+    ):
         assert_exact(checkpoint(family), **options)
 
 
@@ -134,9 +139,10 @@ def test_a_model_for_vectors_is_counted_with_its_pooler(tmp_path: Path) -> None:
     assert_exact(pooled_models.make("qwen3", tmp_path, pool="last"))
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
 @pytest.mark.parametrize("family", ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "lfm2", "granitemoehybrid"])
-def test_the_memory_of_a_step_is_that_of_the_compiled_one(family: str, checkpoint: Checkpoint) -> None:
-    model = load(checkpoint(family), collective=Solo())
+def test_the_memory_of_a_step_is_that_of_the_compiled_one(family: str, kv_type: str, checkpoint: Checkpoint) -> None:
+    model = load(checkpoint(family), collective=Solo(), kv_type=kv_type)
     assert isinstance(model, NativeModel) and isinstance(model.cache_layout, CacheLayout)
     plan = Plan(model.module, model.cache_layout)
     for tokens, rows, longest in ((1, 1, 16), (40, 3, 100), (300, 256, 500)):
@@ -193,7 +199,7 @@ def test_a_rank_with_uneven_shares_takes_no_more_than_its_units(
     assert need.units == units and len(need.unit_ranks) == units - tp + 1 and len(need.ranks) == tp
     for rank, shares in enumerate(([2, 1, 1], [1, 2, 1], [1, 1, 2]) if tp == 3 else ([3, 1], [1, 3])):
         group: Any = Membership(rank, tp)
-        model = load(folder, collective=group, quant=quant, shares=shares)
+        model = load(folder, collective=group, quant=quant, kv_type=spec.kv_type, shares=shares)
         assert isinstance(model.cache_layout, CacheLayout)
         known = need.with_units(shares[rank])
         assert known is not None and known.kv == TOKENS * model.cache_layout.bytes_per_token

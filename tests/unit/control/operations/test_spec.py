@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_deterministic_is_refused_where_it_can_t_hold(options: dict[str, Any], w
         build_spec("some/model", deterministic=True, **options)
     assert "leave --deterministic out" in str(refused.value)
     assert not build_spec("some/model", **options).deterministic
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_type": "q4_0"}, "--kv-type q4_0 is unknown: use one of auto, f32, f16, bf16, q8_0"),
+        ({"kv_type": "f16", "dtype": "float64"}, "computed in float32, not in --dtype float64"),
+        ({"kv_type": "q8_0", "devices": "cuda:0"}, "--kv-type q8_0 is for CPUs, not for cuda:0"),
+        ({"kv_type": "q8_0", "engine": "vllm"}, "--kv-type is an option of Furrow's own engine"),
+    ],
+)
+def test_a_type_of_keys_and_values_is_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(words)):
+        build_spec("/m", **options)
+    assert build_spec("/m", kv_type="q8_0", tp=2).devices == ["cpu", "cpu"]
 
 
 def test_deterministic_selects_cpus() -> None:

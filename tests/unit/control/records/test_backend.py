@@ -15,6 +15,7 @@ BACKEND = backend_of("aa", None, False, [RANK, RANK])
 OTHERS: dict[str, Any] = {
     "weights": "ab",
     "dtype": "float64",
+    "kv_type": "q8_0",
     "quant": "int8",
     "dequantize": True,
     "tp": 3,

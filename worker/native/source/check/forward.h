@@ -10,8 +10,9 @@ using Doubles = std::vector<double>;
 
 class Forward {
  public:
-  Forward(Pool& pool, int64_t heads, int64_t shared, int64_t dim)
+  Forward(Pool& pool, Kind cached, int64_t heads, int64_t shared, int64_t dim)
       : pool_(pool),
+        cached_(cached),
         heads_(heads),
         shared_(shared),
         dim_(dim),
@@ -31,7 +32,8 @@ class Forward {
     for (int64_t offset = 0, count = TOKENS_IN_ALL - 1; offset < TOKENS_IN_ALL; offset += count, count = 1) {
       const Values logits = stepped(embedded, offset, count);
       const double* there = expected.data() + offset * VOCABULARY;
-      const auto why = difference("a forward", logits, {there, there + count * VOCABULARY}, 2e-3);
+      const double apart = cached_ == FLOAT32 ? 2e-3 : 2e-2;
+      const auto why = difference("a forward", logits, {there, there + count * VOCABULARY}, apart);
       if (!why.empty()) return why;
     }
     return "";
@@ -57,8 +59,9 @@ class Forward {
     Model model{};
     model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = heads_;
     model.rotaries = &rotary, model.rotary_count = 1;
-    model.attention_scale = scale_, model.residual_scale = model.logit_scale = 1.0f, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
-    const Slab slab{memory_.data(), shared_ * CAPACITY * dim_, 0, CAPACITY * dim_};
+    model.cached = cached_, model.attention_scale = scale_, model.residual_scale = model.logit_scale = 1.0f, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
+    const int64_t head_bytes = CAPACITY * cached_bytes(cached_, dim_);
+    const Slab slab{memory_.data(), shared_ * head_bytes, 0, head_bytes};
     const Span span{0, 0, count, offset, nullptr};
     Batch batch{};
     batch.spans = &span, batch.span_count = 1, batch.slabs = &slab, batch.slab_count = 1, batch.positions = positions.data(), batch.hidden = hidden.data();
@@ -131,10 +134,12 @@ class Forward {
   }
 
   Pool& pool_;
+  const Kind cached_;
   const int64_t heads_, shared_, dim_, width_;
   const float scale_;
   Layered query_key_value_, attention_out_, gate_up_, down_, head_;
-  Values frequencies_, ones_ = Values(std::max(HIDDEN, dim_), 1.0f), memory_ = Values(2 * shared_ * CAPACITY * dim_);
+  Values frequencies_, ones_ = Values(std::max(HIDDEN, dim_), 1.0f);
+  std::vector<char> memory_ = std::vector<char>(2 * shared_ * CAPACITY * cached_bytes(cached_, dim_));
 };
 
 }  // namespace furrow::check
