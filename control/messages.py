@@ -337,7 +337,9 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_ids: list[int]
     kv_tokens: int
-    """Tokens of KV memory on the tightest rank: a longer request can never fit."""
+    """Tokens of KV memory on the tightest rank."""
+    longest_tokens: int = 0
+    """Positions of the longest sequence that they hold, where that is more (`KVCost.longest`); 0: as many."""
     created: int
     """Unix seconds at which the model was loaded first."""
     pooling: PoolingAssets | None = None
@@ -353,6 +355,20 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     """What computes its tokens; it says which requests can be served (control/engines.py)."""
     adapters: list[str] = []
     """Names of its adapters: clients write `MODEL:NAME`."""
+
+    def with_kv(self, tokens: int, longest: int) -> ModelAssets:
+        """The same with so many KV tokens, which hold a sequence of `longest` positions."""
+        return msgspec.structs.replace(self, kv_tokens=tokens, longest_tokens=longest if longest > tokens else 0)
+
+    @property
+    def memory_tokens(self) -> int:
+        """Positions of the longest sequence that the KV memory holds."""
+        return self.longest_tokens or self.kv_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Positions of the longest sequence, within the model's context and the KV memory."""
+        return min(self.context_length, self.memory_tokens)
 
 
 encode = msgspec.json.Encoder().encode

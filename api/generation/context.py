@@ -42,7 +42,7 @@ async def fitted(
     if body.truncation != "auto":
         return await off_loop(size, conversation, body, items, stored=stored)
     steps = droppable(items)
-    room = min(served.assets.context_length, served.assets.kv_tokens)
+    room = served.assets.most_tokens
 
     def without(count: int) -> Converted:
         dropped = {index for step in steps[:count] for index in step}

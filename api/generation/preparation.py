@@ -120,7 +120,7 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, images: Req
         return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
     texts = [with_marks(text, image_input) for text in prompts.texts]
     [prompt] = await _tokens(texts, body, served, images.tenant)  # a chat has one
-    most = min(served.assets.context_length, served.assets.kv_tokens)
+    most = served.assets.most_tokens
     loaded = await served.images.load(prompts.images, image_input, most, images)
     prompt, placed_images = await off_loop(len(prompt) + most, placed, prompt, loaded, image_input)
     return Prompts([prompt], placed_images, [one.pieces for one in loaded])
@@ -243,7 +243,7 @@ def reasoning_budget(
 def prompts_with_gap(request: CompletionRequest, served: ServedModel) -> list[list[int]]:
     """The prompts of a request whose gap is to be filled. Raises RequestError, ContextLengthExceeded."""
     gaps = _gaps(served)
-    context = min(served.assets.context_length, served.assets.kv_tokens)
+    context = served.assets.most_tokens
     answer = context // _SPARED if request.token_limit is None else request.token_limit
     try:
         return [
@@ -646,17 +646,17 @@ def _check_ids(param: str, ids: list[int], assets: ModelAssets) -> None:
 
 def _max_tokens(request: ChatRequest | CompletionRequest, prompt_tokens: int, assets: ModelAssets, strict: bool) -> int:
     """The request's limit, else the model's default, else the rest of the context (and of the memory)."""
-    rest = min(assets.context_length, assets.kv_tokens) - prompt_tokens
+    rest = assets.most_tokens - prompt_tokens
     limit = request.token_limit
     needed = limit if strict and limit is not None else 1
     if prompt_tokens + needed > assets.context_length:
         error = ContextLengthExceeded(prompt_tokens, limit or 1, assets.context_length)
         error.param = _limit_param(request) if needed > assets.context_length else _prompt_param(request)
         raise error
-    if prompt_tokens + needed > assets.kv_tokens:
+    if prompt_tokens + needed > assets.memory_tokens:
         raise RequestTooLarge(
             f"The request needs memory for {prompt_tokens + needed} tokens ({prompt_tokens} in the prompt); this "
-            f"deployment holds {assets.kv_tokens}. Shorten the prompt or lower max_tokens.",
+            f"deployment holds {assets.memory_tokens}. Shorten the prompt or lower max_tokens.",
             param=_limit_param(request) if needed > 1 else _prompt_param(request),
         )
     if limit is not None or request.unlimited:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from control.placement.kv_cost import KVCost
+
 
 class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one rank. `weights` and `kv` are those that the rank reports."""
@@ -22,8 +24,8 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     """False where the weights are estimated."""
     kv_tokens: int = 0
     bytes_per_token: int = 0
-    state_tokens: int = 0
-    """Those of the KV tokens whose memory one sequence takes for its recurrent state."""
+    cost: KVCost = KVCost()
+    """What sequences take of the KV tokens."""
 
     @property
     def total(self) -> int:
@@ -82,7 +84,7 @@ class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def context_tokens(self) -> int:
         """Those of one sequence of the whole context, with its recurrent state."""
-        return self.context + max(rank.state_tokens for rank in self.ranks)
+        return max(rank.cost.rounded(self.context) for rank in self.ranks)
 
 
 class DeviceRoom(NamedTuple):

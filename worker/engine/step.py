@@ -337,8 +337,10 @@ class CommandCheck:
             cached = None if row.sid in change.left else self._store.length(row.sid)
             self.row(row, begun.get(row.sid, cached))
             self.guesses(row, verifies)
-            if row.snapshot and not self._store.state_tokens:
-                raise self._error("bad_request", f"sequence {row.sid} has no recurrent state to keep a copy of")
+            if row.snapshot and not self._store.cost.copy_tokens:
+                raise self._error(
+                    "bad_request", f"sequence {row.sid} keeps all its positions; there is nothing to copy"
+                )
             rows.append(row)
         return rows
 
@@ -357,8 +359,8 @@ class CommandCheck:
         store = self._store
         resting = store.used_tokens - sum(store.held(sid) for sid in left)
         resting -= sum(store.rounded(store.length(row.sid) or 0) for row in rows if row.sid not in left)
-        states = store.state_tokens * sum(row.snapshot for row in rows)
-        return resting + states + sum(store.rounded(row.extent.end) for row in rows)
+        copies = store.cost.copy_tokens * sum(row.snapshot for row in rows)
+        return resting + copies + sum(store.rounded(row.extent.end) for row in rows)
 
     def images(self, command: GenerateStep, images: EngineImages | None) -> None:
         """That the rows fit the command's images and those of earlier ones. `images` are the engine's, None where the
@@ -402,7 +404,7 @@ class CommandCheck:
             elif count < 1 or not (again or (has is not None and count <= has)):
                 fault = f"that has {has or 0} cached tokens"
             elif not again and not self._store.can_fork(donor, count):
-                fault = "no recurrent state was kept there"
+                fault = "its recurrent state, or what its windows see, was not kept there"
             if fault is not None:
                 raise self._error(
                     "bad_request", f"sequence {sid} can't begin with {count} tokens of sequence {donor}: {fault}"

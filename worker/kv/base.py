@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from control.placement.kv_cost import KVCost
+
 if TYPE_CHECKING:  # numpy holds the KV memory of a CPU; torch's tensors are those of a model that it computes
     from torch import Tensor
 
@@ -108,10 +110,12 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that store keys and values of one shape, by their numbers."""
+    """Layers that store keys and values of one shape, by their numbers. No layer that reads them sees more than the
+    last `window` positions (None: all)."""
 
     kv_heads: int
     head_dim: int
+    window: int | None
     layers: tuple[int, ...]
 
 
@@ -140,12 +144,14 @@ class CacheLayout:
 
     @functools.cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The layers that store keys and values, by shape."""
-        by_shape: dict[tuple[int, int], list[int]] = {}
+        """The layers that store keys and values, by shape and window."""
+        by_shape: dict[tuple[int, int, int | None], list[int]] = {}
         for number, layer in enumerate(self.layers):
             if layer.source is None:
-                by_shape.setdefault((layer.kv_heads, layer.head_dim), []).append(number)
-        return tuple(LayerGroup(heads, dim, tuple(layers)) for (heads, dim), layers in by_shape.items())
+                windows = [one.window for at, one in enumerate(self.layers) if number in (at, one.source)]
+                window = None if None in windows else max(one for one in windows if one is not None)
+                by_shape.setdefault((layer.kv_heads, layer.head_dim, window), []).append(number)
+        return tuple(LayerGroup(*shape, tuple(layers)) for shape, layers in by_shape.items())
 
     @functools.cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -156,8 +162,21 @@ class CacheLayout:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one position in all layers."""
-        rows = (2 * len(one.layers) * one.kv_heads * self.row(one.head_dim) for one in self.groups)
-        return sum(rows) * self.element.itemsize
+        return sum(map(self._bytes, self.groups))
+
+    def _bytes(self, group: LayerGroup) -> int:
+        return 2 * len(group.layers) * group.kv_heads * self.row(group.head_dim) * self.element.itemsize
+
+    @property
+    def cost(self) -> KVCost:
+        """What sequences take, where memory behind windows is freed."""
+        windows = [one for one in self.groups if one.window is not None]
+        return KVCost(
+            state_tokens=self.state_tokens,
+            window=max((one.window or 0 for one in windows), default=0),
+            windowed_bytes=sum(map(self._bytes, windows)),
+            bytes=self.bytes_per_token,
+        )
 
     @property
     def state_dtype(self) -> np.dtype[Any]:
@@ -216,10 +235,8 @@ class KVStore(Protocol):
     """Keys and values by sequence. A sequence exists from its first committed token until it is dropped."""
 
     capacity_tokens: int
-    block_tokens: int
-    """Memory is handed out in blocks of so many positions, 1 where a sequence takes just what it has."""
-    state_tokens: int
-    """The part of `capacity_tokens` that each sequence takes for its recurrent state."""
+    cost: KVCost
+    """What sequences take of `capacity_tokens`."""
     supports_prefix_sharing: bool
     """True if `fork` is possible."""
 
@@ -237,8 +254,9 @@ class KVStore(Protocol):
         ...
 
     def snapshot(self, sid: int) -> None:
-        """Keep a copy of the recurrent state of a sequence as it is now, until the sequence or its copies are dropped.
-        Raises RuntimeError where there are no states."""
+        """Keep a copy of what a sequence will not have any more once it has gone on, until the sequence or its copies
+        are dropped: of its recurrent state, of the positions within its windows. Raises RuntimeError where there is
+        nothing of the kind."""
         ...
 
     def drop_snapshots(self, sid: int) -> None:
@@ -280,9 +298,7 @@ class KVStore(Protocol):
 
 
 class Stateless:
-    """The part of a store that is about recurrent states, for one without them."""
-
-    state_tokens = 0
+    """The part of a store that is about recurrent states and windows, for one that keeps all positions alone."""
 
     def held(self: KVStore, sid: int) -> int:
         return self.rounded(self.length(sid) or 0)

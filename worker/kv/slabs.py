@@ -12,18 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
+from control.placement.kv_cost import FREED_TOKENS
 from control.sizes import in_words
 from worker.kv.base import DOUBLED_BYTES, Attention, CacheLayout, Extent
 from worker.kv.states import State, States
-from worker.native.memory import clear, zeros
+from worker.native.memory import clear, discard, zeros
 
 log = structlog.get_logger()
 
 FIRST_SLOTS = 4
+MOST_POSITIONS = 2**40
+"""More than a sequence can have."""
 
 
 class Pool:
@@ -85,18 +89,35 @@ class Pool:
         for memory in self.memories:
             memory[:, :, slot, :, start:stop] = 0
 
-    def copy_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
-        """Copy the first `length` positions of a slot into a slab of this or another pool."""
-        for to, memory in zip(other.memories, self.memories, strict=True):
-            to[:, :, other_slot, :, :length] = memory[:, :, slot, :, :length]
+    @property
+    def windowed(self) -> list[NDArray[Any]]:
+        """The memories of the groups with windows."""
+        groups = self.layout.groups
+        return [memory for memory, one in zip(self.memories, groups, strict=True) if one.window is not None]
 
-    def move_to(self, slot: int, other: Pool, other_slot: int, length: int) -> None:
+    def free(self, slot: int, start: int, stop: int) -> None:
+        """Give the memory of the positions [start, stop) of a slot back in the layers with windows, and of those before
+        them: the last page may not have been free as a whole."""
+        for memory in self.windowed:
+            for layer, part, head in np.ndindex(len(memory), 2, memory.shape[3]):
+                discard(memory[layer, part, slot, head, max(0, start - FREED_TOKENS) : stop])
+
+    def copy_to(self, slot: int, other: Pool, other_slot: int, length: int, first: int) -> None:
+        """Copy the first `length` positions of a slot into a slab of this or another pool; in layers with windows those
+        from `first` on."""
+        for to, memory, start in zip(other.memories, self.memories, self._starts(first), strict=True):
+            to[:, :, other_slot, :, start:length] = memory[:, :, slot, :, start:length]
+
+    def move_to(self, slot: int, other: Pool, other_slot: int, length: int, first: int) -> None:
         """As `copy_to`, and give the memory of the slot back layer by layer: both copies never exist as a whole."""
-        for to, memory in zip(other.memories, self.memories, strict=True):
+        for to, memory, start in zip(other.memories, self.memories, self._starts(first), strict=True):
             for layer in range(len(memory)):
                 for part in range(2):
-                    to[layer, part, other_slot, :, :length] = memory[layer, part, slot, :, :length]
+                    to[layer, part, other_slot, :, start:length] = memory[layer, part, slot, :, start:length]
                     clear(memory[layer, part, slot])
+
+    def _starts(self, first: int) -> list[int]:
+        return [0 if one.window is None else first for one in self.layout.groups]
 
     def _allocate(self, slots: int) -> list[NDArray[Any]]:
         # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
@@ -109,11 +130,22 @@ class Pool:
 
 @dataclass
 class Slab:
-    """A sequence's slab. `written` counts the positions from 0 that may hold something else than zero."""
+    """A sequence's slab. `written` counts the positions from 0 that may hold something else than zero; in layers with
+    windows the first `freed` of them are gone."""
 
     pool: Pool
     slot: int
     written: int
+    freed: int = 0
+
+    def parts(self, start: int, stop: int) -> list[NDArray[Any]]:
+        """Copies of the positions [start, stop) in the layers with windows."""
+        return [memory[:, :, self.slot, :, start:stop].copy() for memory in self.pool.windowed]
+
+    def put(self, start: int, parts: list[NDArray[Any]]) -> None:
+        """Write what `parts` gave from the position `start` on."""
+        for memory, part in zip(self.pool.windowed, parts, strict=True):
+            memory[:, :, self.slot, :, start : start + part.shape[3]] = part
 
 
 @dataclass(frozen=True)
@@ -163,8 +195,7 @@ def mappable_tokens(layout: CacheLayout, tokens: int, context: int) -> int:
     """The most cached tokens, at most `tokens`, for which a slab of the longest possible sequence can be mapped beside
     the slab that it grows from. A sequence has at most `context` positions. Nothing is written: this takes address
     space for a moment, and no memory."""
-    while tokens and not _maps(layout, min(tokens, context)):
-        longest = min(tokens, context)
+    while tokens and not _maps(layout, longest := layout.cost.longest(tokens, context)):
         tokens = longest // 2 if longest > FIRST_CAPACITY else 0
     return tokens
 
@@ -173,7 +204,7 @@ def check_mappable(layout: CacheLayout, tokens: int, context: int) -> None:
     """Raise NotMappable where the slab of the longest sequence can't be mapped with `tokens` cached tokens."""
     most = mappable_tokens(layout, tokens, context)
     if 0 < most < tokens:
-        longest = min(tokens, context)
+        longest = layout.cost.longest(tokens, context)
         raise NotMappable(
             f"--kv-tokens {tokens}: a sequence of {longest} tokens needs {in_words(longest * layout.bytes_per_token)} "
             f"of address space on each rank, and this host maps memory for {most} tokens only. Use --kv-tokens {most} "
@@ -199,16 +230,18 @@ def _maps(layout: CacheLayout, longest: int) -> bool:
 class SlabStore:
     """Cached keys and values on one device, bounded by `capacity_tokens`."""
 
-    block_tokens = 1
     supports_prefix_sharing = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
         self.layout, self.capacity_tokens = layout, capacity_tokens
-        self.state_tokens = layout.state_tokens
+        self.cost = layout.cost
+        self._longest = self.cost.longest(capacity_tokens, MOST_POSITIONS)
         self._states = None if layout.state is None else States(layout)
         self._pools: dict[int, list[Pool]] = {}
         """The pools by capacity."""
         self._slabs: dict[int, Slab] = {}
+        self._copies: dict[int, dict[int, list[NDArray[Any]]]] = {}
+        """Sequence → position → what layers with windows keep of it there."""
         self._lengths: dict[int, int] = {}
 
     @property
@@ -222,23 +255,35 @@ class SlabStore:
         return sum(pool.slots * pool.capacity for pool in pools) * self.layout.bytes_per_token
 
     def rounded(self, tokens: int) -> int:
-        return tokens + self.state_tokens if tokens else 0
+        return self.cost.rounded(tokens)
 
     def held(self, sid: int) -> int:
-        copies = 0 if self._states is None else self._states.snapshots(sid)
-        return self.rounded(self._lengths.get(sid, 0)) + self.state_tokens * copies
+        copies = len(self._copies.get(sid, ())) if self._states is None else self._states.snapshots(sid)
+        return self.rounded(self._lengths.get(sid, 0)) + self.cost.copy_tokens * copies
 
     def snapshot(self, sid: int) -> None:
-        if self._states is None:
-            raise RuntimeError("this model has no recurrent states")
-        self._states.snapshot(sid, self._lengths[sid])
+        if not self.cost.copy_tokens:
+            raise RuntimeError("this model has neither recurrent states nor windows")
+        length = self._lengths[sid]
+        if self._states is not None:
+            self._states.snapshot(sid, length)
+        if self.cost.window:
+            slab = self._slabs[sid]
+            self._copies.setdefault(sid, {})[length] = slab.parts(max(slab.freed, self.cost.freed(length)), length)
 
     def drop_snapshots(self, sid: int) -> None:
         if self._states is not None:
             self._states.drop_snapshots(sid)
+        self._copies.pop(sid, None)
 
     def can_fork(self, donor: int, count: int) -> bool:
-        return self._states is None or self._states.at(donor, count, self._lengths[donor]) is not None
+        if self._states is not None and self._states.at(donor, count, self._lengths[donor]) is None:
+            return False
+        return self._is_seen(self._slabs[donor], count) or count in self._copies.get(donor, ())
+
+    def _is_seen(self, slab: Slab, count: int) -> bool:
+        """True if the slab has all that a token at `count` sees in layers with windows."""
+        return slab.freed <= max(0, count - self.cost.window)
 
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)
@@ -256,6 +301,9 @@ class SlabStore:
             if slab.written > extent.end:  # guesses that were wrong
                 slab.pool.clear(slab.slot, extent.end, slab.written)
                 slab.written = extent.end
+            if (freed := self.cost.freed(extent.end)) > slab.freed:
+                slab.pool.free(slab.slot, slab.freed, freed)
+                slab.freed = freed
             if self._states is not None:
                 self._states.commit(extent.sid)
 
@@ -265,17 +313,28 @@ class SlabStore:
             self._states.fork(sid, donor, count, self._lengths[donor], snapshots=snapshots)
             if take_over:
                 self._states.drop(donor)
+        parts = self._copies.get(donor, {}).get(count)
+        if snapshots:
+            theirs = self._copies.get(donor, {})
+            ours = {position: theirs.pop(position) for position in list(theirs) if position <= count}
+            self._copies |= {sid: ours} if ours else {}
         if take_over:
             self._slabs[sid] = self._slabs.pop(donor)
             del self._lengths[donor]
+            self._copies.pop(donor, None)
             slab.pool.clear(slab.slot, count, slab.written)
             slab.written = min(count, slab.written)
         else:
             self._slabs[sid] = self._copy(slab, count, count + 1)
+        if parts is not None and self.cost.window:
+            first = count - parts[0].shape[3]
+            self._slabs[sid].put(first, parts)
+            self._slabs[sid].freed = first
         self._lengths[sid] = count
 
     def drop(self, sid: int) -> None:
         self._lengths.pop(sid, None)
+        self._copies.pop(sid, None)
         if self._states is not None:
             self._states.drop(sid)
         if (slab := self._slabs.pop(sid, None)) is not None:
@@ -286,6 +345,7 @@ class SlabStore:
             self._states.clear()
         self._pools.clear()
         self._slabs.clear()
+        self._copies.clear()
         self._lengths.clear()
 
     def _reserve(self, extent: Extent) -> None:
@@ -300,21 +360,23 @@ class SlabStore:
     def _copy(self, slab: Slab, count: int, length: int) -> Slab:
         """A new slab for `length` positions, the first `count` as in `slab`."""
         copy = self._take(length)
-        slab.pool.copy_to(slab.slot, copy.pool, copy.slot, count)
+        copy.freed = min(count, max(slab.freed, self.cost.freed(count)))
+        slab.pool.copy_to(slab.slot, copy.pool, copy.slot, count, copy.freed)
         copy.written = count
         return copy
 
     def _moved(self, slab: Slab, count: int, length: int) -> Slab:
         """A slab for `length` positions in place of `slab`, of which the first `count` are kept."""
         moved = self._take(length)
-        slab.pool.move_to(slab.slot, moved.pool, moved.slot, count)
+        slab.pool.move_to(slab.slot, moved.pool, moved.slot, count, slab.freed)
         moved.written, slab.written = count, 0
+        moved.freed = slab.freed
         self._vacate(slab)
         return moved
 
     def _take(self, length: int) -> Slab:
         """A slab of zeros for `length` positions."""
-        capacity = slab_capacity(length, self.capacity_tokens)
+        capacity = slab_capacity(length, self._longest)
         siblings = self._pools.setdefault(capacity, [])
         pool = next((pool for pool in siblings if not pool.full), None)
         if pool is None and siblings and siblings[-1].may_double:

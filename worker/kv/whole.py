@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from control.placement.kv_cost import PLAIN
 from worker.kv.base import Extent, Stateless, WholeLayout
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class WholeStore(Stateless):
     """The lengths of the sequences, and no memory: a row is computed at once, and never continued."""
 
     supports_prefix_sharing = False
-    block_tokens = 1
+    cost = PLAIN
 
     def __init__(self, layout: WholeLayout, capacity_tokens: int) -> None:
         self._layout, self.capacity_tokens = layout, capacity_tokens

@@ -144,10 +144,9 @@ class GroupLeader(Leader):
             kv_tokens=kv_tokens,
             token_budget=max(self._limits.token_budget, WHOLE_TOKENS * thread_count() if whole else 0),
             max_sequences=self._limits.max_sequences,
-            block_tokens=store.block_tokens,
+            cost=store.cost,
             prefix_tokens=BLOCK_TOKENS if shares_prefixes else None,
             lookup=self._spec.lookup if group.verifies_guesses else 0,
-            state_tokens=store.state_tokens,
             whole_prompts=whole,
             whole_images=images is not None and images.whole,
         )
@@ -206,7 +205,8 @@ class GroupLeader(Leader):
         """Write the model's assets to the catalog, from when on it counts as served, and what other replicas must know
         of this one before it claims."""
         name = self._spec.name
-        assets = msgspec.structs.replace(self._assets, kv_tokens=kv_tokens)
+        longest = self._rank_worker.store.cost.longest(kv_tokens, self._assets.context_length)
+        assets = self._assets.with_kv(kv_tokens, longest)
         if self._rank_worker.images is None:
             assets = msgspec.structs.replace(assets, images=None)
         if self._share is not None:

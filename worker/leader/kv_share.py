@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from control.messages import Assignment, ModelAssets
 from control.placement import farm
+from control.placement.kv_cost import KVCost
 from control.records import catalog
 from control.redis.connection import Call
 
@@ -31,9 +30,9 @@ class KvShare:
         """So many tokens, or the share where that is less."""
         return tokens if self._tokens is None else min(tokens, self._tokens)
 
-    def publication(self, tokens: int) -> list[Call[bool]]:
+    def publication(self, tokens: int, cost: KVCost) -> list[Call[bool]]:
         """Tells API processes that sequences may have so many tokens."""
         if self.assets is None or self.assets.kv_tokens == tokens:
             return []
-        self.assets = msgspec.structs.replace(self.assets, kv_tokens=tokens)
+        self.assets = self.assets.with_kv(tokens, cost.longest(tokens, self.assets.context_length))
         return [catalog.put_assets(self._model, self.assets)]

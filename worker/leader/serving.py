@@ -165,7 +165,8 @@ class Serving(RequestLoop):
             is_told = True
         if is_told:
             self._progress.kv_limit = scheduler.kv_limit
-            for call in share.publication(scheduler.kv_limit) if share is not None else ():
+            published = [] if share is None else share.publication(scheduler.kv_limit, scheduler.kv_cost)
+            for call in published:
                 self._exchange.publish(call)
                 log.info("gave KV memory back", kv_tokens=scheduler.kv_limit, action="kv_give_back")
 

@@ -100,12 +100,13 @@ def rank_need(
     )
     context = validation.context_length(config)
     context = min(context, max_context or context)
-    positions = kv_tokens or context
     tower = _tower_bytes(files, chosen)
     model = _filled(shard)
     if model is None:
-        return _of_torch(shard, positions, tower)
+        return _of_torch(shard, kv_tokens or context, tower)
     layout = shard.native_layout(model.config, shard.plan(model.config, model.family))
+    cost = layout.cost
+    positions = kv_tokens or min(context, cost.rounded(context))
     step = step_bytes(model, layout, positions, context, threads or thread_count(), tp > 1)
     torch = reason_for(config, dtype, [device]) is not None
     return RankNeed(
@@ -116,7 +117,7 @@ def rank_need(
         exact=True,
         kv_tokens=positions,
         bytes_per_token=layout.bytes_per_token,
-        state_tokens=layout.state_tokens,
+        cost=cost,
     )
 
 
@@ -259,9 +260,9 @@ def step_bytes(
     model: CausalModel, layout: CacheLayout, positions: int, context: int, threads: int, reduced: bool
 ) -> int:
     """The largest step of the forward in C++: what it works in, its hidden rows, its logits, and what exists twice of a
-    pool of KV memory that doubles, a part of a layer. All sequences have `positions` together, each at most `context`;
-    `reduced`: several ranks compute it."""
-    longest = min(positions, context)
+    pool of KV memory that doubles, a part of a layer. All sequences have `positions` KV tokens together, and each at
+    most `context` positions; `reduced`: several ranks compute it."""
+    longest = max(1, layout.cost.longest(positions, context))
     tokens = min(STEP_TOKENS, longest)
     rows = min(STEP_ROWS, tokens, max(1, positions // (layout.state_tokens + 1)))
     embedded = 4 * tokens * model.config.hidden_size

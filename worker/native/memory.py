@@ -74,6 +74,16 @@ def clear(array: NDArray[Any]) -> None:
     whole[last:] = 0
 
 
+def discard(array: NDArray[Any]) -> None:
+    """Give the whole pages of `array`, which lies in one piece of private memory, back to the kernel; it holds anything
+    then."""
+    begin, size = array.ctypes.data, array.nbytes
+    first = -begin % mmap.PAGESIZE
+    last = first + (size - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        _libc.madvise(begin + first, last - first, mmap.MADV_DONTNEED)
+
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 

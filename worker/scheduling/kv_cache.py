@@ -4,8 +4,9 @@
 can begin: an index over tokens whose KV the ranks hold. The index is a hash chain: the hash of a block covers its
 tokens and the block before it. A hash only finds candidates; salts, tokens, and the digests of images, are compared.
 
-`Snapshots` has the copies of recurrent states: a sequence of a model with recurrent layers can begin with another's KV
-only where a copy was kept, or at the other's end. A copy of a running sequence is kept memory, as an ended sequence is:
+`Snapshots` has the copies of recurrent states, and of what layers with windows keep: a sequence of a model with
+recurrent layers can begin with another's KV only where a copy was kept, or at the other's end; of one with windows also
+where all that they see is kept yet. A copy of a running sequence is kept memory, as an ended sequence is:
 it goes before a sequence is preempted or has to wait. `KVMemory` is all three, and what the ranks have yet to be told.
 """
 
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from control.commands import Prefix
+from control.placement.kv_cost import AHEAD_TOKENS, PLAIN, KVCost
 from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK_TOKENS = 64
@@ -29,16 +31,16 @@ class KVAccount:
     """Tokens of KV memory by sequence, in whole blocks, on the rank with the least. Every rank holds the same
     sequences."""
 
-    def __init__(self, capacity: int, block_tokens: int = 1, state_tokens: int = 0) -> None:
-        """`state_tokens`: what the recurrent state of each sequence takes beside its positions."""
-        if capacity < 1 or block_tokens < 1:
-            raise ValueError(f"KV capacity and block size must be positive, got {capacity} and {block_tokens} tokens")
-        self.capacity = capacity // block_tokens * block_tokens
-        self._block = block_tokens
-        self.state_tokens = state_tokens
+    def __init__(self, capacity: int, cost: KVCost = PLAIN) -> None:
+        """`cost`: what sequences take."""
+        if capacity < 1 or cost.block_tokens < 1:
+            raise ValueError(f"KV capacity and block size must be positive, got {capacity} and {cost.block_tokens}")
+        self.cost = cost
+        self._block = cost.block_tokens
+        self.capacity = capacity // self._block * self._block
         self._held: dict[int, int] = {}
         self._snapshots: dict[int, int] = {}
-        """Sequence → the number of copies of its recurrent state."""
+        """Sequence → the number of its copies (see `Snapshots`)."""
         self._kept: set[int] = set()
         self.used = 0
         """Tokens reserved by all holders together, copies of states included."""
@@ -64,7 +66,7 @@ class KVAccount:
 
     def rounded(self, tokens: int) -> int:
         """The tokens of memory that a sequence of `tokens` holds; 0 for none."""
-        return -(-tokens // self._block) * self._block + (self.state_tokens if tokens else 0)
+        return self.cost.rounded(tokens)
 
     def fits(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
         """True if `sid` can come to hold `tokens` in all, with `spare` left free."""
@@ -89,7 +91,7 @@ class KVAccount:
     def add_snapshot(self, sid: int) -> bool:
         """Let `sid` hold one more copy of its state; False, and nothing changed, where something must be let go for
         that first."""
-        if self.state_tokens > self.capacity - self.used:
+        if self.cost.copy_tokens > self.capacity - self.used:
             return False
         self._change_snapshots(sid, 1)
         return True
@@ -105,8 +107,8 @@ class KVAccount:
     def _change_snapshots(self, sid: int, more: int) -> None:
         count = self._snapshots.pop(sid, 0) + more
         self._snapshots |= {sid: count} if count else {}
-        self.used += more * self.state_tokens
-        self.kept += more * self.state_tokens
+        self.used += more * self.cost.copy_tokens
+        self.kept += more * self.cost.copy_tokens
 
     def keep(self, sid: int) -> None:
         """Mark the tokens of `sid` as kept: they may be released for others."""
@@ -133,7 +135,7 @@ class Snapshots:
     def __init__(self, account: KVAccount, shortest: int) -> None:
         self._account = account
         self._shortest = shortest
-        interval = max(INTERVAL_TOKENS, account.state_tokens)
+        interval = max(INTERVAL_TOKENS, account.cost.copy_tokens)
         self._interval = -(-interval // shortest) * shortest
         self._holders: dict[int, Sequence] = {}
         """Running sequences that have copies, by sid."""
@@ -148,25 +150,59 @@ class Snapshots:
     @property
     def tokens(self) -> int:
         """The memory of all copies of running sequences."""
-        return self._account.state_tokens * sum(len(holder.snapshots) for holder in self._holders.values())
+        return self._account.cost.copy_tokens * sum(len(holder.snapshots) for holder in self._holders.values())
 
     def plan(self, sequence: Sequence, alike: int) -> None:
         """Plan the copies of a sequence that begins now: where the beginning ends that it shares with others, which
         has `alike` tokens; before its prompt's end; and at intervals."""
+        cost = self._account.cost
+        if not (cost.state_tokens or cost.freed(sequence.longest)):  # it keeps all its positions
+            sequence.planned_snapshots = []
+            return
         last = (len(sequence.prompt) - CLOSING_TOKENS) // self._shortest * self._shortest
         most = last - self._interval // 2
         places = {last, min(alike, last), *range(self._interval, most, self._interval)}
-        sequence.planned_snapshots = sorted(place for place in places if place > sequence.cached)
+        cached = sequence.cached
+        counts = {sequence.beside_images(place - cached) for place in places if place > cached}
+        sequence.planned_snapshots = sorted(cached + count for count in counts)
 
     def place(self, donor: Sequence, most: int) -> int:
-        """The last of the donor's first `most` positions behind which the ranks have a state, 0 for none."""
-        ends = [donor.cached] if donor.end_known else []
+        """The last of the donor's first `most` positions behind which another can begin, 0 for none."""
+        if self._account.cost.state_tokens:
+            ends = [donor.cached] if donor.end_known else []
+        else:
+            ends = [most] if most >= self.seen_from(donor) else []
         return max((place for place in (*donor.snapshots, *ends) if place <= most), default=0)
+
+    def seen_from(self, donor: Sequence) -> int:
+        """The first position of which layers with windows keep all that it sees; 0 for all positions."""
+        first = self._first(donor, donor.cached + (0 if donor.end_known else AHEAD_TOKENS))
+        return first + self._account.cost.window if first else 0
+
+    def _first(self, sequence: Sequence, cached: int) -> int:
+        """The first position that layers with windows keep, once so many are cached."""
+        return max(sequence.window_from, self._account.cost.freed(cached))
+
+    def begin(self, sequence: Sequence, donor: Sequence | None, count: int) -> None:
+        """Note what the ranks have of a sequence that begins with the first `count` positions of `donor`."""
+        cost = self._account.cost
+        if donor is None or not cost.window:
+            sequence.window_from = 0
+        elif count in donor.snapshots:
+            sequence.window_from = max(donor.window_from, cost.freed(count))
+        else:
+            sequence.window_from = max(0, min(self.seen_from(donor), count) - cost.window)
 
     def promised(self, donor: Sequence, most: int) -> int:
         """As `place`, of a sequence in its prefill, when that will be through."""
-        places = (*donor.snapshots, *donor.planned_snapshots)
+        places = [*donor.snapshots, *donor.planned_snapshots]
+        if not self._account.cost.state_tokens and most >= self._seen_after(donor):
+            places.append(most)
         return max((place for place in places if place <= most), default=0)
+
+    def _seen_after(self, donor: Sequence) -> int:
+        first = self._first(donor, donor.length + AHEAD_TOKENS)
+        return first + self._account.cost.window if first else 0
 
     def due(self, sequence: Sequence, count: int) -> int | None:
         """How many of a sequence's next `count` tokens end at a planned copy; None where there is none."""
@@ -226,7 +262,7 @@ class PrefixCache:
     """Knows running sequences (`follow`) and keeps ended ones (`keep`), the one that was used longest ago first."""
 
     def __init__(self, block_tokens: int = BLOCK_TOKENS, snapshots: Snapshots | None = None) -> None:
-        """`snapshots`: a sequence can begin only where there is a state, None for a model without recurrent layers."""
+        """`snapshots`: a sequence can begin only where they say; None for a model whose layers keep all positions."""
         self._block = block_tokens
         self._snapshots = snapshots
         self._sequences: dict[int, Sequence] = {}
@@ -367,9 +403,9 @@ class PrefixCache:
 class KVMemory:
     """The memory of all ranks of a group. `prefix_tokens`: as of the scheduler."""
 
-    def __init__(self, kv_tokens: int, block_tokens: int, prefix_tokens: int | None, state_tokens: int = 0) -> None:
-        self.account = KVAccount(kv_tokens, block_tokens, state_tokens)
-        self.snapshots = Snapshots(self.account, prefix_tokens or BLOCK_TOKENS) if state_tokens else None
+    def __init__(self, kv_tokens: int, cost: KVCost, prefix_tokens: int | None) -> None:
+        self.account = KVAccount(kv_tokens, cost)
+        self.snapshots = Snapshots(self.account, prefix_tokens or BLOCK_TOKENS) if cost.copy_tokens else None
         self.prefixes = PrefixCache(prefix_tokens or BLOCK_TOKENS, self.snapshots)
         self._shares = prefix_tokens is not None
         self.isolating = False
@@ -398,6 +434,9 @@ class KVMemory:
         """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
         if not self.account.fits(sequence.sid, sequence.length, spare=spare):
             return False
+        if self.snapshots is not None:
+            donor = self.prefixes.sequence(match.donor) if match.count else None
+            self.snapshots.begin(sequence, donor, match.count)
         if not self.prefixes.use(match):
             if self.snapshots is not None:
                 self.snapshots.hand_over(self.prefixes.sequence(match.donor), sequence, match.count)
@@ -428,7 +467,7 @@ class KVMemory:
         snapshots, account = self.snapshots, self.account
         if snapshots is None or not self._sharing or (due := snapshots.due(sequence, count)) is None:
             return None
-        if account.free - snapshots.tokens < account.state_tokens + spare:
+        if account.free - snapshots.tokens < account.cost.copy_tokens + spare:
             return None
         while not snapshots.take(sequence, sequence.cached + due):
             self.forget(self.prefixes.kept[0])

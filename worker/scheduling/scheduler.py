@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from control.errors import RequestTooLarge
+from control.placement.kv_cost import PLAIN, KVCost
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup
@@ -32,21 +33,20 @@ class Scheduler:
         kv_tokens: int,
         token_budget: int,
         max_sequences: int,
-        block_tokens: int = 1,
+        cost: KVCost = PLAIN,
         prefix_tokens: int | None = BLOCK_TOKENS,
         lookup: int = 0,
-        state_tokens: int = 0,
         whole_prompts: bool = False,
         whole_images: bool = False,
     ) -> None:
-        """`kv_tokens` is the tightest rank's, of which each sequence takes `state_tokens` for its recurrent state;
-        `token_budget` bounds the tokens of a step, decode rows included; no prefix shorter than `prefix_tokens` is
-        shared, and none at all with None; `lookup` guesses of a sequence are verified in one step, where the ranks can
-        do that. With `whole_prompts` a prompt is one row of one step, which may be above the budget if it has no
-        other. With `whole_images` no row ends inside an image; the one that begins with it may be above the budget."""
+        """`kv_tokens` is the tightest rank's, of which sequences take what `cost` says. `token_budget` bounds a step's
+        tokens, decode rows included. No prefix shorter than `prefix_tokens` is shared, and none at all with None.
+        `lookup` guesses of a sequence are verified in one step, where the ranks can do that. With `whole_prompts` a
+        prompt is one row of one step, which may be above the budget if it has no other. With `whole_images` no row ends
+        inside an image; the one that begins with it may be above the budget."""
         if token_budget < 1 or max_sequences < 1:
             raise ValueError(f"token_budget and max_sequences must be positive, got {token_budget}, {max_sequences}")
-        self._memory = KVMemory(kv_tokens, block_tokens, prefix_tokens, state_tokens)
+        self._memory = KVMemory(kv_tokens, cost, prefix_tokens)
         self._account = self._memory.account
         self._prefixes = self._memory.prefixes
         self._max_sequences = max_sequences
@@ -83,8 +83,8 @@ class Scheduler:
         growth = GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
         tokens = max(0, self._account.free - waiting - growth)
-        if self._account.state_tokens:  # of each sequence, however short it is
-            requests = min(requests, tokens // self._account.state_tokens)
+        if state := self._account.cost.state_tokens:  # of each sequence, however short it is
+            requests = min(requests, tokens // state)
         return max(0, requests), tokens
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
@@ -101,7 +101,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> int:
         """Take a new or a continued sequence and return its sid. Raises RequestTooLarge if it can never fit."""
         if self._account.rounded(sequence.longest) > self._account.capacity:
-            state = self._account.state_tokens
+            state = self._account.cost.state_tokens
             beside = f" and {state} for the recurrent state" if state else ""
             raise RequestTooLarge(
                 f"The prompt ({len(sequence.prompt)} tokens) and max_tokens ({sequence.sampling.max_tokens}) need "
@@ -147,6 +147,11 @@ class Scheduler:
         sequences = [*self._running.values(), *self._waiting]
         longest = max((self._account.rounded(sequence.longest) for sequence in sequences), default=1)
         self._memory.lower(max(tokens, longest), spare=GROWTH_TOKENS * len(self._running))
+
+    @property
+    def kv_cost(self) -> KVCost:
+        """What sequences take of the KV memory."""
+        return self._account.cost
 
     @property
     def kv_usage(self) -> float:
@@ -288,14 +293,16 @@ class Scheduler:
         for sequence in [*running.values(), *self._waiting]:
             arrivals.setdefault(sequence.flow, []).append(sequence.arrival)
         holders = account.holders
-        copies = account.state_tokens * sum(account.snapshots.values())
+        copies = account.cost.copy_tokens * sum(account.snapshots.values())
         of_cached = sum(holders.get(sid, 0) for sid in cached) + copies
         all_known = [*running.values(), *map(self._prefixes.sequence, cached)]
         snapshots = {one.sid: len(one.snapshots) for one in all_known if one.snapshots}
         held = running.keys() | set(cached)
         faults = {
             "KV is held by a sequence that neither runs nor is kept, or the reverse": holders.keys() != held,
-            "a sequence caches more than it reserved": any(s.cached > holders.get(s.sid, 0) for s in running.values()),
+            "a sequence caches more than it reserved": any(
+                account.rounded(s.cached) > holders.get(s.sid, 0) for s in running.values()
+            ),
             "the KV account does not add up": sum(holders.values()) + copies != account.used,
             "the account of kept KV does not add up": of_cached != account.kept,
             "the copies of recurrent states do not add up": snapshots != account.snapshots,

@@ -81,6 +81,8 @@ class Sequence:
     """Positions at which the ranks keep a copy of its recurrent state."""
     planned_snapshots: list[int] = field(default_factory=list[int])
     """Positions at which they are to keep one, in ascending order."""
+    window_from: int = 0
+    """The first position that layers with windows have of it at least: it may have begun as a copy of a part."""
     end_known: bool = True
     """False if it was dropped while a step ran with it, or ended before the last guess that was right: the ranks'
     recurrent state is not the one at `cached`."""

@@ -142,7 +142,7 @@ def measured(case: Case, need: RankNeed) -> Taken:
         start = watch.now()
         config = validation.inspect(case.source).config
         vocabulary, context = config["vocab_size"], validation.context_length(config)
-        asyncio.run(fill(Base.of(url), vocabulary, kv_tokens, context, need.state_tokens))
+        asyncio.run(fill(Base.of(url), vocabulary, kv_tokens, context, need.cost.state_tokens))
         return Taken(start, watch.peak)
 
 

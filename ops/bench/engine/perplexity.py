@@ -28,9 +28,9 @@ EXACT = "f32"
 
 
 @click.command()
-@click.option("--model", type=click.Path(exists=True, path_type=Path), default=MODEL_DIR, help="A folder or GGUF file.")
+@click.option("--model", type=click.Path(path_type=Path), default=MODEL_DIR, help="A folder or GGUF file.")
 @click.option("--dequantize", is_flag=True, help="As `furrow serve` takes it.")
-@click.option("--text", "texts", type=click.Path(exists=True, dir_okay=False, path_type=Path), multiple=True)
+@click.option("--text", "texts", type=click.Path(dir_okay=False, path_type=Path), multiple=True)
 @click.option("--kv-type", "types", type=click.Choice(list(LIMITS)), multiple=True, default=tuple(LIMITS))
 @click.option("--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens of a sequence.")
 @click.option("--most", type=click.IntRange(16), default=16_384, show_default=True, help="Tokens of each text.")

@@ -30,7 +30,7 @@ def warm_up(model: ServedModel, store: KVStore, *, captured: bool) -> None:
     longest = min(store.max_context, store.capacity_tokens)
     batches = [[Row(0, [0] * count, 0, True)] for count in sorted({min(count, longest) for count in CHUNKS})]
     if not captured:
-        most = store.capacity_tokens // store.block_tokens
+        most = store.capacity_tokens // store.cost.block_tokens
         batches += [[Row(sid, [0], 0, True) for sid in range(count)] for count in ROWS if count <= most]
     for rows in batches:
         model.forward(flatten(rows, store.begin([row.extent for row in rows])))

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from control.placement.kv_cost import KVCost
 from worker.kv.base import CacheLayout, Extent, Stateless, Variant
 from worker.tensors import torch_type
 
@@ -203,6 +204,7 @@ class PagedStore(Stateless):
         if count < 1:
             raise ValueError(f"{capacity_tokens} tokens of KV memory are less than one block of {block_tokens}")
         self.layout, self.block_tokens, self.attention = layout, block_tokens, attention
+        self.cost = KVCost(block_tokens)
         self.capacity_tokens, self.max_context = count * block_tokens, max_context
         self._blocks = Blocks(count)
         self._memories = [
@@ -232,7 +234,7 @@ class PagedStore(Stateless):
         return self._blocks.free
 
     def rounded(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return self.cost.rounded(tokens)
 
     def length(self, sid: int) -> int | None:
         return self._lengths.get(sid)

@@ -39,14 +39,14 @@ SAMPLE = sorted(FAMILIES.keys() - {"internlm3", "qwen3_5_moe_text", "seed_oss"})
 """All families but those whose layers are like another one's."""
 
 
-def conversation(folder: Path, chunk: int, *, recurrent: bool = False) -> list[Job]:
+def conversation(folder: Path, chunk: int, *, copies: bool = False) -> list[Job]:
     """Sequence 1 runs; 2 copies the beginning of it meanwhile, 3 most of it once it has ended, 4 is its second turn and
-    takes it over; 5 is cut out of the second turn and takes that over. Nobody else's tokens are in the memory. Of
-    recurrent layers 1 keeps states at these places, which 4 takes over too."""
+    takes it over; 5 is cut out of the second turn and takes that over. Nobody else's tokens are in the memory. With
+    `copies` 1 keeps some at these places, which 4 takes over too: of recurrent states, of what windows see."""
     first = prompt(37)
     second = first + answered(folder, tuple(first)) + prompt(5)
     jobs = [
-        Job(1, first, chunk, NEW, stays=True, states=(20, 30, 36) if recurrent else ()),
+        Job(1, first, chunk, NEW, stays=True, states=(20, 30, 36) if copies else ()),
         Job(2, first[:20] + prompt(21), chunk, NEW, start=8, donor=1, shared=20),
         Job(3, first[:36] + prompt(5), chunk, NEW, start=30, donor=1, shared=36),
         Job(4, second, chunk, NEW, start=31, donor=1, shared=len(first) + NEW - 1, takes_over=True, stays=True),
@@ -70,7 +70,7 @@ def test_one_rank_equals_generate(family: str, checkpoint: Checkpoint) -> None:
     folder = checkpoint(family)
     engine = engine_of(folder, "float64")
     for chunk in CHUNKS if family in EVERY_CHUNK else CHUNKS[:1]:
-        jobs = conversation(folder, chunk, recurrent=FAMILIES[family].recurrent is not None)
+        jobs = conversation(folder, chunk, copies=engine.store.cost.copy_tokens > 0)
         outcome = play(engine, write(jobs))
         assert_identical(folder, jobs, outcome)
         assert outcome.left_over == 0
@@ -84,7 +84,7 @@ def test_two_ranks_equal_generate(family: str, checkpoint: Checkpoint, ranks: Ra
     ranks.form(2)
     ranks.ask("load", folder, "float64")
     for chunk in CHUNKS[1:]:
-        jobs = conversation(folder, chunk)
+        jobs = conversation(folder, chunk, copies=family != "qwen3")
         first, second = ranks.ask("play", write(jobs))
         assert_identical(folder, jobs, first)
         assert second.checksums == first.checksums

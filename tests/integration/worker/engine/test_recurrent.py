@@ -186,7 +186,7 @@ def test_a_state_is_not_used_after_a_failed_step(engine: Engine, monkeypatch: py
 
 def test_states_are_counted_as_memory(engine: Engine) -> None:
     """A sequence takes its positions and its state; a step that would exceed both is refused."""
-    state = engine.store.state_tokens
+    state = engine.store.cost.state_tokens
     layout = engine.model.cache_layout
     assert layout.state is not None
     assert state == -(-4 * layout.state.numbers // layout.bytes_per_token) == 44
@@ -203,11 +203,11 @@ def test_a_beginning_is_shared_where_a_state_was_kept(checkpoint: Checkpoint) ->
     model = load(checkpoint("qwen3_5_text"), collective=Solo())
     wanted = Running(model).step(Row(1, PROMPT, 0, True))
     engine = Engine(model, SlabStore(model.cache_layout, 1000), Solo())
-    state = engine.store.state_tokens
+    state = engine.store.cost.state_tokens
     run(engine, step(1, rows=[StepRow(1, PROMPT[:20], 0, False, snapshot=True)]))
     assert engine.store.used_tokens == 20 + 2 * state
     run(engine, step(2, rows=[StepRow(1, PROMPT[20:30], 20, False)]))
-    with pytest.raises(RankError, match="begin with 21 tokens of sequence 1: no recurrent state was kept there"):
+    with pytest.raises(RankError, match="begin with 21 tokens of sequence 1: its recurrent state, or what"):
         run(engine, step(3, **begun(2, 1, 21)))
     for seq, (sid, count, left) in enumerate([(2, 20, []), (3, 30, []), (4, 20, [1])], start=4):
         paused = [one for one in (2, 3) if engine.store.length(one) is not None]

@@ -86,7 +86,7 @@ def generate(
         token_budget=token_budget,
         max_sequences=8,
         prefix_tokens=prefix_tokens,
-        state_tokens=engine.store.state_tokens,
+        cost=engine.store.cost,
         whole_images=engine.images is not None and engine.images.whole,
     )
     coming = list(sequences)
@@ -166,7 +166,7 @@ def test_shared_prefixes_change_nothing(model: ServedModel, kv_tokens: int, ever
     apart, together = turns(), turns()
     for sequence in apart:
         generate(model, [sequence], kv_tokens=200, token_budget=200)
-    room = kv_tokens + 3 * model.cache_layout.state_tokens  # for copies of states
+    room = kv_tokens + 3 * model.cache_layout.cost.copy_tokens  # for copies of states
     generate(model, together, kv_tokens=room, token_budget=16, prefix_tokens=4, every=every)
     assert [sequence.output for sequence in together] == [sequence.output for sequence in apart]
     assert sum(sequence.cached_prompt_tokens for sequence in together) > 0

@@ -64,9 +64,11 @@ def test_preemption_changes_nothing(kind: str, model: ServedModel, alone: list[l
 
 @pytest.mark.parametrize("kind", ["gemma3"], indirect=True)
 def test_beginnings_are_shared_where_images_are_equal(kind: str, model: ServedModel, alone: list[list[int]]) -> None:
-    """A picture that is equal is not computed again, one that differs is, and what follows it."""
+    """A picture that is equal is not computed again where a copy was kept behind it (its windows are small), one that
+    differs is, and what follows it."""
     sequences = requests(kind)
     generate(model, sequences, kv_tokens=1_000, token_budget=64, prefix_tokens=4, every=60, pixels=PIXELS)
     assert [sequence.output for sequence in sequences] == alone
-    start, whole = sequences[0].images[0].start, len(sequences[0].prompt) - 1
-    assert [sequence.cached_prompt_tokens for sequence in sequences] == [0, whole, start, whole]
+    image = sequences[0].images[0]
+    begun = [0, image.start, image.start, image.start + image.count]
+    assert [sequence.cached_prompt_tokens for sequence in sequences] == begun

@@ -338,3 +338,34 @@ def test_a_pool_that_doubles_never_exists_twice(monkeypatch: pytest.MonkeyPatch)
     assert pool.slots == 16 and all((memory[:, :, :8] == 1).all() for memory in pool.memories)
     assert not any(memory.any() for memory in old)
     assert max(resident) - before < sum(memory.nbytes for memory in old) / 2
+
+
+def test_memory_behind_windows_is_given_back() -> None:
+    """Of the layers that have some, while the sequence grows and moves to larger slabs; a copy of a beginning has what
+    its windows see, from where it was kept."""
+    layers = (LayerCache(2, 64, window=512),) * 5 + (LayerCache(2, 64),)
+    layout = CacheLayout(layers, np.dtype(np.float32), "cpu")
+    store = SlabStore(layout, 16_384)
+    each = layout.bytes_per_token // 6
+    most = 0
+    for begin in range(0, 8192, 512):
+        extent = Extent(1, begin, 512)
+        [slab] = store.begin([extent]).slabs
+        for memory in slab.pool.memories:
+            memory[:, :, slab.slot, :, begin : extent.end] = begin + 1
+        store.commit([extent])
+        if extent.end == 2560:
+            store.snapshot(1)
+        pools = [pool for siblings in store._pools.values() for pool in siblings]
+        most = max(most, resident_of(pools) - extent.end * each)
+    assert most <= (512 + 2 * 256 + 512) * 5 * each + 2**20
+    assert store.held(1) == layout.cost.rounded(8192) + layout.cost.copy_tokens < 8192 * 0.45
+    assert [store.can_fork(1, count) for count in (400, 2560, 7000, 8192)] == [False, True, False, True]
+    store.fork(2, 1, 2560, take_over=False)
+    windowed, full = store._slabs[2].pool.memories
+    expected = np.repeat(np.arange(0, 2560, 512) + 1, 512)
+    slot = store._slabs[2].slot
+    assert (full[0, 0, slot, 0, :2560, 0] == expected).all()
+    assert (windowed[0, 0, slot, 0, 2048:2560, 0] == expected[2048:]).all()
+    store.fork(3, 1, 8192, take_over=True)
+    assert store.length(1) is None and store.can_fork(3, 8192) and not store.can_fork(3, 2560)

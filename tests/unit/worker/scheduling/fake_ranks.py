@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import zlib
 
-from control.commands import BatchChange
+from control.commands import BatchChange, Prefix
 from control.messages import Sampling
+from control.placement.kv_cost import PLAIN, KVCost
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import SOLE, Finisher, Flow, Sequence, SequenceState, StepPlan
 
@@ -30,9 +31,13 @@ def alone(prompt: list[int], max_tokens: int) -> list[int]:
 class FakeRanks:
     """Executes plans as a rank reads a GenerateStep, and refuses what a rank could not do."""
 
-    def __init__(self, kv_tokens: int, token_budget: int, state_tokens: int = 0) -> None:
+    def __init__(self, kv_tokens: int, token_budget: int, cost: KVCost = PLAIN) -> None:
         self.kv: dict[int, list[int]] = {}
-        self.kv_tokens, self.token_budget, self.state_tokens = kv_tokens, token_budget, state_tokens
+        self.kv_tokens, self.token_budget, self.cost = kv_tokens, token_budget, cost
+        self._first: dict[int, int] = {}
+        """The first position that layers with windows have of a sequence."""
+        self._copied: dict[tuple[int, int], int] = {}
+        """By sequence and position of a copy, the first position that it has."""
         self._broadcast: dict[int, int] = {}
         """Tokens sampled in the last step."""
         self._ever: set[int] = set()
@@ -40,6 +45,14 @@ class FakeRanks:
         """Positions at which a sequence's state was kept."""
         self.shared = 0
         """Positions that began a sequence without being fed."""
+
+    def _first_of(self, prefix: Prefix) -> int:
+        """Of a sequence that begins with `prefix`."""
+        if prefix.count in self.snapshots.get(prefix.donor, ()):
+            return self._copied[prefix.donor, prefix.count]
+        first = self._first.get(prefix.donor, 0)
+        assert first <= max(0, prefix.count - self.cost.window), "a prefix of which windows are gone"
+        return max(first, self.cost.freed(prefix.count))
 
     def spoil(self, sid: int) -> None:
         """The sequence's KV is not to be trusted any more: whoever begins with it goes wrong."""
@@ -53,11 +66,14 @@ class FakeRanks:
             has = len(self.kv.get(prefix.donor, []))
             assert 0 < prefix.count <= has, "a prefix that its donor does not have"
             places = {has, *self.snapshots.get(prefix.donor, ())}
-            assert not self.state_tokens or prefix.count in places, "a prefix without a state"
+            assert not self.cost.state_tokens or prefix.count in places, "a prefix without a state"
+            self._first[prefix.sid] = self._first_of(prefix)
             if prefix.snapshots:
                 assert prefix.donor in change.left, "a donor that stays gave its copies away"
                 copies = self.snapshots.get(prefix.donor, set())
                 self.snapshots[prefix.sid] = {place for place in copies if place <= prefix.count}
+                for place in self.snapshots[prefix.sid]:
+                    self._copied[prefix.sid, place] = self._copied[prefix.donor, place]
         begun = {prefix.sid: self.kv[prefix.donor][: prefix.count] for prefix in change.prefixes}
         self._ever |= begun.keys()
         self.kv |= begun
@@ -82,14 +98,17 @@ class FakeRanks:
                 self.kv[row.sid] = []
             assert row.offset == len(self.kv[row.sid]) and row.tokens
             self.kv[row.sid] += row.tokens
-            assert self.state_tokens or not row.snapshot
+            assert self.cost.copy_tokens or not row.snapshot
             if row.snapshot:
-                self.snapshots.setdefault(row.sid, set()).add(len(self.kv[row.sid]))
+                length = len(self.kv[row.sid])
+                self.snapshots.setdefault(row.sid, set()).add(length)
+                self._copied[row.sid, length] = max(self._first.get(row.sid, 0), self.cost.freed(length))
             sampled += [row.sid] if row.sample else []
         fed = len(continuing) + plan.prompt_tokens
         assert 0 < fed <= self.token_budget
-        states = len(self.kv) + sum(map(len, self.snapshots.values()))
-        used = sum(map(len, self.kv.values())) + self.state_tokens * states
+        copies = sum(map(len, self.snapshots.values()))
+        used = sum(self.cost.rounded(len(kv)) for kv in self.kv.values()) + self.cost.copy_tokens * copies
+        self._first = {sid: max(self._first.get(sid, 0), self.cost.freed(len(kv))) for sid, kv in self.kv.items()}
         assert used <= self.kv_tokens, "KV memory is overrun"
         assert sampled == plan.sampled
         self._broadcast = {sid: next_token(self.kv[sid]) for sid in sampled}
@@ -108,16 +127,17 @@ class Simulation:
         block_tokens: int = 1,
         prefix_tokens: int | None = None,
         state_tokens: int = 0,
+        window: int = 0,
     ) -> None:
+        cost = KVCost(block_tokens, state_tokens, window, windowed_bytes=3, bytes=4)
         self.scheduler = Scheduler(
             kv_tokens=kv_tokens,
             token_budget=token_budget,
             max_sequences=max_sequences,
-            block_tokens=block_tokens,
+            cost=cost,
             prefix_tokens=prefix_tokens,
-            state_tokens=state_tokens,
         )
-        self.ranks = FakeRanks(kv_tokens, token_budget, state_tokens)
+        self.ranks = FakeRanks(kv_tokens, token_budget, cost)
         self.finisher = Finisher(lambda tokens: "".join(chr(97 + token) for token in tokens))
         self.max_sequences = max_sequences
         self.live: list[Sequence] = []

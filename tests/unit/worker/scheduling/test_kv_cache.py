@@ -7,6 +7,7 @@ import pytest
 from control.commands import Prefix, StepRow
 from control.errors import RequestTooLarge
 from control.messages import Sampling
+from control.placement.kv_cost import KVCost
 from tests.unit.worker.scheduling.fake_ranks import Simulation
 from worker.scheduling.admission import GROWTH_TOKENS
 from worker.scheduling.kv_cache import KVAccount, Snapshots
@@ -323,7 +324,7 @@ def with_prompt_of(prompt: int, cached: int = 0) -> Sequence:
 def test_the_places_of_a_prompt(prompt: int, cached: int, alike: int, state: int, places: list[int]) -> None:
     """They are whole blocks behind what is cached: before the end, at intervals, and where others part from it."""
     planned = with_prompt_of(prompt, cached)
-    Snapshots(KVAccount(10_000, 1, state), 64).plan(planned, alike)
+    Snapshots(KVAccount(10_000, KVCost(1, state)), 64).plan(planned, alike)
     assert planned.planned_snapshots == places
 
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from control.messages import Sampling
+from control.placement.kv_cost import KVCost
 from worker.scheduling.lookup import FIRST_GUESSES, LONGEST_REST, STEP_ROWS, ContextLookup
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, StepPlan
@@ -137,7 +138,9 @@ def test_guesses_grow_while_right_and_rest_while_wrong() -> None:
 def test_what_begins_with_an_answer_of_a_model_with_states(told: int, begun: int) -> None:
     """Four guesses were right. An answer that is told whole can be gone on with; one that ended before them has no
     state at its end, and only the copy that was kept of its prompt."""
-    subject = Scheduler(kv_tokens=2000, token_budget=512, max_sequences=4, lookup=8, prefix_tokens=8, state_tokens=50)
+    subject = Scheduler(
+        kv_tokens=2000, token_budget=512, max_sequences=4, lookup=8, prefix_tokens=8, cost=KVCost(state_tokens=50)
+    )
     period = [1, 2, 3, 4, 5, 6, 7, 8]
     first = sequence(period * 10)
     subject.add(first)

@@ -34,6 +34,7 @@ farms = st.fixed_dictionaries(
         "block_tokens": st.sampled_from([1, 1, 4]),
         "prefix_tokens": st.sampled_from([None, 1, 2, 5]),
         "state_tokens": st.sampled_from([0, 0, 4]),
+        "window": st.sampled_from([0, 0, 2, 7]),
     }
 )
 
