@@ -37,7 +37,7 @@ from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
 from api.schemas.llama_cpp import LlamaCppCompletion, NativeCompletion
 from api.schemas.ollama_request import RawPrompt
-from api.schemas.view import RECEIVED, Endpoint, Reading, View
+from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
@@ -422,12 +422,12 @@ class PreparedRequest(Prepared):
             endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
-        if endpoint in ("ollama_chat", "ollama_generate", "completion", "infill"):
-            extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
             extra_fields=extra_fields,
             created=self.caller.request_log.received_ms // 1000,
+            received_ms=self.caller.request_log.received_ms,
+            timed=bool(body.timings_per_token),
             model=body.model or self.served.name,
             n=sampling.n,
             members=len(self.members),

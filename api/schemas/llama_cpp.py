@@ -16,7 +16,7 @@ from control.errors import RequestError
 from control.messages import Sampling
 
 SETTINGS, PROMPTS, PROMPT_TOKENS = "generation_settings", "prompts", "prompt_tokens"
-FIELDS, SHOWS_IDS, TIMED = "response_fields", "return_tokens", "timings_per_token"
+FIELDS, SHOWS_IDS, FILLS = "response_fields", "return_tokens", "fills_context"
 """Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown."""
 
 UNTIL_FULL = -2
@@ -81,7 +81,6 @@ class NativeRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     json_schema: Any = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
-    timings_per_token: bool | None = None
     post_sampling_probs: bool | None = None
     # Hints without an effect on the answer.
     return_progress: bool | None = None
@@ -98,7 +97,6 @@ class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=T
     """Biases of all tokens of a text."""
     response_fields: list[str] = []
     shows_ids: bool = False
-    timed: bool = False
 
     @property
     def names(self) -> Names:
@@ -109,7 +107,7 @@ class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=T
         fields: dict[str, Any] = {
             PROMPT_TOKENS: [tokens for tokens, _ in members],
             SHOWS_IDS: self.shows_ids,
-            TIMED: self.timed,
+            FILLS: self.token_limit is None or sampling.max_tokens < self.token_limit,
             FIELDS: self.response_fields,
         }
         asked = {path.split("/")[0] for path in self.response_fields}
@@ -181,7 +179,6 @@ def parse_native(body: bytes, warnings: Warnings | None = None) -> NativeComplet
         "logprobs": request.n_probs or None,
         "response_fields": _paths(request),
         "shows_ids": bool(request.stream or request.return_tokens),
-        "timed": bool(request.timings_per_token),
     }
     with naming(_NAMES):
         completion = convert_part(
