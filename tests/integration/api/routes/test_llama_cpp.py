@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from control.messages import Grammar
@@ -91,6 +92,17 @@ def test_timings_where_a_client_asks_for_them(
     counts = [json.loads(one[6:])["timings"]["predicted_n"] for one in parts if "timings" in one]
     assert len(counts) >= 2 and counts[-1] == tokens and counts[0] > 0
     assert len(counts) < len(parts) or path == "/v1/completions"
+
+
+def test_openai_s_client_passes_timings_on(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """As a member that its types don't name, of a whole answer, of chunks and of events."""
+    leader.reply = lambda prompt: "xyz"
+    asked: Any = {"model": "tiny", "extra_body": {"timings_per_token": True}}
+    answer = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)
+    chunks = [*client.chat.completions.create(messages=[{"role": "user", "content": "x"}], stream=True, **asked)]
+    events = [*client.responses.create(input="x", stream=True, **asked)]
+    for one in (answer, chunks[-1], events[-1]):
+        assert one.model_extra is not None and one.model_extra["timings"]["predicted_n"] == 4
 
 
 def test_the_first_token_counts_in_no_rate(http: httpx.Client, leader: ScriptedLeader) -> None:
