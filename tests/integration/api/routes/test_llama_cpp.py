@@ -154,6 +154,19 @@ def test_several_prompts_and_choices(http: httpx.Client, leader: ScriptedLeader)
     ]
 
 
+def test_prompts_of_ids_and_texts(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """Each text is tokenised for itself; the beginning-of-sequence token comes in front of a text, not of ids."""
+    bos, *ids = byte_tokenizer().encode("<s>ab").ids
+    for prompt, tokens in (
+        ([*ids, "cd", ids[0]], [*ids, *byte_tokenizer().encode("cda").ids]),
+        (["cd", ids[0]], [bos, *byte_tokenizer().encode("cda").ids]),
+    ):
+        answer = complete(http, prompt=prompt).json()
+        assert leader.claimed[-1].params.prompt == tokens and answer["tokens_evaluated"] == len(tokens)
+    several = complete(http, prompt=[[ids[0], "cd"], "ef", ids]).json()
+    assert [one["prompt"] for one in several] == ["acd", "ef", "ab"]
+
+
 def test_only_some_fields(http: httpx.Client, leader: ScriptedLeader) -> None:
     """`response_fields` names them by paths; those that are not there are left out."""
     fields = ["content", "generation_settings/n_predict", "prompt", "timings/none", "content/x"]
@@ -184,7 +197,10 @@ def test_what_reaches_the_leader(http: httpx.Client, leader: ScriptedLeader) -> 
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, [2, "a"]]}, "prompt"),
+        ({"prompt": [5, "a" * 20 * CONTEXT]}, "prompt"),
+        ({"prompt": [["a", 10**6]]}, "prompt"),
+        ({"prompt": [[""]]}, "prompt"),
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "prompt.multimodal_data"),
         ({"n_predict": -3}, "n_predict"),
         ({"n_probs": 21}, "n_probs"),
