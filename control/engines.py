@@ -234,17 +234,24 @@ def check_adapters(engine: str, adapters: Mapping[str, str]) -> None:
             )
 
 
+def named_values(option: str, texts: Sequence[str], flag: str = "") -> dict[str, str]:
+    """`name=value` of each text of a repeatable option; a name alone has the value `flag`. Raises SettingsError for one
+    without a value, and for a name that is given twice."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not (value or flag):
+            raise SettingsError(f"{option} {text!r}: give it as NAME=VALUE.")
+        if name in values:
+            raise SettingsError(f"{option} {name} is given twice.")
+        values[name] = value or flag
+    return values
+
+
 def parse_adapters(texts: Sequence[str]) -> dict[str, str]:
     """`name=path` of each --adapter, the paths made absolute. Raises SettingsError."""
-    adapters: dict[str, str] = {}
-    for text in texts:
-        name, equals, place = text.partition("=")
-        if not equals or not place:
-            raise SettingsError(f"--adapter {text!r}: give it as NAME=PATH.")
-        if name in adapters:
-            raise SettingsError(f"--adapter {name} is given twice.")
-        adapters[name] = str(Path(place).expanduser().absolute())
-    return adapters
+    places = named_values("--adapter", texts)
+    return {name: str(Path(place).expanduser().absolute()) for name, place in places.items()}
 
 
 def adapter_in(model: str, adapters: Sequence[str]) -> str:
@@ -254,15 +261,8 @@ def adapter_in(model: str, adapters: Sequence[str]) -> str:
 
 
 def parse_arguments(texts: Sequence[str]) -> dict[str, str]:
-    """`name=value` of each --engine-arg, leading dashes allowed; a name alone is a flag. Raises SettingsError for one
-    that is given twice."""
-    arguments: dict[str, str] = {}
-    for text in texts:
-        name, _, value = text.lstrip("-").partition("=")
-        if name in arguments:
-            raise SettingsError(f"--engine-arg {name} is given twice.")
-        arguments[name] = value or "true"
-    return arguments
+    """`name=value` of each --engine-arg, leading dashes allowed; a name alone is a flag. Raises SettingsError."""
+    return named_values("--engine-arg", [text.lstrip("-") for text in texts], flag="true")
 
 
 def refuse(engine: str, sampling: Sampling, *, images: bool = False) -> None:

@@ -127,7 +127,8 @@ class _Choice:
         """Special tokens that the parser must see, and where in the text they stand."""
         self._ends_with_call = reading is not None and reading.calling is not None and not reading.calling.named
         self._undecided = 0
-        self._plain = reading is None and not view.stop and not view.return_ids and not view.continuous_usage
+        shows_counts = view.continuous_usage or view.timed
+        self._plain = reading is None and not view.stop and not view.return_ids and not shows_counts
         """True if text is sent as it comes, so that most tokens need no other check."""
         self._tokens = 0
         self.reasoning_tokens = 0

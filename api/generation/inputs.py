@@ -5,9 +5,11 @@ the queue; and the view of the answer.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from api.chat.tokens import WHOLE_CHARACTERS
 from api.generation.preparation import Prepared, deadline_ms, on_disconnect_policy
 from api.generation.session import Caller
 from api.models.models import ServedModel
@@ -21,7 +23,7 @@ from api.schemas.embeddings import (
     VectorsRequest,
 )
 from api.schemas.ollama_request import OllamaInputs
-from api.schemas.view import RECEIVED, Endpoint, View
+from api.schemas.view import Endpoint, View
 from control.errors import ContextLengthExceeded, RequestError
 from control.messages import GenerationRequest, Input, PoolingAssets, Sampling
 
@@ -76,11 +78,47 @@ def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: Poolin
     inputs = body.inputs
     prompt = _prompt(chosen, pooling)
     texts = [_lower(prompt + one, pooling) for one in inputs if isinstance(one, str)]
+    if isinstance(body, EmbeddingRequest) and body.truncate_prompt_tokens is not None:
+        return _cut(inputs, texts, body, served)
     for index, one in enumerate(inputs):
         if isinstance(one, str):
             _check_characters(f"{name}[{index}]", name, one, served)
     encodings = iter(served.vocabulary.encode_all(texts))
     return [Encoded(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
+
+
+def _cut(
+    inputs: Sequence[str | list[int]], texts: list[str], body: EmbeddingRequest, served: ServedModel
+) -> list[Encoded]:
+    """The inputs with at most `truncate_prompt_tokens` tokens each; `texts` are those of them that are texts. The
+    special tokens around a text stay. Raises RequestError where there is no room for more than these."""
+    most = body.truncate_prompt_tokens
+    if most is None or most < 0:
+        most = served.assets.context_length
+    left = (body.truncation_side or served.assets.tokenizer_config.get("truncation_side")) == "left"
+    texts = [text[-WHOLE_CHARACTERS:] if left else text[:WHOLE_CHARACTERS] for text in texts]
+    vocabulary = served.vocabulary
+    whole = iter(vocabulary.encode_all(texts))
+    plain = iter(vocabulary.encode_all(texts, special=False))
+
+    def kept(ids: list[int], count: int) -> list[int]:
+        return ids[max(0, len(ids) - count) :] if left else ids[:count]
+
+    def cut(ids: list[int], text: list[int]) -> list[int]:
+        around = len(ids) - len(text)
+        if len(ids) <= most:
+            return ids
+        if most <= around:
+            raise RequestError(
+                f"'truncate_prompt_tokens' is {most}, and this model puts {around} tokens around each text; send more.",
+                param="truncate_prompt_tokens",
+            )
+        before = next((place for place in range(around + 1) if ids[place : place + len(text)] == text), 0)
+        return [*ids[:before], *kept(text, most - around), *ids[before + len(text) :]]
+
+    return [
+        Encoded(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else kept(one, most)) for one in inputs
+    ]
 
 
 def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
@@ -172,6 +210,7 @@ class PreparedInputs(Prepared):
             endpoint=_endpoint(self.body),
             extra_fields=self._extra_fields() if not member else {},
             created=self.caller.request_log.received_ms // 1000,
+            received_ms=self.caller.request_log.received_ms,
             model=self.body.model or self.served.name,
             n=self.members[member].sampling.n,
             members=len(self.members),
@@ -183,8 +222,6 @@ class PreparedInputs(Prepared):
     def _extra_fields(self) -> dict[str, Any]:
         body = self.body
         fields = {"inputs": [member.sampling.n for member in self.members]}
-        if isinstance(body, OllamaInputs):
-            return {**fields, RECEIVED: self.caller.request_log.received_ms}
         if isinstance(body, EmbeddingRequest):
             return {**fields, "encoding_format": body.encoding_format or "float"}
         if isinstance(body, RerankRequest):

@@ -37,7 +37,7 @@ from api.schemas.image_parts import ImageSource
 from api.schemas.infill import Filling
 from api.schemas.llama_cpp import LlamaCppCompletion, NativeCompletion
 from api.schemas.ollama_request import RawPrompt
-from api.schemas.view import RECEIVED, Endpoint, Reading, View
+from api.schemas.view import Endpoint, Reading, View
 from api.settings import ApiSettings
 from control.access import Allowance
 from control.bounds import LONGEST_S, RANGES, shown
@@ -92,7 +92,9 @@ class Prompts:
 def size_of(body: Body) -> int:
     """About the bytes of the prompts: a conversation may be larger than the body that continues it."""
     if isinstance(body, CompletionRequest):
-        return sum(len(prompt) for prompt in body.prompts)
+        mixed = body.mixed_prompts.values() if isinstance(body, NativeCompletion) else ()
+        texts = (part for prompt in mixed for part in prompt if isinstance(part, str))
+        return sum(len(prompt) for prompt in body.prompts) + sum(map(len, texts))
     contents = [message.content or "" for message in body.messages]
     return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
 
@@ -100,9 +102,44 @@ def size_of(body: Body) -> int:
 def written(body: Body, served: ServedModel) -> Written:
     """Raises RequestError and its kin, and NeedsProcess."""
     if isinstance(body, CompletionRequest):
-        return Written(body.prompts, None, grammar_of(body), [])
+        return Written(_one_kind(body, served), None, grammar_of(body), [])
     prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
     return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images, prompt.warnings)
+
+
+def _one_kind(body: CompletionRequest, served: ServedModel) -> list[str | list[int]]:
+    """The prompts, each a text or token ids: what has both becomes ids. As at llama.cpp each text is tokenised for
+    itself, and a beginning-of-sequence token comes in front of a text alone. Raises ContextLengthExceeded."""
+    prompts = body.prompts
+    if not isinstance(body, NativeCompletion):
+        return prompts
+    context = served.assets.context_length
+    for place, parts in body.mixed_prompts.items():
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            elif not ids:
+                ids += _fitting(part, served.vocabulary, context, body, bos=body.add_special_tokens is not False)
+            else:
+                _check_fits(part, served.vocabulary, context, body)
+                ids += served.vocabulary.encode_pieces([part], inside=True)
+        prompts[place] = ids
+    return prompts
+
+
+def _fitting(text: str, vocabulary: Vocabulary, context: int, body: Body, *, bos: bool) -> list[int]:
+    """The ids of a prompt's text. Raises ContextLengthExceeded for one that is surely too long, before it is
+    tokenised."""
+    _check_fits(text, vocabulary, context, body)
+    return vocabulary.encode(text, bos=bos)
+
+
+def _check_fits(text: str, vocabulary: Vocabulary, context: int, body: Body) -> None:
+    if vocabulary.exceeds(text, context):
+        error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
+        error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
+        raise error
 
 
 async def encoded(prompts: Written, body: Body, served: ServedModel, images: RequestImages) -> Prompts:
@@ -136,13 +173,9 @@ async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel,
     most = _kept_tokens(body, context)
 
     def encode_one(text: str, vocabulary: Vocabulary) -> list[int]:
-        if most is not None:
-            text = text[-WHOLE_CHARACTERS:]
-        elif vocabulary.exceeds(text, context):
-            error = ContextLengthExceeded(context + 1, body.token_limit or 1, context, at_least=True)
-            error.param = "prompt" if isinstance(body, CompletionRequest) else "messages"
-            raise error
-        return vocabulary.encode(text, bos=bos)
+        if most is None:
+            return _fitting(text, vocabulary, context, body, bos=bos)
+        return vocabulary.encode(text[-WHOLE_CHARACTERS:], bos=bos)
 
     def encode(served: ServedModel) -> list[list[int]]:
         prompts = [encode_one(text, served.vocabulary) if isinstance(text, str) else text for text in texts]
@@ -422,12 +455,12 @@ class PreparedRequest(Prepared):
             endpoint = "ollama_generate"
         elif isinstance(body, ChatRequest) and body.store:
             extra_fields = body.stored_fields(self.caller.rid)
-        if endpoint in ("ollama_chat", "ollama_generate", "completion", "infill"):
-            extra_fields = {**extra_fields, RECEIVED: self.caller.request_log.received_ms}
         return View(
             endpoint=endpoint,
             extra_fields=extra_fields,
             created=self.caller.request_log.received_ms // 1000,
+            received_ms=self.caller.request_log.received_ms,
+            timed=bool(body.timings_per_token),
             model=body.model or self.served.name,
             n=sampling.n,
             members=len(self.members),
@@ -457,11 +490,10 @@ class PreparedRequest(Prepared):
 
     def _native_fields(self, body: NativeCompletion) -> dict[str, Any]:
         """The fields of the request that an answer of llama.cpp's form repeats."""
-        texts = [
-            prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, prompt)
-            for prompt in body.prompts
+        members = [
+            (len(one.prompt), prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, one.prompt))
+            for one, prompt in zip(self.members, body.prompts, strict=True)
         ]
-        members = [(len(one.prompt), text) for one, text in zip(self.members, texts, strict=True)]
         return body.shown_fields(members, self.members[0].sampling)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from api.openapi.answers import ScoredToken, Shape
+from api.openapi.answers import NativeTimings, ScoredToken, Shape
 from api.openapi.call_items import (
     ApplyPatchCallItem,
     CompactionItem,
@@ -124,6 +124,7 @@ class ResponseAnswer(Shape):
     top_p: float
     presence_penalty: float
     frequency_penalty: float
+    timings: NativeTimings | UnsetType = UNSET
 
 
 class CompactedResponse(Shape):
@@ -188,3 +189,4 @@ class ResponseEvent(Shape):
     code: str | Unset | None = UNSET
     message: str | Unset = UNSET
     param: str | Unset | None = UNSET
+    timings: NativeTimings | Unset = UNSET

@@ -134,6 +134,7 @@ class ChatCompletion(Shape):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    timings: NativeTimings | UnsetType = UNSET
 
 
 class Delta(Shape):
@@ -166,6 +167,7 @@ class ChatCompletionChunk(Shape):
     usage: TokenUsage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    timings: NativeTimings | UnsetType = UNSET
 
 
 # --- completions ---
@@ -196,6 +198,7 @@ class Completion(Shape):
     choices: list[CompletionChoice]
     usage: TokenUsage
     system_fingerprint: str | UnsetType = UNSET
+    timings: NativeTimings | UnsetType = UNSET
 
 
 class CompletionChunkChoice(Shape):
@@ -215,6 +218,7 @@ class CompletionChunk(Shape):
     choices: list[CompletionChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    timings: NativeTimings | UnsetType = UNSET
 
 
 # --- llama.cpp's form ---

@@ -19,6 +19,7 @@ from api.chat.answer import Answer
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
+from api.rendering.durations import Durations
 from api.schemas.view import Cursor, View, answer_id
 from control.messages import FinishReason, LogEntry, PromptToken
 from control.requests import member_rid
@@ -107,7 +108,9 @@ class Writer:
         self._fingerprint: str | None = None
         self._head = self._begin()
         self._prompt_tokens = prompt_tokens
-        self._tail = b',"usage":null}\n\n' if view.include_usage else b"}\n\n"
+        self._tail = b',"usage":null' if view.include_usage else b""
+        self.timings: Callable[[int], dict[str, float]] | None = None
+        """llama.cpp's `timings` after so many tokens; None where they are not shown."""
 
     def computed_by(self, fingerprint: str | None) -> None:
         """From now on `system_fingerprint` is this one; None: the answer has no such field."""
@@ -133,12 +136,17 @@ class Writer:
         return self._head + self._end(index, reason) + b"]" + self._end_of(tokens)
 
     def _end_of(self, tokens: int) -> bytes:
-        """A chunk's end, with the counts of its choice where every chunk has them."""
+        """A chunk's end, with the counts and times of its choice where every chunk has them."""
+        return self._counts(tokens) + self._times(tokens) + b"}\n\n"
+
+    def _counts(self, tokens: int) -> bytes:
         if not self._view.continuous_usage:
             return self._tail
-        total = self._prompt_tokens + tokens
-        counts = (self._prompt_tokens, total, tokens)
-        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n' % counts
+        counts = (self._prompt_tokens, self._prompt_tokens + tokens, tokens)
+        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % counts
+
+    def _times(self, tokens: int) -> bytes:
+        return b"" if self.timings is None else b',"timings":' + _json(self.timings(tokens))
 
     def _prompt_ids(self, index: int) -> list[int]:
         """The ids of the prompt that a choice answers."""
@@ -149,7 +157,8 @@ class Writer:
         return b',"token_ids":' + _json(piece.ids) if self._view.return_ids else b""
 
     def usage(self, usage: Usage) -> bytes:
-        return self._head + b'],"usage":' + _json(usage.encode()) + b"}\n\n"
+        times = self._times(usage.completion_tokens)
+        return self._head + b'],"usage":' + _json(usage.encode()) + times + b"}\n\n"
 
     def collect(self, whole: Piece, piece: Piece) -> None:
         """Add a piece to an answer that is not streamed. Log probabilities are encoded here, entry by entry: those of
@@ -173,6 +182,7 @@ class Writer:
                 "usage": usage.encode(),
             }
             | self._whole_prompt(pieces)
+            | ({} if self.timings is None else {"timings": self.timings(usage.completion_tokens)})
         )
 
     def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
@@ -224,7 +234,7 @@ class ChatWriter(Writer):
     def opening(self, index: int, text: str) -> bytes:
         delta = b'{"index":%d,"delta":{"role":"assistant","content":' % index + _json(text)
         ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
-        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + ids + self._end_of(0)
+        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + ids + self._counts(0) + b"}\n\n"
 
     def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
         ids = {"prompt_token_ids": self._prompt_ids(0)} if self._view.return_ids else {}
@@ -293,7 +303,9 @@ class CompletionWriter(Writer):
         if not text and not self._view.return_ids:
             return b""
         ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
-        return self._head + self._choice(index, Piece(0, 0, text), b"null")[:-1] + ids + b"}]" + self._end_of(0)
+        return (
+            self._head + self._choice(index, Piece(0, 0, text), b"null")[:-1] + ids + b"}]" + self._counts(0) + b"}\n\n"
+        )
 
     def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
         text = b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored
@@ -368,6 +380,9 @@ class StreamRenderer:
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
         self._opened = False
+        self._durations = Durations(view)
+        if view.timed:
+            self._writer.timings = self.timings
         if view.endpoint == "chat" and view.extra_fields:
             self._kept = self.empty_pieces()
         self.starting_after = -1
@@ -419,6 +434,10 @@ class StreamRenderer:
             predicted=self._predicted(),
         )
 
+    def timings(self, tokens: int) -> dict[str, float]:
+        """llama.cpp's `timings` after so many tokens, with those of all prompts."""
+        return self._durations.timings(self._prompt_tokens, self.usage.cached_tokens, tokens)
+
     def _predicted(self) -> tuple[int, int] | None:
         """Tokens of the prediction that the choices have, and those that they have not."""
         if not self._view.predicted:
@@ -428,6 +447,7 @@ class StreamRenderer:
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
+        self._durations.note_token()
         self._computed_by(self.answers[member].fingerprint or (entries[0].fingerprint if entries else None))
         events: list[bytes] = [] if self._opened else self._open()
         pending: Piece | None = None
@@ -498,6 +518,7 @@ class StreamRenderer:
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """Add entries to an answer that is not streamed; `pieces` has one element per choice over all members."""
+        self._durations.note_token()
         if self._kept is not None:
             self._kept = pieces
         for entry in entries:

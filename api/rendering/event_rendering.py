@@ -51,6 +51,7 @@ class EventRenderer(StreamRenderer):
         return b"".join(self._begun())
 
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
+        self._durations.note_token()
         events = self._begun()
         for entry in entries:
             events += self._tell(self.answers[member].feed(entry))
@@ -58,6 +59,7 @@ class EventRenderer(StreamRenderer):
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         """`pieces` is not used: the event builder keeps the order in which thoughts, text and calls came."""
+        self._durations.note_token()
         for entry in entries:
             self._builder.tell(self.answers[member].feed(entry), self.usage)
 
@@ -66,7 +68,7 @@ class EventRenderer(StreamRenderer):
 
     def whole(self, pieces: list[Piece]) -> bytes:
         self._end(None)
-        return _json(self._builder.whole())
+        return _json(self._timed(self._builder.whole()))
 
     def so_far(self) -> dict[str, Any]:
         """The answer as far as it has come."""
@@ -87,13 +89,19 @@ class EventRenderer(StreamRenderer):
 
     def _tell(self, piece: Piece) -> list[bytes]:
         self._part = 0
-        return self._written(piece.seq, self._builder.tell(piece, self.usage))
+        events = self._builder.tell(piece, self.usage)
+        return self._written(piece.seq, [self._timed(one) if one["type"].endswith(".delta") else one for one in events])
 
     def _end(self, error: BaseException | None) -> list[Event]:
         if self._ended:
             return []
         self._ended = True
-        return self._builder.end(self.usage, error or self.failure, self.ended_s or time.time())
+        *events, last = self._builder.end(self.usage, error or self.failure, self.ended_s or time.time())
+        return [*events, self._timed(last)]
+
+    def _timed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """With llama.cpp's `timings`, where the client asks for them."""
+        return {**fields, "timings": self.timings(self.usage.completion_tokens)} if self._view.timed else fields
 
     def _written(self, seq: int, events: list[Event]) -> list[bytes]:
         """The bytes of those events that the client does not have; all of them are numbered."""

@@ -12,8 +12,7 @@ from api.chat.piece import Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import problem
 from api.rendering.chunks import StreamRenderer, finite
-from api.rendering.ollama_rendering import Durations
-from api.schemas.llama_cpp import FIELDS, PROMPT_TOKENS, PROMPTS, SETTINGS, SHOWS_IDS, TIMED
+from api.schemas.llama_cpp import FIELDS, FILLS, PROMPT_TOKENS, PROMPTS, SETTINGS, SHOWS_IDS
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
@@ -32,7 +31,6 @@ class NativeRenderer(StreamRenderer):
     ) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens, resume)
         self._vocabulary = vocabulary
-        self._durations = Durations(view)
         self._fields: dict[str, Any] = view.extra_fields
         self._with_lines = set[int]()
         """Choices whose text has a new line."""
@@ -84,7 +82,7 @@ class NativeRenderer(StreamRenderer):
             }
             if self._view.logprobs is not None:
                 part["completion_probabilities"] = self._scores(piece.scored)
-            if self._fields.get(TIMED):
+            if self._view.timed:
                 part["timings"] = self._timings(index, piece)
             self._event(member, (piece.seq, _TEXT), _event(part), events)
         if piece.finish is not None and piece.finish not in _FAILED:
@@ -106,7 +104,7 @@ class NativeRenderer(StreamRenderer):
             "model": self.view.model,
             **counts,
             "has_new_line": index in self._with_lines,
-            "truncated": False,
+            "truncated": piece.finish == "length" and bool(self._fields.get(FILLS)),
             "stop_type": "limit" if piece.finish == "length" else "eos" if piece.stop is None else "word",
             "stopping_word": piece.stop or "",
             "tokens_cached": sum(counts.values()),
@@ -128,15 +126,8 @@ class NativeRenderer(StreamRenderer):
         return self._prompt_tokens if counts is None else counts[index // self._view.n]
 
     def _timings(self, index: int, piece: Piece) -> dict[str, float]:
-        member = index // self._view.n
-        cached = min(self.answers[member].cached_tokens, self._evaluated(index))
-        durations = self._durations.fields()
-        computed = self._evaluated(index) - cached
-        return {
-            "cache_n": cached,
-            **_times("prompt", computed, durations["prompt_eval_duration"]),
-            **_times("predicted", piece.tokens, durations["eval_duration"]),
-        }
+        cached = self.answers[index // self._view.n].cached_tokens
+        return self._durations.timings(self._evaluated(index), cached, piece.tokens)
 
     def _scores(self, tokens: Iterable[ScoredToken]) -> list[dict[str, Any]]:
         if self._view.logprobs is None:
@@ -151,17 +142,6 @@ class NativeRenderer(StreamRenderer):
     def _score(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._vocabulary.token_bytes(token)
         return {"id": token, "token": raw.decode(errors="replace"), "bytes": [*raw], "logprob": finite(logprob)}
-
-
-def _times(name: str, count: int, nanoseconds: int) -> dict[str, float]:
-    """Tokens of a part of the work, and its time as llama.cpp tells it."""
-    ms = nanoseconds / 1e6
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": ms,
-        f"{name}_per_token_ms": ms / count if count else 0.0,
-        f"{name}_per_second": 1000 * count / ms if ms else 0.0,
-    }
 
 
 def selected(answer: dict[str, Any], fields: list[str]) -> dict[str, Any]:

@@ -7,9 +7,7 @@ continued, but read again from its beginning (GET /v1/requests/<rid>/events).
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -26,39 +24,10 @@ from api.schemas.ollama_answer import (
     TextAnswer,
     TokenScore,
 )
-from api.schemas.view import RECEIVED, View
+from api.schemas.view import View
 from control.messages import LogEntry
 
 _json = msgspec.json.Encoder().encode
-
-
-class Durations:
-    """Nanoseconds of one answer, from the moment at which its request came."""
-
-    def __init__(self, view: View) -> None:
-        self._received = view.extra_fields.get(RECEIVED, 0) * 1_000_000
-        self.load = self.since_received()
-        """Until the request was queued."""
-        self._first: int | None = None
-
-    def since_received(self) -> int:
-        return max(0, time.time_ns() - self._received)
-
-    def note_token(self) -> None:
-        """A token is there; the first one counts."""
-        if self._first is None:
-            self._first = self.since_received()
-
-    def fields(self) -> dict[str, Any]:
-        """As they are at the answer's end."""
-        total = self.since_received()
-        first = min(total, self._first if self._first is not None else total)
-        return {
-            "total_duration": total,
-            "load_duration": self.load,
-            "prompt_eval_duration": max(0, first - self.load),
-            "eval_duration": total - first,
-        }
 
 
 class OllamaRenderer(StreamRenderer):
@@ -69,7 +38,6 @@ class OllamaRenderer(StreamRenderer):
     def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
         super().__init__(rid, view, vocabulary, prompt_tokens)
         self._vocabulary = vocabulary
-        self._durations = Durations(view)
         self._growing: CallDelta | None = None
         """The call whose arguments may still grow."""
         self._finish: Piece | None = None

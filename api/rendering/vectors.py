@@ -14,7 +14,7 @@ from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.errors.errors import problem
 from api.rendering.chunks import DONE, StreamRenderer
-from api.rendering.ollama_rendering import Durations
+from api.rendering.durations import Durations
 from api.schemas.ollama_answer import EmbedAnswer, EmbeddingsAnswer
 from api.schemas.view import View, answer_id
 from control.messages import LogEntry

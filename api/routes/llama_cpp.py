@@ -1,5 +1,5 @@
-"""llama.cpp's own routes: /completion, /apply-template, /props and /slots; /infill and /embedding are beside their
-kin."""
+"""llama.cpp's own routes: /completion, /apply-template, /props, /slots and the count of a chat's tokens; /infill and
+/embedding are beside their kin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from litestar.params import FromQuery
 
 from api.asgi.turns import off_loop
 from api.chat.template import special_tokens
-from api.generation.preparation import admit, size_of, written
+from api.generation.preparation import admit, prompts_of, size_of, written
 from api.models.models import ServedModel
 from api.openapi.openapi import taking
 from api.routes.generation import (
@@ -37,6 +37,7 @@ from api.schemas.llama_cpp import (
     parse_native,
     settings_of,
 )
+from api.schemas.state import InputTokens
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest, open_requests
 from control.version import VERSION
@@ -62,6 +63,20 @@ async def apply_template(request: Http) -> Response[AppliedTemplate]:
         served = await model_for(request, chat.model)
         prompt = await served.run(max(len(body), size_of(chat)), tenant, written, chat)
         response = Response(AppliedTemplate(prompt=str(prompt.texts[0])))
+        finish_headers(response, caller)
+        return response
+
+
+@post("/v1/chat/completions/input_tokens", status_code=200, operation_class=taking(ChatRequest, open_ended=True))
+async def count_chat_tokens(request: Http) -> Response[InputTokens]:
+    """Count the tokens of the prompt that the same body has as a chat."""
+    caller = caller_of(request)
+    authenticate(request)
+    async with text_of(request) as body:
+        chat = await off_loop(len(body), parse_chat, body, caller.warnings)
+        served = await model_for(request, chat.model)
+        [prompt] = await prompts_of(chat, served, len(body), caller.images)
+        response = Response(InputTokens(input_tokens=len(prompt)))
         finish_headers(response, caller)
         return response
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from api.schemas.decoding import Names, Warnings, decode_body, decode_request, missing, naming, refusal
-from api.schemas.generation import MAX_LABEL, MAX_MODEL_NAME
+from api.schemas.generation import MAX_LABEL, MAX_MODEL_NAME, check_number
 from control.bounds import RANGES, shown
 from control.errors import RequestError
 
@@ -36,12 +36,17 @@ class InputFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class EmbeddingRequest(InputFields, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's fields. `prompt_name` is sentence-transformers': the text that is put before each input."""
+    """OpenAI's fields. `prompt_name` is sentence-transformers': the text that is put before each input. Truncation is
+    vLLM's."""
 
     input: str | list[str | int | list[int]]
     dimensions: int | None = None
     encoding_format: EncodingFormat | None = None
     prompt_name: str | None = None
+    truncate_prompt_tokens: int | None = None
+    """So many tokens of each input are used, special tokens counted; -1: as many as the context has room for."""
+    truncation_side: Literal["left", "right"] | None = None
+    """The side that is cut off; not given: as the model's tokenizer does it."""
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -187,6 +192,8 @@ def check_inputs(request: EmbeddingRequest) -> None:
     _check(request, "input", len(request.inputs))
     if request.dimensions is not None and request.dimensions < 1:
         raise RequestError(f"'dimensions' is {request.dimensions}; send 1 or more.", param="dimensions")
+    if request.truncate_prompt_tokens is not None:
+        check_number("truncate_prompt_tokens", request.truncate_prompt_tokens)
 
 
 def parse_cohere(body: bytes, warnings: Warnings | None = None) -> CohereEmbedRequest:

@@ -41,6 +41,13 @@ MAX_STOP_STRINGS = 16
 UNLIMITED = -1
 
 
+SAMPLERS = (
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("xtc_probability", "xtc_threshold", "top_n_sigma", "dynatemp_range", "dynatemp_exponent"),
+)
+"""The parameters of llama.cpp's samplers, under the same names in all dialects."""
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -82,6 +89,7 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_n_sigma: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    timings_per_token: bool | None = None
     # Furrow's own.
     lookup: int | None = None
     priority: Literal["high", "normal", "low"] | None = None

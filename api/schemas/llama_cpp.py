@@ -16,7 +16,7 @@ from control.errors import RequestError
 from control.messages import Sampling
 
 SETTINGS, PROMPTS, PROMPT_TOKENS = "generation_settings", "prompts", "prompt_tokens"
-FIELDS, SHOWS_IDS, TIMED = "response_fields", "return_tokens", "timings_per_token"
+FIELDS, SHOWS_IDS, FILLS = "response_fields", "return_tokens", "fills_context"
 """Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown."""
 
 UNTIL_FULL = -2
@@ -69,8 +69,8 @@ class PromptText(msgspec.Struct, kw_only=True):
 
 
 class NativeRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | PromptText | list[str | int | PromptText | list[int]]
-    """Text, token ids, or a list of either."""
+    prompt: str | PromptText | list[str | int | PromptText | list[int | str]]
+    """Text, token ids, ids and texts in a row, or a list of these."""
     max_tokens: int | None = None
     """In its own name `n_predict`: -1, the default, and -2 are no limit."""
     n: int | None = None
@@ -81,7 +81,6 @@ class NativeRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     json_schema: Any = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
-    timings_per_token: bool | None = None
     post_sampling_probs: bool | None = None
     # Hints without an effect on the answer.
     return_progress: bool | None = None
@@ -94,11 +93,12 @@ class NativeRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
 class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=True):
     """The completion of a body of /completion."""
 
+    mixed_prompts: dict[int, list[int | str]] = {}
+    """By their places, prompts of ids and texts in a row; `prompt` has the ids alone of these."""
     text_biases: dict[str, float] = {}
     """Biases of all tokens of a text."""
     response_fields: list[str] = []
     shows_ids: bool = False
-    timed: bool = False
 
     @property
     def names(self) -> Names:
@@ -109,7 +109,7 @@ class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=T
         fields: dict[str, Any] = {
             PROMPT_TOKENS: [tokens for tokens, _ in members],
             SHOWS_IDS: self.shows_ids,
-            TIMED: self.timed,
+            FILLS: self.token_limit is None or sampling.max_tokens < self.token_limit,
             FIELDS: self.response_fields,
         }
         asked = {path.split("/")[0] for path in self.response_fields}
@@ -172,16 +172,17 @@ def parse_native(body: bytes, warnings: Warnings | None = None) -> NativeComplet
         raise refusal("post_sampling_probs", "Log probabilities are those of the model; leave it out.")
     fields: dict[str, Any] = {name: getattr(request, name) for name in _PASSED_ON}
     biases, texts = _biases(request)
+    prompt, mixed = _prompts(request)
     unlimited = request.max_tokens in (None, UNTIL_FULL)
     fields |= {
-        "prompt": _prompt(request),
+        "prompt": prompt,
+        "mixed_prompts": mixed,
         "max_tokens": UNLIMITED if unlimited else request.max_tokens,
         "logit_bias": biases or None,
         "text_biases": texts,
         "logprobs": request.n_probs or None,
         "response_fields": _paths(request),
         "shows_ids": bool(request.stream or request.return_tokens),
-        "timed": bool(request.timings_per_token),
     }
     with naming(_NAMES):
         completion = convert_part(
@@ -204,15 +205,32 @@ def _paths(request: NativeRequest) -> list[str]:
     return paths
 
 
-def _prompt(request: NativeRequest) -> str | list[Any]:
+def _prompts(request: NativeRequest) -> tuple[str | list[Any], dict[int, list[int | str]]]:
+    """The prompts in OpenAI's form, and those that mix ids and texts, by their places. Raises RequestError."""
     prompt = request.prompt
     if not isinstance(prompt, list):
-        return _text(prompt, "prompt")
-    if any(isinstance(one, int) for one in prompt) and not all(isinstance(one, int) for one in prompt):
-        raise RequestError("'prompt' mixes token ids and texts; send one of the two in each prompt.", param="prompt")
-    if len(prompt) > MAX_PARTS and not isinstance(prompt[0], int):
+        return _text(prompt, "prompt"), {}
+    row = [one for one in prompt if isinstance(one, (int, str))]
+    if any(isinstance(one, int) for one in row):
+        if len(row) < len(prompt):
+            raise RequestError(
+                "'prompt' has token ids beside whole prompts; put the ids of each prompt into a list.", param="prompt"
+            )
+        prompt = [row]
+    if len(prompt) > MAX_PARTS:
         raise RequestError(f"'prompt' has {len(prompt)} entries; at most {MAX_PARTS} are served.", param="prompt")
-    return [_text(one, f"prompt[{place}]") if isinstance(one, PromptText) else one for place, one in enumerate(prompt)]
+    prompts: list[str | list[int]] = []
+    mixed: dict[int, list[int | str]] = {}
+    for place, one in enumerate(prompt):
+        if isinstance(one, list):
+            parts = [part for part in one if part != ""]
+            if any(isinstance(part, str) for part in parts):
+                mixed[place] = parts
+            prompts.append([part for part in parts if isinstance(part, int)] or [0] * bool(parts))
+        else:
+            assert not isinstance(one, int)
+            prompts.append(_text(one, f"prompt[{place}]"))
+    return prompts, mixed
 
 
 def _text(prompt: str | PromptText, path: str) -> str:

@@ -11,7 +11,7 @@ from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
 from api.schemas.context_edits import ContextManagement, edits_of
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import Warnings, decode_request, missing
-from api.schemas.generation import check_number
+from api.schemas.generation import SAMPLERS, check_number
 from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools
 from control.bounds import RANGES
@@ -95,6 +95,16 @@ class MessageRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tru
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     priority: Literal["high", "normal", "low"] | None = None
     on_disconnect: str | int | float | None = None
     timeout: float | None = None
@@ -106,6 +116,7 @@ _PASSED_ON = (
     *("typical_p", "bad_words", "lookup"),
     *("top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids"),
     *("cache_salt", "chat_template_kwargs", "priority", "on_disconnect", "timeout", "deadline"),
+    *SAMPLERS,
 )
 _NAMES = {
     r"^messages\b.*": "messages",

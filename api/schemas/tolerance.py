@@ -55,10 +55,9 @@ TABLE: dict[str, Row] = {
     # vLLM's and SGLang's names of one request, and of its way through their server.
     **dict.fromkeys(("custom_labels", "extra_key", "kv_transfer_params", "request_id", "rid", "session_id"), Hint()),
     **dict.fromkeys(("spaces_between_special_tokens", "stream_interval"), Hint()),
-    # llama.cpp's: its slots and its cache, and numbers that belong to a sampler below.
-    **dict.fromkeys(("cache_prompt", "id_slot", "n_cache_reuse", "n_keep"), Hint()),
-    **dict.fromkeys(("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"), Hint()),
-    **dict.fromkeys(("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"), Hint()),
+    # llama.cpp's: its slots, its cache and its progress, and numbers that belong to a sampler below.
+    **dict.fromkeys(("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "return_progress"), Hint()),
+    **dict.fromkeys(("mirostat_eta", "mirostat_tau"), Hint()),
     # Ollama's options: how its server loads and runs a model.
     **dict.fromkeys(("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_gpu"), Hint()),
     **dict.fromkeys(("num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"), Hint()),
@@ -90,11 +89,7 @@ TABLE: dict[str, Row] = {
     # llama.cpp's and others' samplers.
     "mirostat": Refused(_OFF),
     "mirostat_mode": Refused(_OFF),
-    "dynatemp_range": Refused(_OFF),
     "smoothing_factor": Refused(_OFF),
-    "dry_multiplier": Refused(_OFF),
-    "xtc_probability": Refused(_OFF),
-    "top_n_sigma": Refused((-1, 0)),
     "tfs_z": Refused(_ONE),
     "tfs": Refused(_ONE),
     "top_a": Refused(_OFF),

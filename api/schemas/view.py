@@ -66,9 +66,6 @@ COMPACTION = "compaction"
 """Of `View.extra_fields`, where the answer is a summary: what stands beside it in a compacted conversation, None in a
 response."""
 
-RECEIVED = "received_ms"
-"""Of `View.extra_fields`, where the answer has durations: when the request came, in Unix milliseconds."""
-
 Endpoint = Literal[
     "chat",
     "completions",
@@ -96,6 +93,10 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     endpoint: Endpoint
     created: int
     """Unix seconds; the same in every chunk."""
+    received_ms: int = 0
+    """When the request came, in Unix milliseconds."""
+    timed: bool = False
+    """True if the answer, and each of its parts, has llama.cpp's `timings`."""
     model: str
     """The name that the client used, or the model's own where it gave none."""
     n: int = 1

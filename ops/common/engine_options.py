@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from control.errors import SettingsError
+from control.engines import named_values
 from control.sizes import parse_size
 
 ENGINE_OPTIONS = ("engine_python", "engine_command", "engine_url", "engine_memory")
@@ -39,21 +39,11 @@ def engine_environment(
         return {}
     from worker.external.host import VARIABLE, named_settings
 
-    memory = {name: parse_size(size) for name, size in _by_engine("--engine-memory", engine_memory).items()}
+    memory = {name: parse_size(size) for name, size in named_values("--engine-memory", engine_memory).items()}
     settings = named_settings(
-        _by_engine("--engine-python", engine_python),
-        _by_engine("--engine-command", engine_command),
-        _by_engine("--engine-url", engine_url),
+        named_values("--engine-python", engine_python),
+        named_values("--engine-command", engine_command),
+        named_values("--engine-url", engine_url),
         memory,
     )
     return {VARIABLE: msgspec.json.encode(settings).decode()}
-
-
-def _by_engine(option: str, texts: Sequence[str]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not value:
-            raise SettingsError(f"{option} {text!r}: give it as ENGINE=VALUE, such as {option} vllm=...")
-        values[name] = value
-    return values

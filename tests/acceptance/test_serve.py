@@ -8,14 +8,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import openai
+import psutil
 import pytest
 
-from tests.farm import clean_environment, furrow, serving_farm
+from tests.farm import Farm, clean_environment, furrow, serving_farm
 from tests.models import make
 
 pytestmark = pytest.mark.timeout(180)
 ORIGIN = "https://app.example"
+
+
+def test_the_api_process_has_no_torch_where_the_ranks_have_it(farm: Farm) -> None:
+    """After answers of every kind of text: the libraries are mapped by ranks that compute with them, not by the process
+    that listens."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    for path in ("chat/completions", "messages"):
+        httpx.post(f"{farm.base_url}/{path}", json=body, timeout=60.0).raise_for_status()
+    port = int(farm.address.rpartition(":")[2])
+    processes = [psutil.Process(pid) for pid in farm.processes()]
+    with_torch = {one.pid for one in processes if "libtorch" in Path(f"/proc/{one.pid}/maps").read_text()}
+    listening = {
+        one.pid
+        for one in processes
+        if any(socket.laddr.port == port and socket.status == "LISTEN" for socket in one.net_connections())
+    }
+    assert farm.pid("demo", 0) in with_torch and len(listening) == 1
+    assert not listening & with_torch
 
 
 def test_two_models_are_served_with_aliases_and_an_origin(tmp_path: Path) -> None:

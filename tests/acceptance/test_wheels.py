@@ -42,31 +42,42 @@ def interpreter(version: str) -> str | None:
     return None
 
 
+MACHINES = ("x86_64", "aarch64")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel for each of MACHINES, by its name."""
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "ops.wheels", "x86_64-linux", "--out", folder]
+    command = [sys.executable, "-m", "ops.wheels", *(f"{machine}-linux" for machine in MACHINES), "--out", folder]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=800)
-    [path] = folder.glob("*.whl")
-    return path
+    return {machine: next(folder.glob(f"*_{machine}.whl")) for machine in MACHINES}
 
 
-def test_the_wheel_has_every_variant_and_the_sources(wheel: Path) -> None:
-    assert wheel.name.endswith("-py3-none-manylinux_2_17_x86_64.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+@pytest.fixture(scope="module")
+def wheel(wheels: dict[str, Path]) -> Path:
+    """That of this machine."""
+    return wheels["x86_64"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_wheel_has_every_variant_and_the_sources(machine: str, wheels: dict[str, Path]) -> None:
+    assert wheels[machine].name.endswith(f"-py3-none-manylinux_2_17_{machine}.whl")
+    names = zipfile.ZipFile(wheels[machine]).namelist()
     built = [name for name in names if name.startswith("worker/native/built/")]
-    assert len(built) == len(VARIANTS["x86_64"]) + 1
+    assert len(built) == len(VARIANTS[machine]) + 1
     assert "worker/native/source/native.cpp" in names and "worker/collective/exchange.cpp" in names
     assert not any(name.startswith(("ops/wheels", "ops/compat", "tests")) for name in names)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("auditwheel") is None, reason="auditwheel is not installed")
-def test_auditwheel_accepts_it(wheel: Path) -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_auditwheel_accepts_it(machine: str, wheels: dict[str, Path]) -> None:
     """It finds no symbol that is newer than the tag says."""
     run = subprocess.run(
-        [sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "auditwheel", "show", wheels[machine]], capture_output=True, text=True, timeout=100
     )
-    assert 'platform tag: "manylinux_2_17_x86_64"' in " ".join(run.stdout.split()), run.stdout + run.stderr
+    assert f'platform tag: "manylinux_2_17_{machine}"' in " ".join(run.stdout.split()), run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -18,10 +18,11 @@ from control.replicas.lease import Lease, acquire
 from control.requests import Enqueue
 from tests.acceptance.console.conftest import Visit
 from tests.acceptance.console.scripted_farm import ScriptedFarm, ScriptedReplica
+from tests.acceptance.console.test_chat_text import PNG
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FilePayload, Page
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -282,3 +283,55 @@ def test_a_chat_is_held_and_stopped(visit: Visit, scripted: ScriptedFarm) -> Non
     page.get_by_text("Try a model.").wait_for()
     assert keys.at == "Message"
     leader.reset()
+
+
+def test_a_message_is_changed_and_another_answer_asked_for(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Retry and Edit are stops behind the messages that they belong to, and the focus goes on from the message box."""
+    leader = scripted.leader
+    leader.reset()
+    page = visit("#/chat?model=tiny")
+    keys = Keys(page)
+    until(lambda: keys.at == "Message", 20)
+    page.keyboard.type("one")
+    keys.press("Enter")
+    page.get_by_text("first after").wait_for()
+    until(lambda: keys.at == "Message")
+    keys.to("Retry: ask for another answer", "Shift+Tab", most=10).press("Enter")
+    until(lambda: len(leader.claimed) == 2 and page.get_by_text("first after").count() == 1, 20)
+    assert leader.prompt(-1) == leader.prompt(-2)
+    until(lambda: keys.at == "Message")
+    keys.to("Edit message", "Shift+Tab", most=10).press("Enter")
+    until(lambda: keys.at == "Message")
+    assert page.evaluate("document.activeElement.value") == "one"
+    keys.to("Cancel: leave the message as it was", "Shift+Tab", most=4).press("Enter")
+    until(lambda: keys.at == "Message")
+    assert page.evaluate("document.activeElement.value") == "" and len(leader.claimed) == 2
+    keys.to("Edit message", "Shift+Tab", most=10).press("Space")
+    until(lambda: keys.at == "Message")
+    keys.press("End")
+    page.keyboard.type(" changed")
+    keys.press("Enter")
+    until(lambda: len(leader.claimed) == 3 and page.get_by_text("first after").count() == 1, 20)
+    assert "one changed" in leader.prompt() and page.locator(".turn").count() == 2
+    leader.reset()
+
+
+def test_images_are_chosen_and_removed(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Add images opens the browser's own choice; a removed image leaves the focus at the message."""
+    page = visit("#/chat?model=tiny")
+    page.route("**/props?**", lambda route: route.fulfill(json={"modalities": {"vision": True}}))
+    page.reload()
+    keys = Keys(page)
+    page.get_by_label("Add images").wait_for(state="attached")
+    until(lambda: keys.at == "Message", 20)
+    keys.to("Add images", "Shift+Tab", most=10)
+    with page.expect_file_chooser() as chooser:
+        keys.press("Enter")
+    picture: FilePayload = {"name": "dot.png", "mimeType": "image/png", "buffer": bytes.fromhex(PNG)}
+    chooser.value.set_files([picture, {**picture, "name": "other.png"}])
+    page.get_by_role("button", name="Remove other.png").wait_for()
+    keys.to("Remove other.png", "Shift+Tab", most=10).press("Enter")
+    until(lambda: page.locator(".compose img").count() == 1)
+    until(lambda: keys.at == "Message")
+    keys.to("Remove dot.png", "Shift+Tab", most=10).press("Space")
+    until(lambda: page.locator(".compose img").count() == 0 and keys.at == "Message")

@@ -66,6 +66,22 @@ def row(page: Page, name: str) -> str:
     return page.locator("tbody tr", has_text=name).inner_text()
 
 
+def test_no_word_of_a_list_is_broken(visit: Visit, scripted: ScriptedFarm) -> None:
+    """Where the page is so narrow that long ids take several lines."""
+    run(scripted.client, requests.enqueue(enqueue(IDLE, "7c1f3a52b9d04e6e8a10d2f4c6b8e0a1")))
+    page = visit("#/requests")
+    page.set_viewport_size({"width": 1040, "height": 800})
+    page.get_by_role("link", name="7c1f3a52b9d04e6e8a10d2f4c6b8e0a1").wait_for()
+    lines = """(name) => {
+      const range = document.createRange();
+      range.selectNodeContents(document.querySelector(`td[data-name="${name}"]`));
+      return new Set([...range.getClientRects()].map(({ top }) => top)).size;
+    }"""
+    assert page.evaluate(lines, "Request") > 1, "the page is wide enough for all"
+    assert page.evaluate(lines, "Priority") == 1
+    run(scripted.client, requests.cancel(IDLE, "7c1f3a52b9d04e6e8a10d2f4c6b8e0a1", "acme"))
+
+
 def test_a_thousand_requests_are_listed_filtered_and_cancelled(visit: Visit, scripted: ScriptedFarm) -> None:
     """With names that are no markup; what ends a request asks first, and the keyboard alone does it."""
     tenants = ("acme", HOSTILE, RIGHT_TO_LEFT)

@@ -10,6 +10,7 @@ from control.engines import (
     adapter_in,
     check_adapters,
     check_engine,
+    named_values,
     parse_adapters,
     parse_arguments,
     refuse,
@@ -58,6 +59,13 @@ def test_arguments_are_named_once() -> None:
     assert parse_arguments(["max-num-seqs=4", "--enforce-eager"]) == {"max-num-seqs": "4", "enforce-eager": "true"}
     with pytest.raises(SettingsError, match="twice"):
         parse_arguments(["a=1", "a=2"])
+
+
+def test_values_of_a_repeatable_option_have_a_name_each() -> None:
+    assert named_values("--engine-python", ["vllm=/a=b", "sglang=/c"]) == {"vllm": "/a=b", "sglang": "/c"}
+    for texts in (["vllm"], ["vllm="], ["=/a"], ["vllm=/a", "vllm=/b"]):
+        with pytest.raises(SettingsError, match="--engine-python"):
+            named_values("--engine-python", texts)
 
 
 def test_adapters_are_named_files_of_an_external_engine() -> None:

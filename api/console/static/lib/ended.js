@@ -67,7 +67,7 @@ export class Ended {
   #table(rows) {
     const columns = [
       { name: "Request", cell: (row) => link(row.id, ["requests", row.id]) },
-      { name: "Ended", cell: (row) => ago(row.ended_ms) },
+      { name: "Ended", kind: "word", cell: (row) => ago(row.ended_ms) },
       { name: "End", cell: (row) => [badge(endOf(row), toneOf(row)), row.error ? h("p", { class: "cause" }, row.error) : null] },
       { name: "Model", cell: (row) => (row.model ? modelLink(row.model) : "–") },
       { name: "Tenant", cell: (row) => h("bdi", {}, row.tenant || "–") },

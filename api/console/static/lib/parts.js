@@ -64,7 +64,7 @@ export function facts(pairs) {
 }
 
 // A table. A column has `name`, `cell(row)`, `right: true` for numbers, and `kind: "name"` or `"short"`
-// for a least width. On a narrow page each row is a block in
+// for a least width, or `"word"` for a value of one line. On a narrow page each row is a block in
 // which a cell stands beside its column's name. `key(row)` is the identity of a row, `kind(row)` its class.
 export function table(columns, rows, { key, kind = () => null, label }) {
   return h(

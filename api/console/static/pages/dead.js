@@ -32,7 +32,7 @@ function rows(view, letters, read) {
     { name: "Cause", cell: (one) => h("span", {}, one.cause) },
     { name: "Tenant", kind: "short", cell: (one) => h("bdi", {}, one.tenant || "–") },
     { name: "Prompt", right: true, cell: (one) => integer(one.prompt_tokens) },
-    { name: "Time", kind: "short", cell: (one) => h("span", { title: moment(one.at_ms) }, ago(one.at_ms)) },
+    { name: "Time", kind: "word", cell: (one) => h("span", { title: moment(one.at_ms) }, ago(one.at_ms)) },
     { name: "", cell: (one) => h("div", { class: "acts" }, acts(view, one, read)) },
   ];
   return table(columns, letters, { key: (one) => `${one.model}/${one.id}`, label: "Dead letters" });

@@ -102,7 +102,7 @@ function rows(view, found, read) {
     { name: "Model", cell: (row) => modelLink(row.model) },
     { name: "Tenant", cell: (row) => h("bdi", {}, row.tenant || "–") },
     { name: "State", cell: (row) => [badge(stateOf(row)), row.position ? h("span", { class: "note" }, ` place ${integer(row.position)}`) : null] },
-    { name: "Priority", cell: (row) => row.priority },
+    { name: "Priority", kind: "word", cell: (row) => row.priority },
     { name: "Age", right: true, cell: (row) => duration(row.age_ms) },
     { name: "Prompt", right: true, cell: (row) => integer(row.prompt_tokens) },
     { name: "Answer", right: true, cell: (row) => integer(row.completion_tokens) },

@@ -155,6 +155,7 @@ def test_no_header_sets_an_identity(guarded: ApiProcess, mint: Mint, leader: Scr
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/responses", {"input": "x"}),
         ("/v1/responses/input_tokens", {"input": "x"}),
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
         ("/tokenize", {"prompt": "x"}),

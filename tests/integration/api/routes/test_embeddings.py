@@ -107,6 +107,24 @@ def test_a_prompt_is_put_before_each_text(api: ApiProcess) -> None:
     assert embedded(api, input=tokens, prompt_name="query") == embedded(api, input=tokens)
 
 
+def test_inputs_are_cut_where_the_client_says_so(api: ApiProcess) -> None:
+    """As at vLLM: the special tokens stay and count; -1 keeps what the context holds; ids are cut as they are."""
+
+    def cut(most: int, one: str | list[int], **fields: Any) -> list[list[float]]:
+        return embedded(api, input=one, truncate_prompt_tokens=most, **fields)
+
+    assert cut(5, "hello") == embedded(api, input="hel")
+    assert cut(5, "hello", truncation_side="left") == embedded(api, input="llo")
+    tokens = tokens_of("hello")
+    assert cut(4, tokens) == embedded(api, input=tokens[:4])
+    assert cut(4, tokens, truncation_side="left") == embedded(api, input=tokens[-4:])
+    assert cut(-1, "b" * 2_000_000) == embedded(api, input="b" * 126)
+    assert cut(7, "hello") == embedded(api, input="hello")
+    both = embedded(api, input=["hello", "he"], truncate_prompt_tokens=5)
+    expected = [cut(5, "hello"), embedded(api, input="he")]
+    assert torch.allclose(torch.tensor(both), torch.tensor(expected).squeeze(1), atol=1e-5)
+
+
 def test_many_inputs_keep_their_order(api: ApiProcess) -> None:
     """2,048 texts are many requests of the queue; each vector is at its text's place."""
     texts = [f"text {index % 97}" for index in range(2048)]
@@ -137,6 +155,10 @@ def test_many_inputs_keep_their_order(api: ApiProcess) -> None:
         ({"input": "a", "dimensions": True}, "dimensions", "bool"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
         ({"input": "a", "prompt_name": "x"}, "prompt_name", "this model has plain, query"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "2 tokens around each text"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "between -1 and"),
+        ({"input": "a" * 200, "truncate_prompt_tokens": 150}, "input", "has 150 tokens; this model takes 128"),
+        ({"input": "a", "truncation_side": "middle"}, "truncation_side", "middle"),
         ({"input": None}, "input", "null"),
         ({}, "input", "Missing"),
     ],

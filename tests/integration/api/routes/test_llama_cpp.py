@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from control.messages import Grammar
@@ -66,6 +67,74 @@ def test_a_stream(http: httpx.Client, leader: ScriptedLeader) -> None:
     assert http.get(f"/v1/requests/{rid}").json()["endpoint"] == "completion"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": ["ab", "ab"]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+def test_timings_where_a_client_asks_for_them(
+    http: httpx.Client, leader: ScriptedLeader, path: str, body: dict[str, Any]
+) -> None:
+    """Whole answers and each part of a stream, but for the one that opens it; without the field there are none."""
+    leader.reply = lambda prompt: "xyz"
+    assert "timings" not in http.post(path, json=body).text
+    assert "timings" not in http.post(path, json=body | {"stream": True}).text
+    answer = http.post(path, json=body | {"timings_per_token": True}).raise_for_status().json()
+    tokens = 8 if isinstance(body.get("prompt"), list) else 4
+    timings = answer["timings"]
+    assert timings["predicted_n"] == tokens and timings["prompt_n"] + timings["cache_n"] > 0
+    options = {} if path == "/v1/responses" else {"stream_options": {"include_usage": True}}
+    streamed = http.post(path, json=body | {"stream": True, "timings_per_token": True} | options)
+    parts = [one for one in streamed.text.splitlines() if one.startswith("data: {")]
+    counts = [json.loads(one[6:])["timings"]["predicted_n"] for one in parts if "timings" in one]
+    assert len(counts) >= 2 and counts[-1] == tokens and counts[0] > 0
+    assert len(counts) < len(parts) or path == "/v1/completions"
+
+
+def test_openai_s_client_passes_timings_on(client: openai.OpenAI, leader: ScriptedLeader) -> None:
+    """As a member that its types don't name, of a whole answer, of chunks and of events."""
+    leader.reply = lambda prompt: "xyz"
+    asked: Any = {"model": "tiny", "extra_body": {"timings_per_token": True}}
+    answer = client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **asked)
+    chunks = [*client.chat.completions.create(messages=[{"role": "user", "content": "x"}], stream=True, **asked)]
+    events = [*client.responses.create(input="x", stream=True, **asked)]
+    for one in (answer, chunks[-1], events[-1]):
+        assert one.model_extra is not None and one.model_extra["timings"]["predicted_n"] == 4
+
+
+def test_the_first_token_counts_in_no_rate(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """It comes with the prompt: an answer of one token has no rate, and one of four that of three."""
+    one = complete(http, n_predict=1).json()["timings"]
+    assert (one["predicted_n"], one["predicted_per_second"], one["predicted_per_token_ms"]) == (1, 0, 0)
+    leader.reply = lambda prompt: "xyz"
+    four = complete(http).json()["timings"]
+    assert four["predicted_n"] == 4 and four["predicted_ms"] > 0
+    assert four["predicted_per_second"] == pytest.approx(3000 / four["predicted_ms"])
+
+
+def test_an_answer_that_fills_the_context_is_truncated(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """An end by the client's own limit is none by the context's."""
+    leader.reply = lambda prompt: "x" * 2 * CONTEXT
+    for limit, truncated in ((4, False), (-1, True), (CONTEXT, True), (CONTEXT - 3, False)):
+        answer = complete(http, n_predict=limit).json()
+        assert (answer["stop_type"], answer["truncated"]) == ("limit", truncated), limit
+    leader.reply = lambda prompt: "x"
+    assert complete(http, n_predict=-1).json()["truncated"] is False
+
+
+def test_tokens_of_a_chat_are_counted(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """As many as the usage of the same body has; nothing reaches a leader."""
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    counted = http.post("/chat/completions/input_tokens", json=body).raise_for_status().json()
+    assert leader.claimed == []
+    usage = http.post("/v1/chat/completions", json=body).json()["usage"]
+    assert counted == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
+    assert http.post("/v1/chat/completions/input_tokens", json={"messages": []}).status_code == 400
+
+
 def test_several_prompts_and_choices(http: httpx.Client, leader: ScriptedLeader) -> None:
     """Whole answers are a list; the last event of each choice has its own counts."""
     leader.reply = lambda prompt: prompt.removeprefix("<s>")
@@ -83,6 +152,19 @@ def test_several_prompts_and_choices(http: httpx.Client, leader: ScriptedLeader)
         (2, 3, "bc"),
         (3, 3, "bc"),
     ]
+
+
+def test_prompts_of_ids_and_texts(http: httpx.Client, leader: ScriptedLeader) -> None:
+    """Each text is tokenised for itself; the beginning-of-sequence token comes in front of a text, not of ids."""
+    bos, *ids = byte_tokenizer().encode("<s>ab").ids
+    for prompt, tokens in (
+        ([*ids, "cd", ids[0]], [*ids, *byte_tokenizer().encode("cda").ids]),
+        (["cd", ids[0]], [bos, *byte_tokenizer().encode("cda").ids]),
+    ):
+        answer = complete(http, prompt=prompt).json()
+        assert leader.claimed[-1].params.prompt == tokens and answer["tokens_evaluated"] == len(tokens)
+    several = complete(http, prompt=[[ids[0], "cd"], "ef", ids]).json()
+    assert [one["prompt"] for one in several] == ["acd", "ef", "ab"]
 
 
 def test_only_some_fields(http: httpx.Client, leader: ScriptedLeader) -> None:
@@ -115,7 +197,10 @@ def test_what_reaches_the_leader(http: httpx.Client, leader: ScriptedLeader) -> 
     [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [1, [2, "a"]]}, "prompt"),
+        ({"prompt": [5, "a" * 20 * CONTEXT]}, "prompt"),
+        ({"prompt": [["a", 10**6]]}, "prompt"),
+        ({"prompt": [[""]]}, "prompt"),
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, "prompt.multimodal_data"),
         ({"n_predict": -3}, "n_predict"),
         ({"n_probs": 21}, "n_probs"),

@@ -39,10 +39,15 @@ def prompt_of(leader: ScriptedLeader) -> str:
     return byte_tokenizer().decode(leader.claimed[-1].params.prompt, skip_special_tokens=False)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/responses", "/v1/messages"])
 def test_the_samplers_of_llama_cpp(http: httpx.Client, leader: ScriptedLeader, path: str) -> None:
     """Each number reaches the leader as it was sent; without a multiplier no breakers travel."""
-    body = {CHAT: chat("x"), COMPLETIONS: {"prompt": "x"}, "/v1/responses": {"input": "x", "store": False}}[path]
+    body = {
+        CHAT: chat("x"),
+        COMPLETIONS: {"prompt": "x"},
+        "/v1/responses": {"input": "x", "store": False},
+        "/v1/messages": chat("x", max_tokens=9),
+    }[path]
     assert http.post(path, json=body | SAMPLERS | {"temperature": 5}).status_code == 200
     sampling = sampling_of(leader)
     assert {name: getattr(sampling, name) for name in SAMPLERS} == SAMPLERS
@@ -51,6 +56,19 @@ def test_the_samplers_of_llama_cpp(http: httpx.Client, leader: ScriptedLeader, p
     assert sampling_of(leader).dry_sequence_breakers == [] and sampling_of(leader).top_n_sigma == 0
     assert http.post(path, json=body | {"dry_multiplier": 1}).status_code == 200
     assert sampling_of(leader).dry_sequence_breakers == ["\n", ":", '"', "*"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_the_samplers_of_llama_cpp_among_ollama_s_options(
+    http: httpx.Client, leader: ScriptedLeader, path: str
+) -> None:
+    """Each reaches the leader; one out of its range is refused in the client's own name."""
+    body = {"/api/chat": chat("x", stream=False), "/api/generate": {"prompt": "x", "stream": False}}[path]
+    assert http.post(path, json=body | {"options": SAMPLERS}).status_code == 200
+    sampling = sampling_of(leader)
+    assert {name: getattr(sampling, name) for name in SAMPLERS} == SAMPLERS
+    refused = http.post(path, json=body | {"options": {"xtc_probability": 1.5}})
+    assert refused.status_code == 400 and "'options.xtc_probability'" in refused.json()["error"]
 
 
 def test_allowed_tokens(http: httpx.Client, leader: ScriptedLeader) -> None:

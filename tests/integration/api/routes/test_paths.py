@@ -28,6 +28,7 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
     ("method", "path", "body"),
     [
         ("POST", "/chat/completions", chat("x")),
+        ("POST", "/chat/completions/input_tokens", chat("x")),
         ("POST", "/completions", {"prompt": "x"}),
         ("POST", "/responses", {"input": "x"}),
         ("POST", "/responses/input_tokens", {"input": "x"}),

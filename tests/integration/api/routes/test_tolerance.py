@@ -24,6 +24,7 @@ HEADER = '299 furrow "Unknown fields were ignored: colour."'
 SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat("x"),
+    "/v1/chat/completions/input_tokens": chat("x"),
     "/v1/completions": {"prompt": "x"},
     "/v1/responses": {"input": "x"},
     "/v1/responses/input_tokens": {"input": "x"},

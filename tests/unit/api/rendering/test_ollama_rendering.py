@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors.errors import StreamInterrupted
-from api.rendering.ollama_rendering import Durations, OllamaRenderer
+from api.rendering.durations import Durations
+from api.rendering.ollama_rendering import OllamaRenderer
 from api.schemas.ollama_answer import ChatAnswer, GenerateAnswer
-from api.schemas.view import RECEIVED, Calling, Endpoint, Reading, Thinking, View
+from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.clock import now_ms
 from control.messages import LogEntry
 from tests.integration.api.calling import called
@@ -24,8 +25,8 @@ SAYS = f"<think>well</think>So: {CALLS}"
 
 
 def view_of(endpoint: Endpoint = "ollama_chat", reading: Reading | None = None, received_ms: int = 0) -> View:
-    fields: dict[str, Any] = {RECEIVED: received_ms or now_ms()}
-    return View(endpoint=endpoint, created=1, model="m", stop_ids=[EOS], extra_fields=fields, reading=reading)
+    received_ms = received_ms or now_ms()
+    return View(endpoint=endpoint, created=1, received_ms=received_ms, model="m", stop_ids=[EOS], reading=reading)
 
 
 READING = Reading(Thinking(), Calling("hermes", ["f", "g"]))
