@@ -42,7 +42,7 @@ SIBLINGS = (
     ("in_proj_b", "in_proj_a"),
 )
 
-UNPACKED = {"mlp.shared_expert_gate", "router.proj"}
+UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router"}
 """Layers that stay as they are: with one output, or whose scores choose experts."""
 
 

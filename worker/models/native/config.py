@@ -80,7 +80,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         residual_scale=fields.get("residual_multiplier", 1.0),
         logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
         head_norms=family.head_norms if fields.get(family.head_norm_switch or "", True) else None,
-        head_bias=family.biased,
+        head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
         logit_cap=fields.get("final_logit_softcapping") or 0.0,
         query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),
@@ -177,9 +177,6 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts; none where it has 0 of them. `expert_layers` are those that have one."""
     experts = family.experts
     assert experts is not None
-    dense = fields.get("mlp_only_layers") or []
-    period = fields.get("decoder_sparse_step", 1)
-    first = fields.get("first_k_dense_replace", 0)
     count = fields[experts.count]
     chosen = fields[experts.chosen]
     if count == 0:
@@ -191,9 +188,9 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
-    shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size"))
-    if "n_shared_experts" in fields:
-        shared = inner * fields["n_shared_experts"]
+    shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size", inner))
+    if experts.shared in fields:
+        shared = inner * fields[experts.shared]
         require(shared > 0, "it has no shared expert")
     return {
         "num_experts": count,
@@ -206,6 +203,9 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         "expert_scale": fields.get("routed_scaling_factor", 1.0),
         # Types without the field have weights of the chosen experts that always add up to 1.
         "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
-        "expert_layers": [layer for layer in range(first, layers) if layer not in dense and (layer + 1) % period == 0],
+        "expert_layers": [layer for layer in range(layers) if experts.layers(fields, layer)],
+        "expert_correction": experts.correction if fields.get(experts.correction_switch or "", True) else None,
+        "expert_jitter": fields[experts.jitter] if experts.jitter else None,
+        "least_sum": experts.least_sum,
         "clamp": (fields["swiglu_alpha"], fields["swiglu_limit"]) if "swiglu_limit" in fields else None,
     }

@@ -163,12 +163,14 @@ def _add_experts(to: Any, config: SimpleNamespace) -> None:
     experts = FAMILIES[config.model_type].experts
     assert experts is not None
     if experts.router_scales:
-        router: Module = _ScaledRouter(config)
+        router: Any = _ScaledRouter(config)
     else:
         router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
     setattr(to, experts.router, router)
-    if experts.correction is not None:
-        owner = router if experts.correction == "router" else to
+    if config.expert_correction == "statics":
+        router.moe_statics = _Statics(config)
+    elif config.expert_correction is not None:
+        owner = router if config.expert_correction == "router" else to
         setattr(owner, CORRECTION, _unfilled(config.num_experts))
     to.experts = _Experts(config)
 
@@ -180,6 +182,11 @@ class _ScaledRouter(Module):
         self.proj = _Weights(config.num_experts, config.hidden_size)
         self.scale = _unfilled(config.hidden_size)
         self.per_expert_scale = _unfilled(config.num_experts)
+
+
+class _Statics(Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        self.e_score_correction_bias = _unfilled(1, config.num_experts)
 
 
 class _Mixture(Module):

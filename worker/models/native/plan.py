@@ -70,7 +70,8 @@ class Mixtures:
         shared_gate = getattr(block, "shared_expert_gate", None)
         if shared_gate is not None:
             router.append(shared_gate.weight)
-        correction = getattr(gate, CORRECTION, getattr(block, CORRECTION, None))
+        owners = (gate, block, getattr(gate, "moe_statics", None))
+        correction = next((getattr(owner, CORRECTION) for owner in owners if hasattr(owner, CORRECTION)), None)
         structs = (Expert * len(pairs))(*pairs)
         routing = PackedLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
         self._kept += [structs, routing, correction]
@@ -93,6 +94,9 @@ class Mixtures:
                 groups=config.expert_groups,
                 chosen_groups=config.chosen_groups,
                 normalized=int(config.norm_topk_prob),
+                least_sum=config.least_sum,
+                sparse_mixer=int(config.expert_jitter is not None),
+                jitter=config.expert_jitter or 0.0,
                 scale=config.expert_scale,
                 shared=int(shared is not None),
                 shared_gate=int(shared_gate is not None),

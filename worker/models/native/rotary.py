@@ -121,6 +121,12 @@ def _linear(parameters: _Parameters, head_dim: int) -> Rotary:
     return Rotary(_plain(parameters.number("rope_theta"), head_dim) / parameters.number("factor"), 1.0)
 
 
+def _stretched(parameters: _Parameters, head_dim: int) -> Rotary:
+    """A base that is stretched once for all lengths, as in Hunyuan's files of type `dynamic`."""
+    base = parameters.number("rope_theta") * parameters.number("alpha") ** (head_dim / (head_dim - 2))
+    return Rotary(_plain(base, head_dim), 1.0)
+
+
 def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
     """The first part of the whole head's frequencies; the others are 0."""
     angles = int(parameters.number("partial_rotary_factor", 1.0) * head_dim // 2)
@@ -180,6 +186,7 @@ def _mscale(factor: float, mscale: float = 1) -> float:
 
 _KINDS: dict[str, Callable[[_Parameters, int], Rotary]] = {
     "default": _default,
+    "dynamic": _stretched,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

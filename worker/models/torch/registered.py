@@ -10,6 +10,9 @@ from worker.kv.base import Attention, Variant
 
 NAME = "furrow"
 
+WINDOW = "masked_window"
+"""The attribute with the width of the window of a module of attention that leaves it to the mask."""
+
 
 def attend(
     module: nn.Module,
@@ -34,7 +37,7 @@ def attend(
         raise RuntimeError("the furrow attention needs the step's cache: call the model through ServedModel.forward")
     variant = Variant(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=getattr(module, WINDOW, None) if sliding_window is None else sliding_window,
         softcap=softcap,
         sinks=s_aux,
         ends=ends,

@@ -107,6 +107,9 @@ struct Mixture {
   const float* correction;       // by expert, added to its score for the choice alone; null: none
   int64_t groups, chosen_groups;  // experts lie in groups of one size; only those of the chosen groups, by their two best experts, are chosen
   int32_t normalized;     // 1: the weights of the chosen ones are divided by their sum; 0: they are the scores
+  float least_sum;        // added to that sum
+  int32_t sparse_mixer;   // 1: a chosen expert's weight is its share among those that are left with an output within 2 · jitter of its own
+  float jitter;
   float scale;            // of the weights of the chosen ones
   const float* expert_scales;  // by expert, of its weight; null: none
   int32_t shared;         // 1: one more expert that every token goes to

@@ -60,6 +60,17 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"intermediate_size": 3}, 4, "intermediate_size = 3 can't be divided among 4 ranks"),
         ({"quantization_config": {"quant_method": "hqq"}}, 1, "quantization_config.quant_method is 'hqq'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 1, "Rotary embedding 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 50.0}}, 1, "Rotary embedding 'dynamic'"),
+        (
+            {"model_type": "hunyuan_v1_moe", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            1,
+            "Rotary embedding 'dynamic'",
+        ),
+        (
+            {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 2]},
+            1,
+            r"moe_topk = \[1, 2\]: layers with different numbers",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, 1, "Rotary embedding 'longrope'"),
         ({"use_bidirectional_attention": True}, 1, "encoder"),
     ],
