@@ -85,6 +85,24 @@ MAMBA: dict[str, Any] = {
     "logits_scaling": 2.0,
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "attention_bias": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 33,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
+
 GRANITE_EXPERTS: dict[str, Any] = {
     "intermediate_size": 33,
     "num_local_experts": 4,
@@ -100,6 +118,11 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "arcee": {"mlp_bias": True},
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": {"tie_word_embeddings": True, "logit_scale": 0.5, **SLIDING_AND_FULL},
+    "deepseek_v3": {
+        **LATENT,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
     "dots1": {
         "attention_bias": True,
         "n_routed_experts": 8,
@@ -182,6 +205,12 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "first_k_dense_replace": 1,
         "routed_scaling_factor": 1.5,
+    },
+    "glm4_moe_lite": {
+        **LATENT,
+        "q_lora_rank": None,
+        "v_head_dim": 24,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
     },
     "gpt_oss": {
         "num_local_experts": 4,

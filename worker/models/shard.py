@@ -38,6 +38,7 @@ SIBLINGS = (
     ("q_proj", "k_proj"),  # where the values are the keys
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
@@ -302,11 +303,16 @@ def cache_layout(
     by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
     sources = cache_sources(config)
 
+    if (latent := getattr(config, "latent", None)) is not None:
+        return CacheLayout((LayerCache(1, latent.row),) * config.num_hidden_layers, dtype, device)
+
     def cache(layer: int) -> LayerCache:
         seen = window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
+            head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)

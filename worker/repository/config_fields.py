@@ -26,6 +26,7 @@ SIZES = {
     *("num_experts_per_tok", "top_k_experts", "n_group", "topk_group"),
     *("decoder_sparse_step", "no_rope_layer_interval", "moe_layer_interval"),
     *("vocab_size_per_layer_input", "original_max_position_embeddings"),
+    *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
 }
 """Whole numbers from 1 on, and so are the numbers of experts."""
 COUNTS = {
@@ -43,13 +44,20 @@ NUMBERS = {
 """Numbers above 0."""
 SWITCHES = {
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
-    *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp", "use_expert_bias", "lm_head_bias"),
+    *(
+        "attention_k_eq_v",
+        "enable_moe_block",
+        "use_double_wide_mlp",
+        "use_expert_bias",
+        "lm_head_bias",
+        "rope_interleave",
+    ),
 }
 BY_LAYER = {"no_rope_layers", "mlp_only_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
     *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
-    *("attn_logit_softcapping", "final_logit_softcapping", *BY_LAYER),
+    *("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", *BY_LAYER),
 }
 """Fields for which null means that the model has none of it, or what follows from other fields. Where a type reads
 another one, null is refused, as transformers' classes would fail on it."""
@@ -83,6 +91,10 @@ def check(config: dict[str, Any], family: Family) -> None:
     rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
+    width = config.get("head_dim")
+    turned = config.get("qk_rope_head_dim", family.defaults.get("qk_rope_head_dim"))
+    if family.latent and width is not None and "qk_rope_head_dim" not in family.aliases and width != turned:
+        raise _wrong("head_dim", width, f"qk_rope_head_dim = {turned}, or no such field,")
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
     _check_sparse_layers(config, family)

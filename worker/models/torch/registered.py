@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from worker.kv.base import Attention, Variant
 
@@ -43,4 +44,8 @@ def attend(
         ends=ends,
     )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return cache_step.attend(layer, query[0], key[0], value[0], variant).unsqueeze(0), None
+    width = value.shape[-1]
+    if width != key.shape[-1]:  # the cache has one width for both
+        most = max(width, key.shape[-1])
+        query, key, value = (pad(one, (0, most - one.shape[-1])) for one in (query, key, value))
+    return cache_step.attend(layer, query[0], key[0], value[0], variant)[..., :width].unsqueeze(0), None

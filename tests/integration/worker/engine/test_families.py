@@ -24,7 +24,7 @@ WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
 
-WHOLE = {"replicated_with_grad_allreduce", "replicated"}
+WHOLE = {"replicated_with_grad_allreduce", "replicated", "mla_kv_a_proj"}
 GATHERED = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
@@ -35,6 +35,8 @@ BEYOND_THE_PLAN = {
     # Copied on every rank by transformers.
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     "cohere": {"self_attn.q_norm", "self_attn.k_norm"},
+    "deepseek_v3": {"self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"},
+    "glm4_moe_lite": {"self_attn.q_proj", *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down"))},
     "exaone_moe": {f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
     "granitemoe": ATTENTION,
     "granitemoeshared": {*ATTENTION, "shared_mlp.input_linear", "shared_mlp.output_linear"},
@@ -85,10 +87,13 @@ def test_every_matrix_has_a_role(family: str) -> None:
     model, roles = tiny(family), FAMILIES[family].roles
     inside = {found[1]: module for name, module in model.named_modules() if (found := IN_LAYER.fullmatch(name))}
     parameters = {found[1] for name, _ in model.named_parameters() if (found := IN_LAYER.fullmatch(name))}
-    assert set(roles) <= inside.keys() | parameters
+    either = {"self_attn.q_proj", "self_attn.q_b_proj"} if FAMILIES[family].latent else set[str]()
+    assert set(roles) - either <= inside.keys() | parameters
+    assert len(either & inside.keys()) == len(either) // 2
     linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
     routers = {"mlp.gate", "mlp.gate.wg", "mlp.router", "router.proj"}
-    assert linears - roles.keys() <= {"mlp.shared_expert_gate", *routers, *INPUTS_BY_LAYER}
+    shared = {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"}  # what all heads are made of
+    assert linears - roles.keys() <= {"mlp.shared_expert_gate", *shared, *routers, *INPUTS_BY_LAYER}
 
 
 # --- the parts that a type is about ----------------------------------------------------------------------------------
@@ -229,6 +234,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
     "cohere": [part("self_attn.q_norm"), tied, neighbours, config("logit_scale", 0.5)],
     "cohere2": [alternating, tied, neighbours, config("logit_scale", 0.5)],
+    "deepseek_v3": [
+        *(scaled_rotary, biased("self_attn.kv_a_proj_with_mqa"), part("self_attn.q_b_proj"), config("n_group", 2)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj"), config("v_head_dim", 10)),
+    ],
     "dots1": [
         *(alternating, norm_over(16), biased("self_attn.o_proj"), config("n_group", 2)),
         *(config("routed_scaling_factor", 1.5), config("norm_topk_prob")),
@@ -262,6 +271,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "glm4": [partly_rotated, neighbours, part("mlp.gate_up_proj"), part("post_self_attn_layernorm")],
     "glm4_moe": [
         *(partly_rotated, norm_over(16), config("n_group", 2), config("routed_scaling_factor", 1.5)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
+    ],
+    "glm4_moe_lite": [
+        *(part("self_attn.q_proj"), part("self_attn.kv_b_proj"), config("v_head_dim", 24)),
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
     "gpt_oss": [

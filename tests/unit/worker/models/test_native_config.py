@@ -69,6 +69,7 @@ HYBRIDS: list[dict[str, Any]] = [
 ]
 """Of granitemoehybrid."""
 NEEDED: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"head_dim": 64},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
@@ -138,6 +139,8 @@ def row_reads(known: set[str], changes: dict[str, Any]) -> bool:
 
 def serves(family: str, changes: dict[str, Any]) -> bool:
     """False for what a family's class, or the gate, refuses."""
+    if family == "deepseek_v3" and "num_local_experts" in changes:  # fewer experts than groups
+        return False
     if "hidden_act" in changes:
         return family == "gemma"
     if family in ("lfm2", "lfm2_moe") and "layer_types" in changes:
@@ -318,6 +321,7 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"head_dim": 0}, "head_dim = 0"),
         ({"rms_norm_eps": True}, "rms_norm_eps = True"),
         ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "a list of num_hidden_layers = 3 kinds"),
+        ({"model_type": "deepseek_v3", "head_dim": 16}, "head_dim = 16; qk_rope_head_dim = 64, or no such field"),
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense"] * 2}, "a list of 3 kinds, dense or sparse"),
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),

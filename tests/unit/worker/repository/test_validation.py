@@ -44,7 +44,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "bloom9", "alibi": True}, 1, "ALiBi"),
         ({"model_type": "gte", "type_vocab_size": 2}, 1, "it is no decoder"),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
-        ({"model_type": "deepseek_v3"}, 1, "'deepseek_v3' is not supported: its attention keeps compressed .*MLA"),
+        ({"model_type": "deepseek_v2"}, 1, "'deepseek_v2' is not supported: its attention keeps compressed .*MLA"),
         ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
         ({"model_type": "llama4_text"}, 1, "'llama4_text' is not supported: its attention ends at the borders"),
         ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),
