@@ -84,6 +84,8 @@ class Experts:
     stored_above: tuple[str, str] | None = None
     """The names of the tensors where files may have the experts of a layer in one, the outputs of gate before those of
     up, and inputs last."""
+    any_order: bool = False
+    """True if inputs may come before outputs in these tensors: the hidden size shows where they are."""
     router: str = "gate"
     """The name of the router beside the experts."""
     router_scales: bool = False
@@ -122,6 +124,8 @@ class TextPart:
     """That of the text part as a model alone; None where `text_config` says it."""
     tied: bool
     omitted: tuple[str, ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the text part that its class does not have, as its model computes one thing alone."""
     images: Images | None = None
     """How images are read; None where they are not served."""
 

@@ -289,7 +289,7 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Che
     if experts is not None and experts.together:
         return StoredTogether(tensors)
     if experts is not None and experts.stored_above is not None and scheme is None:
-        return StoredAbove(tensors, experts.stored_above)
+        return StoredAbove(tensors, experts.stored_above, files.config["hidden_size"] if experts.any_order else None)
     return Checkpoint(tensors) if scheme is None else QuantizedCheckpoint(tensors, scheme)
 
 

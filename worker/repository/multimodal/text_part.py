@@ -39,7 +39,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(rope := text.get(name), dict):
             text[name] = _rope_of_text(rope)
     text["model_type"] = part.model_type or text.get("model_type")
-    return text
+    return {**text, **part.always}
 
 
 def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:

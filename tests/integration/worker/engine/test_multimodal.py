@@ -39,6 +39,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen3_5": {"rope_parameters": PART_SECTIONS, **models.FAMILY_SHAPES["qwen3_5_text"]},
     "qwen3_5_moe": {"rope_parameters": PART_SECTIONS, **models.FAMILY_SHAPES["qwen3_5_moe_text"]},
     "qwen3_vl": {"rope_parameters": SECTIONS},
+    "qwen3_vl_moe": {"rope_parameters": SECTIONS, **models.FAMILY_SHAPES["qwen3_moe"]},
 }
 VISION: dict[str, dict[str, Any]] = {
     "gemma4": {
@@ -63,6 +64,7 @@ VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0],
     },
 }
+VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 SERVED_AS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
@@ -72,6 +74,7 @@ SERVED_AS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
 }
 
 
@@ -102,6 +105,8 @@ def _make(kind: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     if kind == "kimi_k25":
         _name_layers(folder / "model.safetensors")
+    if kind == "qwen3_vl_moe":
+        _put_inputs_first(folder / "model.safetensors")
     models.tokenizer().save_pretrained(folder)
     return folder
 
@@ -113,6 +118,14 @@ def _name_layers(file: Path) -> None:
     save_file(
         {name.replace(f"{text}blocks.", f"{text}layers."): one for name, one in tensors.items()}, file, {"format": "pt"}
     )
+
+
+def _put_inputs_first(file: Path) -> None:
+    """Published files have the inputs of experts before their outputs; transformers reads both."""
+    tensors = load_file(file)
+    experts = {name: one.mT.contiguous() for name, one in tensors.items() if ".experts." in name}
+    assert experts
+    save_file(tensors | experts, file, {"format": "pt"})
 
 
 def generated(folder: Path, length: int) -> list[int]:
