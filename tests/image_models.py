@@ -93,12 +93,12 @@ class Picture:
         return PromptImage(start, height // UNIT * (width // UNIT), height, width, digest)
 
 
-def qwen3_vl(folder: Path, tie: bool = False, **changes: Any) -> Path:
+def qwen3_vl(folder: Path, tie: bool = False, kind: str = "qwen3_vl", **changes: Any) -> Path:
     """`changes` are those of the text part."""
     sections = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     text = models.SHAPE | {"vocab_size": VOCAB_SIZE, "rope_parameters": sections, "tie_word_embeddings": tie}
     text |= changes
-    config = CONFIG_MAPPING["qwen3_vl"](
+    config = CONFIG_MAPPING[kind](
         text_config=text,
         vision_config=VISION,
         tie_word_embeddings=tie,
@@ -107,6 +107,10 @@ def qwen3_vl(folder: Path, tie: bool = False, **changes: Any) -> Path:
         vision_end_token_id=VISION_END,
     )
     return _saved(folder, config, QWEN_MARKS, "".join(QWEN_MARKS), PROCESSOR)
+
+
+def qwen3_vl_moe(folder: Path, **changes: Any) -> Path:
+    return qwen3_vl(folder, kind="qwen3_vl_moe", **models.FAMILY_SHAPES["qwen3_moe"] | {"num_experts": 6} | changes)
 
 
 def qwen3_5(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:

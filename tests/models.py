@@ -85,11 +85,44 @@ MAMBA: dict[str, Any] = {
     "logits_scaling": 2.0,
 }
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "attention_bias": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 33,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
+
+GRANITE_EXPERTS: dict[str, Any] = {
+    "intermediate_size": 33,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+}
+
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {"mlp_bias": True},
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5, "use_qk_norm": True},
     "cohere2": {"tie_word_embeddings": True, "logit_scale": 0.5, **SLIDING_AND_FULL},
+    "deepseek_v3": {
+        **LATENT,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
     "dots1": {
         "attention_bias": True,
         "n_routed_experts": 8,
@@ -104,6 +137,28 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         **SLIDING_AND_FULL,
     },
     "ernie4_5": {"tie_word_embeddings": True, "use_bias": True},
+    "ernie4_5_moe": {
+        "tie_word_embeddings": False,
+        "use_bias": True,
+        "num_hidden_layers": 4,
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 33,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+    },
+    "exaone_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "num_shared_experts": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "routed_scaling_factor": 1.5,
+        **SLIDING_AND_FULL,
+    },
     "exaone4": {"sliding_window_pattern": 2, **SLIDING_AND_FULL},
     "gemma": {"initializer_range": 0.1, "tie_word_embeddings": True},
     "gemma2": {
@@ -151,6 +206,12 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "routed_scaling_factor": 1.5,
     },
+    "glm4_moe_lite": {
+        **LATENT,
+        "q_lora_rank": None,
+        "v_head_dim": 24,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
@@ -164,8 +225,17 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 2.0,
     },
+    "granitemoe": GRANITE_EXPERTS,
     "granitemoehybrid": MAMBA,
+    "granitemoeshared": {**GRANITE_EXPERTS, "attention_multiplier": 0.2, "shared_intermediate_size": 45},
     "hunyuan_v1_dense": {"attention_bias": True},
+    "hunyuan_v1_moe": {
+        "attention_bias": True,
+        "num_experts": 8,
+        "moe_topk": [2, 2, 2],
+        "intermediate_size": 33,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
+    },
     "internlm3": {"qkv_bias": True, "bias": True},
     "lfm2": {
         "layer_types": ["conv", "full_attention", "conv"],
@@ -173,6 +243,15 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "block_multiple_of": 15,
         "block_ffn_dim_multiplier": 1.2,
         "tie_word_embeddings": True,
+    },
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_bias": True,
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "routed_scaling_factor": 1.5,
     },
     "llama": {
         "rope_parameters": {
@@ -206,6 +285,14 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "phi3": {
         "sliding_window": 12,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    },
+    "phimoe": {
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "sliding_window": 12,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 0.2,
     },
     "qwen2": {"tie_word_embeddings": True},
     "qwen2_moe": {
@@ -259,7 +346,7 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 parameter.mul_(0.25 if "q_norm" in name else 16.0)
         for name, buffer in model.named_buffers():
             # Zeros or ones as well, and as likely to be forgotten.
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 buffer.add_(0.3 * torch.randn_like(buffer))
     model.generation_config.eos_token_id = EOS
     model.save_pretrained(folder)

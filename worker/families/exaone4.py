@@ -1,8 +1,17 @@
 from typing import Any
 
-from worker.families.family import ONLY_AFTER, Family
+from worker.families.family import ONLY_AFTER, Experts, Family, Fields, listed_sparse
 from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, layers_described
-from worker.families.parts import DENSE, GATED, SLIDING, WINDOWS, all_but_every_pattern
+from worker.families.parts import (
+    DENSE,
+    EXPERTS,
+    GATED,
+    QWEN_EXPERTS,
+    SLIDING,
+    WINDOWS,
+    all_but_every_pattern,
+    shared,
+)
 from worker.families.recurrence import FULL
 
 _WINDOWED_LAYERS = 64
@@ -25,6 +34,10 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _rotates(fields: Fields, layer: int, kind: str) -> bool:
+    return kind == SLIDING or fields["sliding_window"] is None
+
+
 FAMILIES = [
     Family(
         "exaone4",
@@ -33,7 +46,27 @@ FAMILIES = [
         norms=ONLY_AFTER,
         head_norms="each_head",
         slides=all_but_every_pattern,
-        rotates=lambda fields, layer, kind: kind == SLIDING or fields["sliding_window"] is None,
+        rotates=_rotates,
         gguf=(Gguf("exaone4", _from_gguf, AROUND_LAYER_NAMES),),
-    )
+    ),
+    Family(
+        "exaone_moe",
+        {**DENSE, **EXPERTS, **shared("shared_experts")},
+        (
+            *(*GATED, *WINDOWS, "sliding_window_pattern", "mlp_layer_types", "first_k_dense_replace"),
+            *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "num_shared_experts"),
+            *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
+        ),
+        head_norms="each_head",
+        slides=all_but_every_pattern,
+        rotates=_rotates,
+        experts=Experts(
+            QWEN_EXPERTS,
+            layers=listed_sparse,
+            shared="num_shared_experts",
+            sigmoid_scores=True,
+            correction="router",
+        ),
+        stored_names=((".gate.e_score_correction_bias", ".e_score_correction_bias"),),
+    ),
 ]

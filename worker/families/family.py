@@ -51,6 +51,20 @@ BATCHABLE_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 would change another's answer."""
 
 
+def is_sparse(fields: Fields, layer: int) -> bool:
+    """True if a layer has experts, by the fields that most types have."""
+    dense = fields.get("mlp_only_layers") or ()
+    first = fields.get("first_k_dense_replace", 0)
+    period = fields.get("decoder_sparse_step", 1)
+    return layer >= first and layer not in dense and (layer + 1) % period == 0
+
+
+def listed_sparse(fields: Fields, layer: int) -> bool:
+    """The same, of types that may list the kinds of all feed-forward networks."""
+    kinds = fields["mlp_layer_types"]
+    return is_sparse(fields, layer) if kinds is None else kinds[layer] == "sparse"
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts."""
@@ -70,6 +84,8 @@ class Experts:
     stored_above: tuple[str, str] | None = None
     """The names of the tensors where files may have the experts of a layer in one, the outputs of gate before those of
     up, and inputs last."""
+    any_order: bool = False
+    """True if inputs may come before outputs in these tensors: the hidden size shows where they are."""
     router: str = "gate"
     """The name of the router beside the experts."""
     router_scales: bool = False
@@ -79,10 +95,22 @@ class Experts:
     """Where layers have experts beside a feed-forward network, and the outputs of both are added: the names of the
     norms after the network, before the experts, and after them. The experts and their router are the layer's own
     modules, and their input are the hidden states."""
+    layers: Callable[[Fields, int], bool] = is_sparse
+    """True if a layer has experts."""
+    shared: str = "n_shared_experts"
+    """The field with the number of experts, in one, that every token goes through."""
     sigmoid_scores: bool = False
     """True if the score of an expert is the sigmoid of the router's output, and not its share of all."""
-    correction: Literal["router", "mixture"] | None = None
-    """The module of `e_score_correction_bias`, which is added to scores for the choice alone; None: there is none."""
+    correction: Literal["router", "mixture", "statics"] | None = None
+    """The module of `e_score_correction_bias`, which is added to scores for the choice alone: the router, the mixture,
+    or `moe_statics` of the router, as a row; None: there is none."""
+    correction_switch: str | None = None
+    """The field that says if a model of the type has `correction`; None where all have."""
+    least_sum: float = 1e-20
+    """What is added to the sum by which the weights of a token's experts are divided."""
+    jitter: str | None = None
+    """The field with the jitter noise of a sparse mixer (https://arxiv.org/abs/2409.12136): an expert's weight is its
+    share among those whose outputs of the router are near its own, within twice this part."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +124,8 @@ class TextPart:
     """That of the text part as a model alone; None where `text_config` says it."""
     tied: bool
     omitted: tuple[str, ...] = ()
+    always: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of the text part that its class does not have, as its model computes one thing alone."""
     images: Images | None = None
     """How images are read; None where they are not served."""
 
@@ -134,6 +164,8 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of fields in config.json, by the field, as in an `attribute_map` of transformers' class. Where a file
     has both, the other name wins."""
+    one_for_all: frozenset[str] = frozenset()
+    """Fields that files may have as a list with a number for each layer; served are lists of one number."""
     own_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of fields that transformers' class has in its code, where config.json omits them."""
 
@@ -153,6 +185,9 @@ class Family:
     """The functions that the feed-forward networks may have, by their names in config.json."""
     biased: bool = False
     """True if all linear layers have a bias, that of the vocabulary too."""
+    head_bias: str | None = None
+    """The field that says if the layer of the vocabulary has a bias; None where it has one only in a type that is
+    `biased`."""
     query_key_value_bias: bool = False
     """True if these projections always have a bias. A field may give them one where this is False."""
     output_bias: bool = True
@@ -185,6 +220,8 @@ class Family:
     width."""
     value_norm: bool = False
     """True if values are normed by head, without weights."""
+    latent: bool = False
+    """True if keys and values are products of a row that all heads share (MLA)."""
     keys_are_values: Callable[[Fields, str], bool] = lambda fields, kind: False
     """True if a layer of a kind has no projection of values: they are its keys, as these are before their norm."""
     rotates_apart: bool = False
@@ -192,6 +229,9 @@ class Family:
     rope_by_kind: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """By kind of layer, where each has an embedding of its own, the field with its theta."""
     rope_types: frozenset[str] = BATCHABLE_ROPE
+    fixed_alpha: bool = False
+    """True if a rotary embedding of type `dynamic` with a number `alpha` stretches its base by that once for all
+    lengths."""
     longrope_names: frozenset[str] = frozenset()
     """Other names of `longrope` in the files of the type."""
 

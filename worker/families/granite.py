@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from worker.families.family import Experts, Family
@@ -15,11 +16,33 @@ _MAMBA: Roles = {
     "mamba.norm": "colwise",
     "mamba.out_proj": "rowwise",
 }
+_EXPERTS_ALONE: Roles = {"block_sparse_moe.experts": "experts"}
 _FEED_FORWARD: Roles = {
     "shared_mlp.input_linear": "halves",
     "shared_mlp.output_linear": "rowwise",
-    "block_sparse_moe.experts": "experts",
+    **_EXPERTS_ALONE,
 }
+
+_EXPERTS = Experts(
+    (
+        "block_sparse_moe.experts.{}.gate_proj.weight",
+        "block_sparse_moe.experts.{}.up_proj.weight",
+        "block_sparse_moe.experts.{}.down_proj.weight",
+    ),
+    count="num_local_experts",
+    stored_above=("input_linear.weight", "output_linear.weight"),
+    router="router",
+)
+_STORED_ROUTER = ((".router.", ".router.layer."),)
+_NATIVE_NAMES = (
+    (".mlp.experts", ".block_sparse_moe.experts"),
+    (".mlp.router", ".block_sparse_moe.router"),
+    (".mlp.shared_experts.gate_up_proj", ".shared_mlp.input_linear"),
+    (".mlp.shared_experts.down_proj", ".shared_mlp.output_linear"),
+    (".mlp.gate_up_proj", ".shared_mlp.input_linear"),
+    (".mlp.down_proj", ".shared_mlp.output_linear"),
+)
+_COUNTS = ("num_local_experts", "num_experts_per_tok")
 
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
@@ -43,35 +66,34 @@ FAMILIES = [
         gguf=(Gguf("granite", _from_gguf, LAYER_NAMES, permuted=True),),
     ),
     Family(
+        "granitemoe",
+        {**ATTENTION, **_EXPERTS_ALONE},
+        (*WITH_BIAS, *_MULTIPLIERS, *_COUNTS),
+        experts=_EXPERTS,
+        stored_names=_STORED_ROUTER,
+        native_names=_NATIVE_NAMES[:2],
+    ),
+    Family(
+        "granitemoeshared",
+        {**ATTENTION, **_FEED_FORWARD},
+        (*WITH_BIAS, *_MULTIPLIERS, *_COUNTS, "shared_intermediate_size"),
+        experts=_EXPERTS,
+        stored_names=_STORED_ROUTER,
+        native_names=_NATIVE_NAMES,
+    ),
+    Family(
         "granitemoehybrid",
         {**ATTENTION, **_MAMBA, **_FEED_FORWARD},
         (
             *WITH_BIAS,
             *_MULTIPLIERS,
-            *("num_local_experts", "num_experts_per_tok", "shared_intermediate_size", "position_embedding_type"),
+            *(*_COUNTS, "shared_intermediate_size", "position_embedding_type"),
         ),
         activations={"silu": "silu", "swish": "silu"},
         rotates=lambda fields, layer, kind: fields["position_embedding_type"] == "rope",
-        experts=Experts(
-            (
-                "block_sparse_moe.experts.{}.gate_proj.weight",
-                "block_sparse_moe.experts.{}.up_proj.weight",
-                "block_sparse_moe.experts.{}.down_proj.weight",
-            ),
-            count="num_local_experts",
-            may_lack=True,
-            stored_above=("input_linear.weight", "output_linear.weight"),
-            router="router",
-        ),
+        experts=replace(_EXPERTS, may_lack=True),
         recurrent=mamba_of,
-        stored_names=((".router.", ".router.layer."),),
-        native_names=(
-            (".mlp.experts", ".block_sparse_moe.experts"),
-            (".mlp.router", ".block_sparse_moe.router"),
-            (".mlp.shared_experts.gate_up_proj", ".shared_mlp.input_linear"),
-            (".mlp.shared_experts.down_proj", ".shared_mlp.output_linear"),
-            (".mlp.gate_up_proj", ".shared_mlp.input_linear"),
-            (".mlp.down_proj", ".shared_mlp.output_linear"),
-        ),
+        stored_names=_STORED_ROUTER,
+        native_names=_NATIVE_NAMES,
     ),
 ]

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.families.family import Family, Fields
+from worker.families.family import Experts, Family, Fields
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described, layers_described
-from worker.families.parts import ATTENTION, DENSE, GATED, UNGATED_FEED_FORWARD, WINDOWS, WITH_BIAS, WITH_BIASES
+from worker.families.parts import (
+    ATTENTION,
+    DENSE,
+    EXPERTS,
+    GATED,
+    QWEN_EXPERTS,
+    UNGATED_FEED_FORWARD,
+    WINDOWS,
+    WITH_BIAS,
+    WITH_BIASES,
+    shared,
+)
 from worker.families.recurrence import FULL
 
 
@@ -47,6 +58,15 @@ def _has_rope(fields: Fields, layer: int, kind: str = FULL) -> bool:
     return bool(turns[layer]) if turns is not None else (layer + 1) % fields["no_rope_layer_interval"] != 0
 
 
+def _is_sparse_ernie(fields: Fields, layer: int) -> bool:
+    last = fields["moe_layer_end_index"]
+    return (
+        fields["moe_layer_start_index"] <= layer
+        and (last == -1 or layer <= last)
+        and (layer + 1) % fields["moe_layer_interval"] == 0
+    )
+
+
 _UNGATED_NAMES = {module: name for module, name in LAYER_NAMES.items() if module != "mlp.gate_proj"}
 _HUNYUAN_NAMES = LAYER_NAMES | {
     "self_attn.query_layernorm": "attn_q_norm",
@@ -70,11 +90,43 @@ FAMILIES = [
         gguf=(Gguf("ernie4_5", _ernie_from_gguf, LAYER_NAMES),),
     ),
     Family(
+        "ernie4_5_moe",
+        {**DENSE, **EXPERTS, **shared("shared_experts")},
+        (
+            *(*GATED, "use_bias", "moe_num_experts", "moe_k", "moe_intermediate_size", "moe_num_shared_experts"),
+            *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"),
+        ),
+        aliases={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+        rope_neighbours=True,
+        head_bias="use_bias",
+        experts=Experts(
+            QWEN_EXPERTS,
+            count="moe_num_experts",
+            chosen="moe_k",
+            layers=_is_sparse_ernie,
+            shared="moe_num_shared_experts",
+            correction="statics",
+        ),
+        stored_names=((".gate.moe_statics.", ".moe_statics."),),
+    ),
+    Family(
         "hunyuan_v1_dense",
         DENSE,
         WITH_BIAS,
+        fixed_alpha=True,
         head_norms="each_turned_head",
         gguf=(Gguf("hunyuan-dense", _from_gguf, _HUNYUAN_NAMES),),
+    ),
+    Family(
+        "hunyuan_v1_moe",
+        {**ATTENTION, **EXPERTS, **shared("shared_mlp")},
+        (*WITH_BIAS, "num_experts", "moe_topk"),
+        aliases={"moe_topk": "num_experts_per_tok", "num_experts": "num_local_experts"},
+        one_for_all=frozenset({"moe_topk", "num_experts_per_tok", "moe_intermediate_size"}),
+        fixed_alpha=True,
+        head_norms="each_turned_head",
+        experts=Experts(QWEN_EXPERTS, chosen="moe_topk"),
+        native_names=((".mlp.gate.weight", ".mlp.gate.wg.weight"), (".mlp.shared_experts.", ".mlp.shared_mlp.")),
     ),
     Family("internlm3", DENSE, WITH_BIASES, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
     Family("llama", DENSE, WITH_BIASES, gguf=(Gguf("llama", _from_gguf, LAYER_NAMES, permuted=True),)),

@@ -1,8 +1,18 @@
+from dataclasses import replace
 from typing import Any
 
 from worker.families.family import BEFORE_BOTH, Family
 from worker.families.gguf import FUSED_LAYER_NAMES, Gguf, Metadata, rotation_described
-from worker.families.parts import GATED, PACKED_FEED_FORWARD, QUERY_KEY_VALUE
+from worker.families.parts import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    IN_BLOCK_SPARSE_MOE,
+    MIXTRAL_EXPERTS,
+    PACKED_FEED_FORWARD,
+    QUERY_KEY_VALUE,
+    WITH_BIAS,
+)
 
 _PHI3_NAMES = {
     **{name: stored for name, stored in FUSED_LAYER_NAMES.items() if not name.endswith(("q_proj", "k_proj", "v_proj"))},
@@ -49,5 +59,17 @@ FAMILIES = [
         (*GATED, "sliding_window"),
         longrope_names=frozenset({"su", "yarn"}),
         gguf=(Gguf("phi3", _phi3_from_gguf, _PHI3_NAMES, partial=True),),
+    ),
+    Family(
+        "phimoe",
+        {**ATTENTION, **EXPERTS},
+        (
+            *(*WITH_BIAS, "sliding_window", "lm_head_bias"),
+            *("num_local_experts", "num_experts_per_tok", "router_jitter_noise"),
+        ),
+        norm_kind="layer_with_bias",
+        head_bias="lm_head_bias",
+        experts=replace(MIXTRAL_EXPERTS, router="router", jitter="router_jitter_noise"),
+        stored_names=((".mlp.router.", ".block_sparse_moe.gate."), *IN_BLOCK_SPARSE_MOE),
     ),
 ]

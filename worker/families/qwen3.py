@@ -48,16 +48,18 @@ FAMILIES = [
         (*WITH_BIAS, *_WINDOWS, *SPARSE_LAYERS, *_EXPERTS),
         aliases={"num_experts": "num_local_experts"},
         head_norms="each_head",
-        experts=Experts(QWEN_EXPERTS),
+        experts=Experts(
+            QWEN_EXPERTS,
+            stored_above=("experts.gate_up_proj", "experts.down_proj"),  # of qwen3_vl_moe
+            any_order=True,
+        ),
         gguf=(Gguf("qwen3moe", _experts_from_gguf, EXPERT_LAYER_NAMES),),
     ),
 ]
 
+_IMAGES = Images("qwen", token=151655, sections=(24, 20, 20), deepstack=(8, 16, 24))
+
 TEXT_PARTS = [
-    TextPart(
-        "qwen3_vl",
-        "qwen3",
-        tied=False,
-        images=Images("qwen", token=151655, sections=(24, 20, 20), deepstack=(8, 16, 24)),
-    ),
+    TextPart("qwen3_vl", "qwen3", tied=False, images=_IMAGES),
+    TextPart("qwen3_vl_moe", "qwen3_moe", tied=False, always={"norm_topk_prob": True}, images=_IMAGES),
 ]

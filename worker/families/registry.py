@@ -28,6 +28,9 @@ TEXT_PARTS: dict[str, TextPart] = {
 }
 """By the model type of a checkpoint with other parts, its text part."""
 
+SAME: dict[str, str] = {kind: same for module in _MODULES for kind, same in getattr(module, "SAME", {}).items()}
+"""Model types of published files, and the type that has the same models."""
+
 GGUF_ARCHITECTURES: dict[str, tuple[Family, Gguf]] = {
     gguf.architecture: (family, gguf) for family in FAMILIES.values() for gguf in family.gguf
 }
@@ -44,8 +47,8 @@ _POSITIONS = "its positions are no rotary embedding"
 _UNKNOWN = "no record describes its layers"
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3"), _MLA),
-    **dict.fromkeys(("kimi_linear", "lfm2_moe", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "minicpm3"), _MLA),
+    **dict.fromkeys(("kimi_linear", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),

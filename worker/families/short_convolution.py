@@ -49,7 +49,6 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
                 f"config.json has {name} = {str(config[name])[:60]}; served is hidden_size = {width}."
             )
     _switch(config, "tie_embedding", True)
-    feed_forward_width(config)
     kinds = config.get("layer_types")
     if kinds is None:
         attending = _attending(config, layers)

@@ -30,12 +30,13 @@ from worker.models.native.linear import (
     Embedding,
     PackedEmbedding,
     PackedExperts,
+    PackedHeads,
     PackedLinear,
     SplitEmbedding,
     kept_as,
 )
 from worker.models.native.module import Module, NotNative, Unfilled, require
-from worker.models.native.modules import LAYERS_TABLE, CausalModel, Linear, native_meta_model
+from worker.models.native.modules import LAYERS_TABLE, CausalModel, LatentWeights, Linear, native_meta_model
 from worker.models.served import ServedModel
 from worker.models.shard import (
     DOWN,
@@ -279,6 +280,10 @@ class NativeLoader:
             self._fill_group(group)
             self._done()
         for name, module in list(self.model.modules()):
+            if isinstance(module, LatentWeights):
+                self.model.replace(name, self._packed_heads(name, module))
+                self._done()
+        for name, module in list(self.model.modules()):
             if are_experts(name):
                 self.model.replace(name, self._packed_experts(name, module))
                 self._done()
@@ -335,6 +340,22 @@ class NativeLoader:
                 bias = joined(read.expert_biases(name, leaf, sizes, number)) if have_biases(experts) else None
                 packed.append(self._packed([self._converted(stored, part) for stored, part in parts], bias))
         return PackedExperts(layers[GATE_UP], layers[DOWN], summed=self.plan.role(name) == "experts")
+
+    def _packed_heads(self, name: str, module: LatentWeights) -> PackedHeads:
+        """Each head's matrices of keys, transposed, and of values. Codes become plain numbers: their scales would not
+        lie as products read them."""
+        stored = self._weights.read(name, "weight", module.weight.shape)
+        weights = stored.dequantized(np.float32) if isinstance(stored, StoredMatrix) else stored
+        plain = module.widths.plain
+        heads = np.split(weights, weights.shape[0] // (plain + module.widths.value_dim))
+        keys = [self._head(np.ascontiguousarray(one[:plain].T)) for one in heads]
+        return PackedHeads(keys, [self._head(one[plain:]) for one in heads])
+
+    def _head(self, weights: NDArray[Any]) -> PackedLinear:
+        """A small matrix, whose errors every position would feel: it keeps 16 bits where others get fewer."""
+        plain = self._rounded(weights)
+        quant = self.shard.quant
+        return self._linear([plain], None, [kept_as(plain, quant) if quant in (None, "f16") else "bfloat16"])
 
     def _fill_vocabulary(self) -> None:
         model = self.model

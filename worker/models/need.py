@@ -32,6 +32,7 @@ from worker.models.native.scratch import scratch_bytes
 from worker.models.shard import Shard, computed_in, may_be_native, open_checkpoint, resolve_dtype
 from worker.native.host import panel_outputs, thread_count, unavailable
 from worker.repository import validation
+from worker.repository.config_fields import fields_of
 from worker.repository.files import ModelFiles
 from worker.repository.multimodal import tower_tensors
 from worker.repository.multimodal.image_part import part_of
@@ -342,5 +343,13 @@ def _torch_layout(shard: Shard) -> CacheLayout:
             num_attention_heads=heads,
             num_hidden_layers=config["num_hidden_layers"],
             head_dim=config.get("head_dim") or hidden // heads,
+        )
+    if family.latent:  # torch keeps each head's keys and values
+        fields = fields_of(config, family)
+        described = SimpleNamespace(
+            num_attention_heads=config["num_attention_heads"],
+            num_hidden_layers=config["num_hidden_layers"],
+            hidden_size=config["hidden_size"],
+            **{name: fields[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")},
         )
     return shard.cache_layout(described, shard.plan(described, family))

@@ -38,11 +38,12 @@ SIBLINGS = (
     ("q_proj", "k_proj"),  # where the values are the keys
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
 
-UNPACKED = {"mlp.shared_expert_gate", "router.proj"}
+UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router"}
 """Layers that stay as they are: with one output, or whose scores choose experts."""
 
 
@@ -298,7 +299,7 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Che
     if experts is not None and experts.together:
         return StoredTogether(tensors)
     if experts is not None and experts.stored_above is not None and scheme is None:
-        return StoredAbove(tensors, experts.stored_above)
+        return StoredAbove(tensors, experts.stored_above, files.config["hidden_size"] if experts.any_order else None)
     return Checkpoint(tensors) if scheme is None else QuantizedCheckpoint(tensors, scheme)
 
 
@@ -312,11 +313,16 @@ def cache_layout(
     by_layer = config.per_layer_config if getattr(config, "is_heterogeneous", False) else None
     sources = cache_sources(config)
 
+    if (latent := getattr(config, "latent", None)) is not None:
+        return CacheLayout((LayerCache(1, latent.row),) * config.num_hidden_layers, dtype, device)
+
     def cache(layer: int) -> LayerCache:
         seen = window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
+            head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)

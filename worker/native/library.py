@@ -224,6 +224,9 @@ class Mixture(ctypes.Structure):
         ("groups", c_int64),
         ("chosen_groups", c_int64),
         ("normalized", c_int32),
+        ("least_sum", c_float),
+        ("sparse_mixer", c_int32),
+        ("jitter", c_float),
         ("scale", c_float),
         ("expert_scales", c_void_p),
         ("shared", c_int32),
@@ -256,6 +259,18 @@ class RecurrentLayer(ctypes.Structure):
     ]
 
 
+class Latent(ctypes.Structure):
+    _fields_ = [
+        ("down", Linear),
+        ("queries", Linear),
+        ("query", Norm),
+        ("shared", Norm),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        *((name, c_int64) for name in ("query_rank", "rank", "turned", "plain", "value_dim")),
+    ]
+
+
 class Layer(ctypes.Structure):
     _fields_ = [
         ("before_attention", Norm),
@@ -273,6 +288,7 @@ class Layer(ctypes.Structure):
         ("attention_out", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("latent", c_void_p),
         ("gate", Gate),
         ("input_gate", Linear),
         ("input_projection", Linear),

@@ -24,13 +24,15 @@ SIZES = {
     *("intermediate_size", "moe_intermediate_size"),
     *("shared_expert_intermediate_size", "shared_intermediate_size"),
     *("num_experts_per_tok", "top_k_experts", "n_group", "topk_group"),
-    *("decoder_sparse_step", "no_rope_layer_interval"),
+    *("decoder_sparse_step", "no_rope_layer_interval", "moe_layer_interval"),
     *("vocab_size_per_layer_input", "original_max_position_embeddings"),
+    *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
 }
 """Whole numbers from 1 on, and so are the numbers of experts."""
 COUNTS = {
     *("sliding_window", "max_window_layers", "first_k_dense_replace", "n_shared_experts"),
     *("num_nextn_predict_layers", "num_kv_shared_layers", "hidden_size_per_layer_input"),
+    *("num_dense_layers", "num_shared_experts", "moe_num_shared_experts", "moe_layer_start_index"),
 }
 """Whole numbers that may be 0."""
 NUMBERS = {
@@ -42,13 +44,20 @@ NUMBERS = {
 """Numbers above 0."""
 SWITCHES = {
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_qk_norm", "qk_layernorm"),
-    *("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"),
+    *(
+        "attention_k_eq_v",
+        "enable_moe_block",
+        "use_double_wide_mlp",
+        "use_expert_bias",
+        "lm_head_bias",
+        "rope_interleave",
+    ),
 }
 BY_LAYER = {"no_rope_layers", "mlp_only_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
     *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
-    *("attn_logit_softcapping", "final_logit_softcapping", *BY_LAYER),
+    *("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", *BY_LAYER),
 }
 """Fields for which null means that the model has none of it, or what follows from other fields. Where a type reads
 another one, null is refused, as transformers' classes would fail on it."""
@@ -73,7 +82,7 @@ def check(config: dict[str, Any], family: Family) -> None:
         number(config, name)
     present = {name: config[name] for name in config if config[name] is not None}
     for name, value in {**present, **fields_of(config, family)}.items():
-        _check_value(name, value, family)
+        _check_value(name, one_for_all(name, value, family), family)
     ids = config.get("vocab_size_per_layer_input")
     if config.get("hidden_size_per_layer_input") and ids is not None and ids < config["vocab_size"]:
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
@@ -82,8 +91,13 @@ def check(config: dict[str, Any], family: Family) -> None:
     rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
+    width = config.get("head_dim")
+    turned = config.get("qk_rope_head_dim", family.defaults.get("qk_rope_head_dim"))
+    if family.latent and width is not None and "qk_rope_head_dim" not in family.aliases and width != turned:
+        raise _wrong("head_dim", width, f"qk_rope_head_dim = {turned}, or no such field,")
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
+    _check_sparse_layers(config, family)
     _check_rope(config, family)
 
 
@@ -175,7 +189,20 @@ def _check_heads_by_layer(config: dict[str, Any], family: Family) -> None:
 def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     """The value of a field: under its other name where the file has that one, else its own, else the default."""
     other = config.get(family.aliases.get(name, ""))
-    return config.get(name, family.defaults.get(name)) if other is None else other
+    value = config.get(name, family.defaults.get(name)) if other is None else other
+    return one_for_all(name, value, family)
+
+
+def one_for_all(name: str, value: Any, family: Family) -> Any:
+    """The one number of a field that the type may have as a list; any other value as it is."""
+    if name not in family.one_for_all or not isinstance(value, list):
+        return value
+    numbers = cast(list[Any], value)
+    if not numbers or any(number != numbers[0] for number in numbers):
+        raise UnsupportedArchitecture(
+            f"config.json has {name} = {_shown(numbers)}: layers with different numbers are not served."
+        )
+    return numbers[0]
 
 
 def _check_experts(config: dict[str, Any], family: Family) -> None:
@@ -198,6 +225,21 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
         raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
 
 
+def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:
+    layers = config["num_hidden_layers"]
+    kinds: Any = config.get("mlp_layer_types")
+    if "mlp_layer_types" in family.fields and kinds is not None:
+        fits = isinstance(kinds, list) and len(cast(list[Any], kinds)) == layers
+        if not fits or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise _wrong("mlp_layer_types", kinds, f"a list of {layers} kinds, dense or sparse,")
+    last = config.get("moe_layer_end_index", -1)
+    if "moe_layer_end_index" in family.fields and not (_is_whole(last) and -1 <= last <= LARGEST):
+        raise _wrong("moe_layer_end_index", last, "a layer, or -1 for the last one,")
+    jitter = config.get("router_jitter_noise", 0.0)
+    if "router_jitter_noise" in family.fields and (isinstance(jitter, bool) or not isinstance(jitter, int | float)):
+        raise _wrong("router_jitter_noise", jitter, "a number")
+
+
 def _check_rope(config: dict[str, Any], family: Family) -> None:
     """Rotary embeddings that can be batched; one for all layers, or one by kind of layer."""
     for name in ("rope_parameters", "rope_scaling"):
@@ -217,13 +259,14 @@ def _check_rotary(name: str, rope: dict[str, Any], family: Family) -> None:
         raise _wrong(f"{name}.rope_type", kind, "a text")
     if kind in family.longrope_names:
         kind = "longrope"
-    if kind is not None and kind not in family.rope_types:
+    fixed = kind == "dynamic" and family.fixed_alpha and rope.get("alpha") is not None
+    if kind is not None and kind not in family.rope_types and not fixed:
         why = "depends on the longest sequence of the batch, so answers would depend on other requests"
         reason = why if kind in ("dynamic", "longrope") else "is not known"
         raise UnsupportedArchitecture(
             f"Rotary embedding '{kind}' {reason}. Use a checkpoint with {', '.join(sorted(family.rope_types))}."
         )
-    for field in ("factor", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    for field in ("factor", "alpha", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         if (value := rope.get(field)) is not None:
             _check_positive(f"{name}.{field}", value)
 

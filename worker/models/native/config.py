@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from worker.families.recurrence import FULL, DeltaRule
 from worker.families.registry import FAMILIES
 from worker.families.short_convolution import ShortConvolution
 from worker.models.native.module import NotNative, require
+from worker.models.native.rotary import mscale
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
 from worker.repository import validation
 from worker.repository.config_fields import fields_of
@@ -39,7 +41,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     hidden = config["hidden_size"]
     heads = config["num_attention_heads"]
     layers = config["num_hidden_layers"]
-    head_dim = fields.get("head_dim") or hidden // heads
+    latent = Latent.of(fields) if family.latent else None
+    head_dim = latent.row if latent else fields.get("head_dim") or hidden // heads
     by_layer = _heads_by_layer(config, family, head_dim)
     for one in by_layer:
         require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
@@ -63,6 +66,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         num_attention_heads=heads,
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
+        latent=latent,
+        rope_neighbours=bool(fields.get("rope_interleave", family.rope_neighbours)),
         is_heterogeneous=True,
         per_layer_config=by_layer,
         kv_sharing_modes=modes,
@@ -75,12 +80,12 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=_scaling(family, fields, head_dim),
+        scaling=_latent_scaling(latent, config) if latent else _scaling(family, fields, head_dim),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
         residual_scale=fields.get("residual_multiplier", 1.0),
         logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
         head_norms=family.head_norms if fields.get(family.head_norm_switch or "", True) else None,
-        head_bias=family.biased,
+        head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
         logit_cap=fields.get("final_logit_softcapping") or 0.0,
         query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),
@@ -89,6 +94,46 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         **recurrent,
         **(_experts(family, fields, layers) if family.has_experts(config) else {}),
     )
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The widths of attention over compressed keys and values: of what queries are made of (0: of the layer's input),
+    of what keys and values of all heads are made of, of a head's part that positions turn, of its other part, and of
+    values."""
+
+    query_rank: int
+    rank: int
+    turned: int
+    plain: int
+    value_dim: int
+
+    @staticmethod
+    def of(fields: Fields) -> Latent:
+        return Latent(
+            query_rank=fields["q_lora_rank"] or 0,
+            rank=fields["kv_lora_rank"],
+            turned=fields["qk_rope_head_dim"],
+            plain=fields["qk_nope_head_dim"],
+            value_dim=fields["v_head_dim"],
+        )
+
+    @property
+    def row(self) -> int:
+        """Numbers that a position keeps for all heads."""
+        return self.turned + self.rank
+
+
+def _latent_scaling(latent: Latent, config: dict[str, Any]) -> float:
+    """As transformers' `yarn_apply_mscale`."""
+    scale = (latent.plain + latent.turned) ** -0.5
+    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    every = rope.get("mscale_all_dim")
+    if kind == "default" or not every:
+        return scale
+    own = mscale(rope["factor"], every)
+    return scale * own * own
 
 
 def _heads_by_layer(config: dict[str, Any], family: Family, head_dim: int) -> list[SimpleNamespace]:
@@ -177,9 +222,6 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a mixture of experts; none where it has 0 of them. `expert_layers` are those that have one."""
     experts = family.experts
     assert experts is not None
-    dense = fields.get("mlp_only_layers") or []
-    period = fields.get("decoder_sparse_step", 1)
-    first = fields.get("first_k_dense_replace", 0)
     count = fields[experts.count]
     chosen = fields[experts.chosen]
     if count == 0:
@@ -191,9 +233,9 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         f"{chosen_groups} of its {groups} groups of {count} experts have not the {chosen} of a token",
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
-    shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size"))
-    if "n_shared_experts" in fields:
-        shared = inner * fields["n_shared_experts"]
+    shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size", inner))
+    if experts.shared in fields:
+        shared = inner * fields[experts.shared]
         require(shared > 0, "it has no shared expert")
     return {
         "num_experts": count,
@@ -206,6 +248,9 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         "expert_scale": fields.get("routed_scaling_factor", 1.0),
         # Types without the field have weights of the chosen experts that always add up to 1.
         "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
-        "expert_layers": [layer for layer in range(first, layers) if layer not in dense and (layer + 1) % period == 0],
+        "expert_layers": [layer for layer in range(layers) if experts.layers(fields, layer)],
+        "expert_correction": experts.correction if fields.get(experts.correction_switch or "", True) else None,
+        "expert_jitter": fields[experts.jitter] if experts.jitter else None,
+        "least_sum": experts.least_sum,
         "clamp": (fields["swiglu_alpha"], fields["swiglu_limit"]) if "swiglu_limit" in fields else None,
     }

@@ -166,6 +166,15 @@ class PackedExperts(Module):
         self.summed = summed
 
 
+class PackedHeads(Module):
+    """The matrices of each head of this rank over compressed keys and values: `keys[i]` makes of a query what is
+    compared with the row that all heads share, `values[i]` makes the head's output of what it mixed of such rows."""
+
+    def __init__(self, keys: list[PackedLinear], values: list[PackedLinear]) -> None:
+        self.keys = keys
+        self.values = values
+
+
 class SplitEmbedding(Module):
     """Each rank looks up the ids from `start` on that it holds; ids of others give zeros, and the sum is complete."""
 

@@ -13,6 +13,7 @@ from worker.families.mamba import Mamba
 from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
+from worker.models.native.config import Latent
 from worker.models.native.linear import Embedding
 from worker.models.native.module import Module, Numbers, Unfilled
 from worker.models.native.rotary import Rotary, rotaries
@@ -29,7 +30,8 @@ def native_meta_model(config: SimpleNamespace, config_json: dict[str, Any]) -> C
     transformers."""
     family = FAMILIES[config.model_type]
     widths = {kind: own.head_dim for kind, own in zip(config.layer_types, config.per_layer_config, strict=True)}
-    return CausalModel(config, rotaries(config_json, family, config.head_dim, widths))
+    turned = config.latent.turned if config.latent else config.head_dim
+    return CausalModel(config, rotaries(config_json, family, turned, widths))
 
 
 class CausalModel(Module):
@@ -79,6 +81,8 @@ class _Layer(Module):
                 self.mamba = _Mamba(config)
             else:
                 self.linear_attn = _Recurrent(config, roles)
+        elif config.latent is not None:
+            self.self_attn = _LatentAttention(config)
         else:
             self.self_attn = _Attention(config, roles, layer)
         sparse = layer in getattr(config, "expert_layers", ())
@@ -131,6 +135,37 @@ class _Attention(Module):
             self.sinks = _unfilled(config.num_attention_heads)
 
 
+LATENT_EPSILON = 1e-6
+"""Of the norms within attention over compressed keys and values, whatever the model's others have."""
+
+
+class _LatentAttention(Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        hidden = config.hidden_size
+        heads = config.num_attention_heads
+        widths: Latent = config.latent
+        bias = config.output_bias
+        outputs = heads * (widths.plain + widths.turned)
+        if widths.query_rank:
+            self.q_a_proj = Linear(hidden, widths.query_rank, bias)
+            self.q_a_layernorm = Norm(_unfilled(widths.query_rank), LATENT_EPSILON)
+            self.q_b_proj = Linear(widths.query_rank, outputs, False)
+        else:
+            self.q_proj = Linear(hidden, outputs, False)
+        self.kv_a_proj_with_mqa = Linear(hidden, widths.rank + widths.turned, bias)
+        self.kv_a_layernorm = Norm(_unfilled(widths.rank), LATENT_EPSILON)
+        self.kv_b_proj: Module = LatentWeights(heads, widths)
+        self.o_proj = Linear(heads * widths.value_dim, hidden, bias)
+
+
+class LatentWeights(Module):
+    """The shape of the matrices of all heads' keys and values. The loader replaces it by packed ones of each head."""
+
+    def __init__(self, heads: int, widths: Latent) -> None:
+        self.widths = widths
+        self.weight = _unfilled(heads * (widths.plain + widths.value_dim), widths.rank)
+
+
 class _FeedForward(Module):
     """A feed-forward network, or an expert that every token goes through: `name` is its own in the roles."""
 
@@ -163,12 +198,14 @@ def _add_experts(to: Any, config: SimpleNamespace) -> None:
     experts = FAMILIES[config.model_type].experts
     assert experts is not None
     if experts.router_scales:
-        router: Module = _ScaledRouter(config)
+        router: Any = _ScaledRouter(config)
     else:
         router = _Weights(config.num_experts, config.hidden_size, bias=config.clamp is not None)
     setattr(to, experts.router, router)
-    if experts.correction is not None:
-        owner = router if experts.correction == "router" else to
+    if config.expert_correction == "statics":
+        router.moe_statics = _Statics(config)
+    elif config.expert_correction is not None:
+        owner = router if config.expert_correction == "router" else to
         setattr(owner, CORRECTION, _unfilled(config.num_experts))
     to.experts = _Experts(config)
 
@@ -180,6 +217,11 @@ class _ScaledRouter(Module):
         self.proj = _Weights(config.num_experts, config.hidden_size)
         self.scale = _unfilled(config.hidden_size)
         self.per_expert_scale = _unfilled(config.num_experts)
+
+
+class _Statics(Module):
+    def __init__(self, config: SimpleNamespace) -> None:
+        self.e_score_correction_bias = _unfilled(1, config.num_experts)
 
 
 class _Mixture(Module):

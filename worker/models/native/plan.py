@@ -15,7 +15,8 @@ from worker.families.recurrence import LINEAR
 from worker.families.registry import FAMILIES
 from worker.kv.base import CacheLayout, LayerCache
 from worker.models.native import modules
-from worker.models.native.linear import PackedExperts, PackedLinear
+from worker.models.native.config import Latent
+from worker.models.native.linear import PackedExperts, PackedHeads, PackedLinear
 from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CORRECTION, CausalModel
 from worker.models.native.recurrent import RecurrentLayers
@@ -70,7 +71,8 @@ class Mixtures:
         shared_gate = getattr(block, "shared_expert_gate", None)
         if shared_gate is not None:
             router.append(shared_gate.weight)
-        correction = getattr(gate, CORRECTION, getattr(block, CORRECTION, None))
+        owners = (gate, block, getattr(gate, "moe_statics", None))
+        correction = next((getattr(owner, CORRECTION) for owner in owners if hasattr(owner, CORRECTION)), None)
         structs = (Expert * len(pairs))(*pairs)
         routing = PackedLinear(router, getattr(gate, "bias", None), [_lossless(router)] * len(router), self._threads)
         self._kept += [structs, routing, correction]
@@ -93,6 +95,9 @@ class Mixtures:
                 groups=config.expert_groups,
                 chosen_groups=config.chosen_groups,
                 normalized=int(config.norm_topk_prob),
+                least_sum=config.least_sum,
+                sparse_mixer=int(config.expert_jitter is not None),
+                jitter=config.expert_jitter or 0.0,
                 scale=config.expert_scale,
                 shared=int(shared is not None),
                 shared_gate=int(shared_gate is not None),
@@ -145,7 +150,8 @@ class Plan:
             require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
         self.head = _packed(model.lm_head)
         self.threads = self.head.threads
-        rotaries = Rotaries(body.rotaries, family.rope_neighbours)
+        rotaries = Rotaries(body.rotaries, config.rope_neighbours)
+        self._latents = list[Any]()
         mixtures = Mixtures(self.threads)
         recurrent = RecurrentLayers(layout.state)
         layers = list[Layer]()
@@ -165,7 +171,10 @@ class Plan:
                 layers[-1].attention_out = _packed(module.out_proj).struct
             else:
                 place = sum(layer.recurrent < 0 for layer in layers) - 1
-                _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
+                if config.latent is None:
+                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
+                else:
+                    self._add_latent(layers[-1], one.self_attn, config.latent)
                 if family.value_norm:
                     layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
@@ -179,7 +188,7 @@ class Plan:
             layers=ctypes.addressof(self._layers),
             depth=len(layers),
             hidden=config.hidden_size,
-            heads=next(one.attention_out.inputs // one.head_dim for one in layers if one.recurrent < 0),
+            heads=_heads(layers, config),
             rotaries=ctypes.addressof(self._rotaries),
             rotary_count=len(self._rotaries),
             mixtures=ctypes.addressof(mixtures.structs),
@@ -197,6 +206,32 @@ class Plan:
             last=_norm(body.norm),
             head=self.head.struct,
         )
+
+    def _add_latent(self, to: Layer, attention: Any, widths: Latent) -> None:
+        matrices: PackedHeads = attention.kv_b_proj
+        heads = len(matrices.keys)
+        keys = (Linear * heads)(*(one.struct for one in matrices.keys))
+        values = (Linear * heads)(*(one.struct for one in matrices.values))
+        latent = library.Latent(
+            down=_joined(attention, "q_a_proj_kv_a_proj_with_mqa", "kv_a_proj_with_mqa"),
+            queries=_joined(attention, "q_b_proj", "q_proj"),
+            query=_norm(getattr(attention, "q_a_layernorm", None)),
+            shared=_norm(attention.kv_a_layernorm),
+            keys=ctypes.addressof(keys),
+            values=ctypes.addressof(values),
+            query_rank=widths.query_rank,
+            rank=widths.rank,
+            turned=widths.turned,
+            plain=widths.plain,
+            value_dim=widths.value_dim,
+        )
+        self._latents += [keys, values, latent]
+        to.latent = ctypes.addressof(latent)
+        to.stored = KEYS_ALONE
+        to.query_key_value = Linear(outputs=(heads + 1) * widths.row)
+        to.attention_out = _packed(attention.o_proj).struct
+        to.shared_heads = 1
+        to.head_dim = widths.row
 
     def _unweighted_norm(self, width: int, eps: float) -> Norm:
         self._ones.append(np.ones(width, np.float32))
@@ -221,6 +256,12 @@ class Rotaries:
     def index(self, kind: str) -> int:
         """The place of a layer's embedding among `structs`."""
         return self._kinds.index(kind) if len(self._kinds) > 1 or kind in self._kinds else 0
+
+
+def _heads(layers: list[Layer], config: Any) -> int:
+    """Query heads of this rank."""
+    first = next(one for one in layers if one.recurrent < 0)
+    return first.attention_out.inputs // (first.head_dim if config.latent is None else config.latent.value_dim)
 
 
 def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:

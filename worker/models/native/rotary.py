@@ -121,6 +121,12 @@ def _linear(parameters: _Parameters, head_dim: int) -> Rotary:
     return Rotary(_plain(parameters.number("rope_theta"), head_dim) / parameters.number("factor"), 1.0)
 
 
+def _stretched(parameters: _Parameters, head_dim: int) -> Rotary:
+    """A base that is stretched once for all lengths, as in Hunyuan's files of type `dynamic`."""
+    base = parameters.number("rope_theta") * parameters.number("alpha") ** (head_dim / (head_dim - 2))
+    return Rotary(_plain(base, head_dim), 1.0)
+
+
 def _proportional(parameters: _Parameters, head_dim: int) -> Rotary:
     """The first part of the whole head's frequencies; the others are 0."""
     angles = int(parameters.number("partial_rotary_factor", 1.0) * head_dim // 2)
@@ -151,9 +157,9 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     factor = parameters.number("factor", parameters.max_positions / length)
     scale = parameters.values.get("attention_factor")
     if scale is None:
-        mscale = parameters.values.get("mscale")
+        one = parameters.values.get("mscale")
         every = parameters.values.get("mscale_all_dim")
-        scale = _mscale(factor, mscale) / _mscale(factor, every) if mscale and every else _mscale(factor)
+        scale = mscale(factor, one) / mscale(factor, every) if one and every else mscale(factor)
 
     def border(rotations: float) -> float:
         return (head_dim * math.log(length / (rotations * 2 * math.pi))) / (2 * math.log(theta))
@@ -174,12 +180,14 @@ def _yarn(parameters: _Parameters, head_dim: int) -> Rotary:
     return Rotary(frequencies.astype(np.float32), float(scale))
 
 
-def _mscale(factor: float, mscale: float = 1) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+def mscale(factor: float, part: float = 1) -> float:
+    """By what YaRN scales attention for a context that is `factor` times longer."""
+    return 1.0 if factor <= 1 else 0.1 * part * math.log(factor) + 1.0
 
 
 _KINDS: dict[str, Callable[[_Parameters, int], Rotary]] = {
     "default": _default,
+    "dynamic": _stretched,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -8,6 +8,7 @@ import numpy as np
 
 from worker.families.registry import FAMILIES
 from worker.kv.base import CacheLayout
+from worker.models.native.config import Latent
 from worker.models.native.linear import PackedExperts
 from worker.models.native.modules import CausalModel
 from worker.models.native.plan import RECURRENT
@@ -48,8 +49,12 @@ class _Widths:
                 self._add_recurrent(recurrent, layout, lanes)
                 continue
             cache, place = layout.layers[place], place + 1
-            self.width = max(self.width, _projected(one.self_attn))
-            self.heads = self.heads or one.self_attn.o_proj.inputs // cache.head_dim
+            if config.latent is not None:
+                self.heads = len(one.self_attn.kv_b_proj.keys)
+                self.width = (self.heads + 1) * cache.head_dim
+            else:
+                self.width = max(self.width, _projected(one.self_attn))
+                self.heads = self.heads or one.self_attn.o_proj.inputs // cache.head_dim
             self.attended = max(self.attended, self.heads * cache.head_dim)
         self.inner = max(self.inner, config.hidden_size_per_layer_input)
 
@@ -117,9 +122,31 @@ def scratch_bytes(
         -(-attention // 16) * 16 * threads,
         sizes.held * threads,
     )
-    widest = max(hidden, sizes.attended, sizes.inner)
+    latent: Latent | None = model.config.latent
+    widest = max(hidden, sizes.attended, sizes.inner, 0 if latent is None else latent.query_rank)
     mixture = _mixture(model, sizes, tokens, lanes) if sizes.mixtures else 0
-    return sum(_lines(4 * count) for count in floats) + _quantized(most, widest, lanes) + mixture
+    return (
+        sum(_lines(4 * count) for count in floats)
+        + _quantized(most, widest, lanes)
+        + mixture
+        + _latent(latent, sizes, tokens, lanes)
+    )
+
+
+def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> int:
+    """What attention over compressed keys and values works in."""
+    if widths is None:
+        return 0
+    heads = sizes.heads
+    inputs = max(widths.plain, widths.rank)
+    by_token = (
+        widths.query_rank + widths.rank + widths.turned,
+        widths.query_rank,
+        heads * (widths.plain + widths.turned),
+        heads * inputs,
+        heads * max(widths.rank, widths.value_dim),
+    )
+    return sum(_lines(4 * tokens * count) for count in by_token) + _quantized(tokens * heads, inputs, lanes)
 
 
 def _mixture(model: CausalModel, sizes: _Widths, tokens: int, lanes: int) -> int:

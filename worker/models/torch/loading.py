@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from control.quantization import BLOCK_QUANTS
-from worker.kv.base import WholeLayout
+from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import ServedModel
 from worker.models.shard import Shard
 from worker.models.torch.layers.norms import fuse_norms
@@ -20,6 +20,7 @@ from worker.models.torch.layers.packing import Packing, packing
 from worker.models.torch.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.pooled.pooler import Pooler
 from worker.models.torch.recurrent import install
+from worker.models.torch.registered import WINDOW
 from worker.models.torch.served import TorchModel
 from worker.models.torch.weight_loader import WeightLoader
 from worker.repository import validation
@@ -104,6 +105,8 @@ class _Load:
         shard = self.shard
         pooling = pooling_of(config)
         layout = shard.cache_layout(model.config, shard.plan(model.config, validation.family_of(config)))
+        if shard.recurrence is None:
+            _tell_windows(model, layout)
         if pooling is None:
             tower = tower_of(shard, model) if self.device.type == "cpu" and part_of(config) is not None else None
             return TorchModel(model, shard.link, layout, model.config.vocab_size, tower=tower)
@@ -111,6 +114,14 @@ class _Load:
         whole = WholeLayout(not config.get("use_bidirectional_attention"), shard.dtype, shard.device)
         places = whole if is_whole(config, pooling) else layout
         return TorchModel(model, shard.link, places, model.config.vocab_size, causal_pooler(shard, pooling))
+
+
+def _tell_windows(model: Any, layout: CacheLayout) -> None:
+    """Give each layer's attention the width of its window, which some modules don't pass to the attention function."""
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and layer < len(layout.layers):
+            setattr(module, WINDOW, layout.layers[layer].window)
 
 
 def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:

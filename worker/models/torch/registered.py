@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from worker.kv.base import Attention, Variant
 
 NAME = "furrow"
+
+WINDOW = "masked_window"
+"""The attribute with the width of the window of a module of attention that leaves it to the mask."""
 
 
 def attend(
@@ -34,10 +38,14 @@ def attend(
         raise RuntimeError("the furrow attention needs the step's cache: call the model through ServedModel.forward")
     variant = Variant(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=getattr(module, WINDOW, None) if sliding_window is None else sliding_window,
         softcap=softcap,
         sinks=s_aux,
         ends=ends,
     )
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return cache_step.attend(layer, query[0], key[0], value[0], variant).unsqueeze(0), None
+    width = value.shape[-1]
+    if width != key.shape[-1]:  # the cache has one width for both
+        most = max(width, key.shape[-1])
+        query, key, value = (pad(one, (0, most - one.shape[-1])) for one in (query, key, value))
+    return cache_step.attend(layer, query[0], key[0], value[0], variant)[..., :width].unsqueeze(0), None

@@ -30,7 +30,6 @@ inline int64_t all_experts(const Mixture& mixture) { return mixture.count + mixt
 inline int64_t choices(const Mixture& mixture) { return mixture.chosen + mixture.shared; }
 
 constexpr float TAKEN = -1.0f;         // the score of an expert that can't be chosen any more
-constexpr float LEAST_SUM = 1e-20f;  // added to the sum by which weights are divided: sigmoids may all be 0
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -78,7 +77,7 @@ inline void take_groups(const Mixture& mixture, float* scores) {
 
 // The experts that a row goes to, the best first and of equal ones the lower number, and their weights. Overwrites the
 // scores. A row with NaN goes anywhere, with NaN as weight.
-inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float* weights) {
+inline void choose_scored(const Mixture& mixture, float* scores, int32_t* chosen, float* weights) {
   float kept = 0.0f;
   score_experts(mixture, scores);
   if (mixture.groups > mixture.chosen_groups) take_groups(mixture, scores);
@@ -94,10 +93,34 @@ inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float
     kept += scores[best];
     scores[best] = TAKEN;
   }
-  const float divisor = mixture.normalized ? kept + LEAST_SUM : 1.0f;
+  // Sigmoids may all be 0.
+  const float divisor = mixture.normalized ? kept + mixture.least_sum : 1.0f;
   for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] = weights[choice] / divisor * mixture.scale;
   if (mixture.expert_scales)
     for (int64_t choice = 0; choice < mixture.chosen; ++choice) weights[choice] *= mixture.expert_scales[chosen[choice]];
+}
+
+// The same by the outputs of the router themselves: an expert's weight is its share among those that are left and near it.
+inline void choose_sparsely(const Mixture& mixture, const float* outputs, int32_t* chosen, float* weights) {
+  for (int64_t choice = 0; choice < mixture.chosen; ++choice) {
+    const auto left = [&](int64_t i) { return std::find(chosen, chosen + choice, i) == chosen + choice; };
+    int64_t best = -1;
+    for (int64_t i = 0; i < mixture.count; ++i)
+      if (left(i) && (best < 0 || outputs[i] > outputs[best])) best = i;
+    const float most = outputs[best];
+    float total = 0.0f;
+    for (int64_t i = 0; i < mixture.count; ++i)
+      if (left(i) && !((most - outputs[i]) / std::max(std::abs(outputs[i]), most) > 2 * mixture.jitter))
+        total += std::exp(outputs[i] - most);
+    chosen[choice] = static_cast<int32_t>(best), weights[choice] = 1.0f / total;
+  }
+}
+
+inline void choose(const Mixture& mixture, float* scores, int32_t* chosen, float* weights) {
+  if (mixture.sparse_mixer)
+    choose_sparsely(mixture, scores, chosen, weights);
+  else
+    choose_scored(mixture, scores, chosen, weights);
   if (mixture.shared) {
     chosen[mixture.chosen] = static_cast<int32_t>(mixture.count);
     weights[mixture.chosen] = mixture.shared_gate ? sigmoid(scores[mixture.count]) : 1.0f;

@@ -107,6 +107,9 @@ struct Mixture {
   const float* correction;       // by expert, added to its score for the choice alone; null: none
   int64_t groups, chosen_groups;  // experts lie in groups of one size; only those of the chosen groups, by their two best experts, are chosen
   int32_t normalized;     // 1: the weights of the chosen ones are divided by their sum; 0: they are the scores
+  float least_sum;        // added to that sum
+  int32_t sparse_mixer;   // 1: a chosen expert's weight is its share among those that are left with an output within 2 · jitter of its own
+  float jitter;
   float scale;            // of the weights of the chosen ones
   const float* expert_scales;  // by expert, of its weight; null: none
   int32_t shared;         // 1: one more expert that every token goes to
@@ -143,6 +146,15 @@ struct RecurrentLayer {
   int64_t norm_width;                // of MAMBA: numbers of a group on all of its ranks
 };
 
+// The projections of attention over compressed keys and values: see latent.h.
+struct Latent {
+  Linear down;     // outputs: `query_rank` for queries, `rank` for keys and values, and the `turned` part of keys
+  Linear queries;  // of the first of these, normed, or without a rank of the layer's input; outputs by head: `plain`, then `turned`
+  Norm query, shared;
+  const Linear *keys, *values;  // by head: plain → rank, rank → value_dim
+  int64_t query_rank, rank, turned, plain, value_dim;
+};
+
 // Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
@@ -152,6 +164,7 @@ struct Layer {
   int32_t beside;          // 1: the mixture is beside the network of `gate_up` and `down`; the normed outputs of both are added
   Norm after_network;      // of that network, beside a mixture
   Linear query_key_value, attention_out, gate_up, down;
+  const Latent* latent;  // instead of the weights of `query_key_value`, whose outputs are the queries and one shared row; null: none
   Gate gate;
   Linear input_gate, input_projection;  // of the layer's own input, see LayerInputs
   Norm after_input;

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "recurrent/pass.h"
 #include "experts.h"
+#include "latent.h"
 
 namespace furrow {
 
@@ -22,7 +23,7 @@ class Scratch {
       groups = std::max(groups, one.norm_groups);
       held.floats = std::max(held.floats, held_floats(one));
     }
-    int64_t sum_rows = 0;
+    int64_t sum_rows = 0, query_rank = 0;
     for (int64_t i = 0; i < model.depth; ++i) {
       const Layer& layer = model.layers[i];
       if (layer.mixture < 0 || layer.beside) inner = std::max(inner, layer.down.inputs);
@@ -31,6 +32,7 @@ class Scratch {
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
       attended_width = std::max(attended_width, model.heads * layer.head_dim);
+      if (layer.latent) query_rank = std::max(query_rank, layer.latent->query_rank);
       attention_floats = std::max(attention_floats, attention_scratch(model.cached, layer.head_dim, heads, together, longest));
     }
     inner = std::max(inner, model.inputs.width);
@@ -45,7 +47,8 @@ class Scratch {
     both = take<float>(tokens * 2 * inner);
     gated = take<float>(tokens * inner);
     turns = take<float>(tokens * model.rotary_count * turn_stride);
-    quantized = take_quantized(most, std::max({model.hidden, attended_width, inner}));
+    quantized = take_quantized(most, std::max({model.hidden, attended_width, inner, query_rank}));
+    take_latent(model, tokens);
     if (model.mixture_count) take_mixture(model, tokens);
     thread_floats_ = (attention_floats + 15) / 16 * 16;  // whole lines of the cache
     attention_ = take<float>(thread_floats_ * threads);
@@ -59,6 +62,7 @@ class Scratch {
   int64_t turn_stride = 0;  // of a token's sines and cosines for one rotary embedding to those for the next
   Quantized quantized;
   MixtureRoom mixture{};
+  LatentRoom latent{};
   Held held{};
 
  private:
@@ -91,6 +95,21 @@ class Scratch {
     mixture.both = take<float>(slots * 2 * mixture.width);
     mixture.gated = take<float>(slots * mixture.width);
     mixture.quantized = take_quantized(slots, std::max(model.hidden, mixture.width));
+  }
+
+  // For the largest of the model's layers with compressed keys and values, which run one after the other.
+  void take_latent(const Model& model, int64_t tokens) {
+    int64_t low = 0, asked = 0, queries = 0, inputs = 0, outputs = 0;
+    for (int64_t i = 0; i < model.depth; ++i) {
+      if (!model.layers[i].latent) continue;
+      const Latent& one = *model.layers[i].latent;
+      low = std::max(low, one.down.outputs), asked = std::max(asked, one.query_rank), queries = std::max(queries, one.queries.outputs);
+      inputs = std::max({inputs, one.plain, one.rank}), outputs = std::max({outputs, one.rank, one.value_dim});
+    }
+    if (!low) return;
+    latent.low = take<float>(tokens * low), latent.asked = take<float>(tokens * asked), latent.queries = take<float>(tokens * queries);
+    latent.rows = take<float>(tokens * model.heads * inputs), latent.spread = take<float>(tokens * model.heads * outputs);
+    latent.quantized = take_quantized(tokens * model.heads, inputs);
   }
 
   char* memory_;

@@ -307,7 +307,10 @@ class Step {
   }
 
   void attend_all(Hand& hand, const Layer& layer) {
-    multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
+    if (layer.latent)
+      latent(layer).project(hand, scratch_.normed, scratch_.projected, scratch_.quantized);
+    else
+      multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
     if (layer.query.weight && layer.head_norms == ALL_HEADS && batch_.reduce) normalize_over_ranks(hand, layer);
     each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, span, token); });
     const int64_t shared = layer.shared_heads;
@@ -318,6 +321,11 @@ class Step {
         if (model_.output_gate) gate_heads(one);
       }
     });
+    if (layer.latent) latent(layer).expand(hand, scratch_.attended);
+  }
+
+  LatentPass latent(const Layer& layer) const {
+    return {*layer.latent, scratch_.latent, batch_.tokens, model_.heads, layer.head_dim};
   }
 
   static void gate_heads(const Task& task) {

@@ -1,5 +1,5 @@
-"""The image part of qwen3_vl, qwen3_5 and qwen3_5_moe, as transformers' Qwen2VLImageProcessorPil reads the file: both
-sides of an image become multiples of patch and merge size, within limits of pixels."""
+"""The image part of qwen3_vl, qwen3_vl_moe, qwen3_5 and qwen3_5_moe, as transformers' Qwen2VLImageProcessorPil reads
+the file: both sides of an image become multiples of patch and merge size, within limits of pixels."""
 
 from __future__ import annotations
 

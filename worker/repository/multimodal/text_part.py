@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.families.registry import TEXT_PARTS
+from worker.families.registry import SAME, TEXT_PARTS
 
 _FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that checkpoints have beside `text_config`, and that are meant for it too."""
@@ -18,11 +18,13 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of the text part, as that of a model alone; of another model type `config` itself. Raises
+    """The configuration of the text part, as that of a model alone; of another model type `config` itself, under the
+    name of the type that has the same models. Raises
     ModelFilesError for a `text_config` that is none."""
-    part = TEXT_PARTS.get(str(config.get("model_type")))
+    kind = str(config.get("model_type"))
+    part = TEXT_PARTS.get(kind)
     if part is None:
-        return config
+        return config | {"model_type": SAME[kind]} if kind in SAME else config
     # Older files of Qwen2.5-VL have the fields of the text part beside the others.
     own = config.get("text_config", config)
     if not isinstance(own, dict):
@@ -37,7 +39,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(rope := text.get(name), dict):
             text[name] = _rope_of_text(rope)
     text["model_type"] = part.model_type or text.get("model_type")
-    return text
+    return {**text, **part.always}
 
 
 def _rope_of_text(rope: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from worker.weights.sharding import IN_LAYER
 WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
 """Types of which transformers has no plan."""
 
-WHOLE = {"replicated_with_grad_allreduce", "replicated"}
+ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
+
+WHOLE = {"replicated_with_grad_allreduce", "replicated", "mla_kv_a_proj"}
 GATHERED = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
@@ -33,8 +35,20 @@ BEYOND_THE_PLAN = {
     # Copied on every rank by transformers.
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     "cohere": {"self_attn.q_norm", "self_attn.k_norm"},
+    "deepseek_v3": {"self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"},
+    "glm4_moe_lite": {"self_attn.q_proj", *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down"))},
+    "exaone_moe": {f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    "granitemoe": ATTENTION,
+    "granitemoeshared": {*ATTENTION, "shared_mlp.input_linear", "shared_mlp.output_linear"},
+    "hunyuan_v1_moe": {*ATTENTION, *(f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down"))},
+    "lfm2_moe": {
+        *(f"self_attn.{name}_proj" for name in "qkv"),
+        *("self_attn.out_proj", "conv.in_proj", "conv.conv", "conv.out_proj"),
+        *(f"feed_forward.w{number}" for number in (1, 2, 3)),
+    },
+    "phimoe": ATTENTION,
     "granitemoehybrid": {
-        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *ATTENTION,
         *("shared_mlp.input_linear", "shared_mlp.output_linear"),
         *(f"mamba.{name}" for name in ("in_proj", "conv1d", "A_log", "D", "dt_bias", "norm", "out_proj")),
     },
@@ -73,9 +87,13 @@ def test_every_matrix_has_a_role(family: str) -> None:
     model, roles = tiny(family), FAMILIES[family].roles
     inside = {found[1]: module for name, module in model.named_modules() if (found := IN_LAYER.fullmatch(name))}
     parameters = {found[1] for name, _ in model.named_parameters() if (found := IN_LAYER.fullmatch(name))}
-    assert set(roles) <= inside.keys() | parameters
+    either = {"self_attn.q_proj", "self_attn.q_b_proj"} if FAMILIES[family].latent else set[str]()
+    assert set(roles) - either <= inside.keys() | parameters
+    assert len(either & inside.keys()) == len(either) // 2
     linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
-    assert linears - roles.keys() <= {"mlp.gate", "mlp.shared_expert_gate", *INPUTS_BY_LAYER, "router.proj"}
+    routers = {"mlp.gate", "mlp.gate.wg", "mlp.router", "router.proj"}
+    shared = {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"}  # what all heads are made of
+    assert linears - roles.keys() <= {"mlp.shared_expert_gate", *shared, *routers, *INPUTS_BY_LAYER}
 
 
 # --- the parts that a type is about ----------------------------------------------------------------------------------
@@ -216,12 +234,30 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "arcee": [config("hidden_act", "relu2"), biased("mlp.up_proj")],
     "cohere": [part("self_attn.q_norm"), tied, neighbours, config("logit_scale", 0.5)],
     "cohere2": [alternating, tied, neighbours, config("logit_scale", 0.5)],
+    "deepseek_v3": [
+        *(scaled_rotary, biased("self_attn.kv_a_proj_with_mqa"), part("self_attn.q_b_proj"), config("n_group", 2)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj"), config("v_head_dim", 10)),
+    ],
     "dots1": [
         *(alternating, norm_over(16), biased("self_attn.o_proj"), config("n_group", 2)),
         *(config("routed_scaling_factor", 1.5), config("norm_topk_prob")),
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
     "ernie4_5": [tied, neighbours, biased("self_attn.q_proj"), biased("mlp.down_proj")],
+    "ernie4_5_moe": [
+        *(
+            neighbours,
+            biased("self_attn.q_proj"),
+            biased("mlp.shared_experts.up_proj"),
+            part("mlp.experts"),
+            part("mlp.gate_proj"),
+        ),
+        *(lambda model: model.lm_head.bias is not None, part("mlp.gate.moe_statics.e_score_correction_bias")),
+    ],
+    "exaone_moe": [
+        *(alternating, norm_over(16), config("n_group", 2), config("routed_scaling_factor", 1.5)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
+    ],
     "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
@@ -237,20 +273,34 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(partly_rotated, norm_over(16), config("n_group", 2), config("routed_scaling_factor", 1.5)),
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
+    "glm4_moe_lite": [
+        *(part("self_attn.q_proj"), part("self_attn.kv_b_proj"), config("v_head_dim", 24)),
+        *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
+    ],
     "gpt_oss": [
         *(alternating, scaled_rotary, part("self_attn.sinks"), biased("self_attn.o_proj")),
         *(part("mlp.experts.gate_up_proj_bias"), part("mlp.experts.down_proj_bias"), config("swiglu_limit", 1.5)),
     ],
     "granite": [config("residual_multiplier", 0.5), config("logits_scaling", 2.0)],
+    "granitemoe": [part("block_sparse_moe.experts"), config("residual_multiplier", 0.5)],
+    "granitemoeshared": [part("block_sparse_moe.experts"), part("shared_mlp"), config("logits_scaling", 2.0)],
     "granitemoehybrid": [
         *(mamba, part("block_sparse_moe.experts"), part("shared_mlp"), biased("mamba.conv1d")),
         *(config("residual_multiplier", 0.5), config("embedding_multiplier", 2.0), config("logits_scaling", 2.0)),
     ],
     "hunyuan_v1_dense": [part("self_attn.query_layernorm"), biased("self_attn.o_proj")],
+    "hunyuan_v1_moe": [
+        *(part("self_attn.query_layernorm"), biased("self_attn.o_proj"), part("mlp.experts")),
+        *(part("mlp.shared_mlp.down_proj"), config("moe_topk", [2, 2, 2])),
+    ],
     "internlm3": [biased("self_attn.q_proj"), biased("self_attn.o_proj")],
     "lfm2": [
         *(convolving, tied, biased("conv.in_proj"), biased("conv.conv"), biased("conv.out_proj")),
         *(part("self_attn.k_layernorm"), part("feed_forward.w3"), part("operator_norm"), part("ffn_norm")),
+    ],
+    "lfm2_moe": [
+        *(biased("conv.in_proj"), part("self_attn.k_layernorm"), part("operator_norm"), part("feed_forward.w3")),
+        *(part("feed_forward.experts"), config("use_expert_bias"), config("routed_scaling_factor", 1.5)),
     ],
     "llama": [lambda model: model.config.rope_parameters["rope_type"] == "llama3"],
     "minimax_m2": [norm_over(64), part("mlp.experts"), partly_rotated],
@@ -262,6 +312,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],
     "phi": [partly_rotated, part("self_attn.q_layernorm"), biased("self_attn.dense")],
     "phi3": [sliding, partly_rotated, part("self_attn.qkv_proj"), part("mlp.gate_up_proj")],
+    "phimoe": [
+        *(sliding, biased("self_attn.o_proj"), biased("input_layernorm"), part("mlp.experts")),
+        lambda model: model.lm_head.bias is not None,
+    ],
     "qwen2": [tied, biased("self_attn.q_proj")],
     "qwen2_moe": [part("mlp.experts"), part("mlp.shared_expert"), part("mlp.gate_proj"), biased("self_attn.q_proj")],
     "qwen3": [tied, norm_over(16)],

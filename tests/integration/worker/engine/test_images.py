@@ -34,7 +34,13 @@ CHUNKS = (5, 512)
 SIZES = ((30, 21), (17, 40), (60, 12))
 PICTURES = [image_models.picture(seed, *size) for seed, size in enumerate(SIZES, 1)]
 SQUARES = [image_models.square(seed, *size) for seed, size in enumerate(SIZES, 1)]
-OF_KIND = {"gemma3": SQUARES, "qwen3_5": PICTURES, "qwen3_5_moe": PICTURES, "qwen3_vl": PICTURES}
+OF_KIND = {
+    "gemma3": SQUARES,
+    "qwen3_5": PICTURES,
+    "qwen3_5_moe": PICTURES,
+    "qwen3_vl": PICTURES,
+    "qwen3_vl_moe": PICTURES,
+}
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +156,11 @@ def ends_of_texts(kind: str) -> tuple[list[Job], dict[int, list[PromptImage]]]:
 def test_packed_weights_see_images(kind: str, quant: str, tmp_path: Path, ranks: RankGroup) -> None:
     """Logits behind texts and images, of one rank and of two, have a cosine of 0.999 to those of the weights in
     float32, in blocks to those of the dequantised weights. The control: other pixels give others."""
-    tame = {"gemma3": {"norm_noise": 0.1}, "qwen3_5_moe": {"num_experts_per_tok": 8}}.get(kind, {})
+    tame = {
+        "gemma3": {"norm_noise": 0.1},
+        "qwen3_5_moe": {"num_experts_per_tok": 8},  # all of them
+        "qwen3_vl_moe": {"num_experts_per_tok": 6},
+    }.get(kind, {})
     folder = getattr(image_models, kind)(tmp_path / "source", initializer_range=0.05, **tame)
     jobs, images = ends_of_texts(kind)
     steps, pixels = with_images(jobs, images), {one.placed(0).digest: one.data for one in OF_KIND[kind]}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -32,11 +33,13 @@ TEXT: dict[str, dict[str, Any]] = {
     "gemma3": {"initializer_range": 0.2, **models.FAMILY_SHAPES["gemma3_text"]},
     # Without experts, and with values of their own, as the small ones of Gemma 4.
     "gemma4": {**models.FAMILY_SHAPES["gemma4_text"], "enable_moe_block": False, "attention_k_eq_v": False},
+    "kimi_k25": {"model_type": "deepseek_v3", "tie_word_embeddings": True, **models.FAMILY_SHAPES["deepseek_v3"]},
     "mistral3": {"model_type": "ministral3", **models.FAMILY_SHAPES["ministral3"]},
     "qwen2_5_vl": {"rope_parameters": SECTIONS, "tie_word_embeddings": True},
     "qwen3_5": {"rope_parameters": PART_SECTIONS, **models.FAMILY_SHAPES["qwen3_5_text"]},
     "qwen3_5_moe": {"rope_parameters": PART_SECTIONS, **models.FAMILY_SHAPES["qwen3_5_moe_text"]},
     "qwen3_vl": {"rope_parameters": SECTIONS},
+    "qwen3_vl_moe": {"rope_parameters": SECTIONS, **models.FAMILY_SHAPES["qwen3_moe"]},
 }
 VISION: dict[str, dict[str, Any]] = {
     "gemma4": {
@@ -47,6 +50,7 @@ VISION: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
     "gemma3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "kimi_k25": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "mistral3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "qwen2_5_vl": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     "qwen3_5": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
@@ -60,14 +64,17 @@ VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [0],
     },
 }
+VISION["qwen3_vl_moe"] = VISION["qwen3_vl"]
 SERVED_AS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "kimi_k25": "deepseek_v3",
     "mistral3": "ministral3",
     "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
 }
 
 
@@ -96,13 +103,34 @@ def _make(kind: str, folder: Path) -> Path:
                 layers = {"gemma3": 3.0, "gemma4": 1.0}.get(kind, 0.1) if "layers" in name else 0.1
                 parameter.add_(layers * torch.randn_like(parameter))
     model.save_pretrained(folder)
+    if kind == "kimi_k25":
+        _name_layers(folder / "model.safetensors")
+    if kind == "qwen3_vl_moe":
+        _put_inputs_first(folder / "model.safetensors")
     models.tokenizer().save_pretrained(folder)
     return folder
 
 
+def _name_layers(file: Path) -> None:
+    """transformers saves the layers of the text part under the name of those of images; published files don't."""
+    tensors = load_file(file)
+    text = "language_model.model."
+    save_file(
+        {name.replace(f"{text}blocks.", f"{text}layers."): one for name, one in tensors.items()}, file, {"format": "pt"}
+    )
+
+
+def _put_inputs_first(file: Path) -> None:
+    """Published files have the inputs of experts before their outputs; transformers reads both."""
+    tensors = load_file(file)
+    experts = {name: one.mT.contiguous() for name, one in tensors.items() if ".experts." in name}
+    assert experts
+    save_file(tensors | experts, file, {"format": "pt"})
+
+
 def generated(folder: Path, length: int) -> list[int]:
     # Experts in a plain loop: the grouped kernels lack float64.
-    options = {"experts_implementation": "eager"} if "moe" in inspect(folder).config["model_type"] else {}
+    options = {"experts_implementation": "eager"} if "num_experts_per_tok" in inspect(folder).config else {}
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64, **options)
     tokens = torch.tensor([prompt(length)])
     answer = model.generate(

@@ -54,6 +54,8 @@ ROPES: list[dict[str, Any]] = [
     {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.25}},
     {"original_max_position_embeddings": 32, "rope_scaling": YARN},
 ]
+ALPHA = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+"""Of Hunyuan's files."""
 FEED_FORWARDS: list[dict[str, Any]] = [
     {"full_attn_idxs": [1], "conv_bias": True, "norm_eps": 1e-3, "tie_embedding": False, "rms_norm_eps": 0.5},
     {"layer_types": ["conv", "full_attention", "conv"], "block_ff_dim": 300, "block_multiple_of": 7},
@@ -66,7 +68,12 @@ HYBRIDS: list[dict[str, Any]] = [
     {"layer_types": ["attention"] * 3, "position_embedding_type": "rope", "rope_theta": 2e5},
 ]
 """Of granitemoehybrid."""
-NEEDED = {"granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"head_dim": 64},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
+    "granitemoeshared": {"shared_intermediate_size": 45},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+}
 """Fields without which a type's models are refused, or are torch's."""
 PARTIAL: list[dict[str, Any]] = [
     {"partial_rotary_factor": 0.75},
@@ -115,6 +122,7 @@ def variants() -> list[Any]:
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
     found += [(family, ROPES[0]) for family in ("apertus", "ministral3")]
     found += [("gemma4_text", changes) for changes in OWN_INPUTS]
+    found += [(family, {"rope_scaling": ALPHA}) for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
         row = FAMILIES[family]
@@ -131,9 +139,11 @@ def row_reads(known: set[str], changes: dict[str, Any]) -> bool:
 
 def serves(family: str, changes: dict[str, Any]) -> bool:
     """False for what a family's class, or the gate, refuses."""
+    if family == "deepseek_v3" and "num_local_experts" in changes:  # fewer experts than groups
+        return False
     if "hidden_act" in changes:
         return family == "gemma"
-    if family == "lfm2" and "layer_types" in changes:
+    if family in ("lfm2", "lfm2_moe") and "layer_types" in changes:
         return False
     recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
@@ -141,11 +151,12 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     if family == "gemma4_text" and changes.get("sliding_window", 0) is None:
         return False
     # transformers divides by the period, which is 0 without windows.
-    return family != "exaone4" or changes.get("sliding_window", 0) is not None
+    return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
+COMPUTED = {"mlp_layer_types", "moe_layer_end_index"}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
-WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "starcoder2"}
+WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 """Types with one mask for all layers."""
 
 
@@ -181,7 +192,7 @@ def test_omitted_fields_are_those_of_transformers(family: str) -> None:
             assert getattr(theirs, name, None) in (None, theirs.hidden_size // theirs.num_attention_heads)
         elif name == "sliding_window_pattern":
             assert getattr(theirs, name, getattr(theirs, f"_{name}", None)) == value
-        elif name in ("sliding_window", "layer_types", "mlp_only_layers", "no_rope_layers"):
+        elif name in ("sliding_window", "layer_types", "mlp_only_layers", "no_rope_layers", *COMPUTED):
             # transformers computes these when it makes the object
             assert type(theirs).__dataclass_fields__[name].default == value
         else:
@@ -247,7 +258,8 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 
 def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     """The rotary embedding of a kind of layers; raises where it is not transformers'."""
-    both, emb = ours.model.rotaries, theirs.model.rotary_emb
+    both = ours.model.rotaries
+    emb = theirs.model.pos_emb if hasattr(theirs.model, "pos_emb") else theirs.model.rotary_emb
     found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
     if emb is None:
         return not any(ours.config.rotated)
@@ -309,6 +321,11 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"head_dim": 0}, "head_dim = 0"),
         ({"rms_norm_eps": True}, "rms_norm_eps = True"),
         ({"use_sliding_window": True, "layer_types": ["full_attention"]}, "a list of num_hidden_layers = 3 kinds"),
+        ({"model_type": "deepseek_v3", "head_dim": 16}, "head_dim = 16; qk_rope_head_dim = 64, or no such field"),
+        ({"model_type": "exaone_moe", "mlp_layer_types": ["dense"] * 2}, "a list of 3 kinds, dense or sparse"),
+        ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
+        ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
+        ({"model_type": "phimoe", "router_jitter_noise": "0.01"}, "router_jitter_noise = '0.01'; a number"),
     ],
 )
 def test_values_of_a_wrong_type(changes: dict[str, Any], message: str) -> None:

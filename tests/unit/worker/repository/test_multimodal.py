@@ -66,6 +66,10 @@ def test_defaults_are_transformers_own() -> None:
         assert {name: getattr(text, name) for name in part.defaults} == dict(part.defaults), kind
 
 
+def test_a_type_with_the_models_of_another_is_that_type() -> None:
+    assert text_config({"model_type": "kimi_k2", "hidden_size": 64}) == {"model_type": "deepseek_v3", "hidden_size": 64}
+
+
 def test_fields_beside_those_of_images() -> None:
     """Qwen2.5-VL's own file has no text_config; mRoPE's sections are left out, other scaling stays."""
     text = text_config(QWEN25)
