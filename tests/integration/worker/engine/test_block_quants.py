@@ -125,7 +125,6 @@ def test_a_rows_logits_do_not_depend_on_chunks_or_company(quant: str, wide: Chec
     assert torch.equal(whole, first_logits([Job(1, tokens, 16, 6), *others]))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("quant", ["q4_0", "q4k"])
 @pytest.mark.parametrize("family", ["gemma2", "granitemoehybrid", "lfm2", "qwen3"])
 def test_two_ranks_are_as_near(family: str, quant: str, wide: Checkpoint, ranks: RankGroup, tmp_path: Path) -> None:

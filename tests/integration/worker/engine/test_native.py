@@ -197,7 +197,6 @@ def test_a_model_beyond_its_record_is_left_to_torch(tmp_path: Path) -> None:
     assert running.step(Row(0, PROMPT, 0, True)).isfinite().all()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("family", "quant"),
     [
