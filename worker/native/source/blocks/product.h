@@ -11,6 +11,8 @@
 namespace furrow {
 
 constexpr int BLOCK_TILE = LANES == 16 ? 8 : BYTE_WEIGHTS ? 6 : 4;  // rows whose integer sums fill the registers
+constexpr bool TOTALS_STAY = LANES == 16;   // in registers over a run: other processors have half as many
+constexpr int RUN_TILE = TOTALS_STAY ? 6 : BLOCK_TILE;  // rows whose sums and totals fill the registers
 constexpr int64_t GROUP = 128;  // rows for which a panel is unpacked once
 
 // How a scale's inputs are summed.
@@ -34,6 +36,9 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
   const float *scales = x.scales + front, *weighted = x.weighted[WHICH] + front * SUBS;
   const int32_t* negated = x.negated[WHICH] + front * SUBS;
   const float *worth = unpacked.scales, *least = unpacked.minima;
+  Floats kept[ROWS][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) kept[i / 2][i % 2] = load(totals + i * LANES);
   for (int64_t number = 0; number < blocks; ++number, values += Values::BYTES, words += STEPS, ahead.from += ahead.bytes) {
     for (int64_t at = 0; at < ahead.bytes; at += LINE_BYTES) __builtin_prefetch(ahead.from + at);
 #pragma GCC unroll 2
@@ -60,13 +65,19 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
           float* total = totals + i * PANEL + half * LANES;
-          Floats value = fma(to_floats(sums[i][half]) * load(worth + half * LANES), scale, load(total));
+          const Floats before = TOTALS_STAY ? kept[i][half] : load(total);
+          Floats value = fma(to_floats(sums[i][half]) * load(worth + half * LANES), scale, before);
           if (FORM == Form::MINIMA) value = fma(load(least + half * LANES), all(weighted[i * stride * SUBS + sub]), value);
-          store(total, value);
+          if (TOTALS_STAY)
+            kept[i][half] = value;
+          else
+            store(total, value);
         }
       }
     }
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) store(totals + i * LANES, kept[i / 2][i % 2]);
 }
 
 using BlockTile = void (*)(const uint8_t*, const UnpackedScales&, int64_t, const BlockRows&, int64_t, int64_t, int, float*, Ahead);
@@ -90,7 +101,7 @@ template <typename F>
 void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
   constexpr Form FORM = F::MINIMA ? Form::MINIMA : F::LOW == 8 && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
   constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
-  std::fill(totals, totals + x.rows * PANEL, 0.0f);
+  for (int64_t at = 0; at < x.rows * PANEL; at += LANES) store(totals + at, all(0.0f));  // std::fill stores them one by one
   if (x.rows == 1) {  // values go from memory to registers; the order of the sums is the same
     UnpackedScales scales;
     for (int64_t first = 0; first < inputs; first += F::UNIT, packed += UNIT_BYTES) {
@@ -101,7 +112,7 @@ void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, floa
     return;
   }
   Unpacked run;
-  const int64_t tiles = (x.rows + BLOCK_TILE - 1) / BLOCK_TILE;
+  const int64_t tiles = x.rows <= BLOCK_TILE ? 1 : (x.rows + RUN_TILE - 1) / RUN_TILE;
   for (int64_t first = 0; first < inputs; first += RUN) {
     const int64_t blocks = std::min(RUN, inputs - first) / BLOCK;
     unpack<F>(packed, blocks, run);
