@@ -232,6 +232,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {
         "attention_bias": True,
         "num_experts": 8,
+        "moe_intermediate_size": [33, 33, 33],
         "moe_topk": [2, 2, 2],
         "intermediate_size": 33,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},

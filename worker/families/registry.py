@@ -31,9 +31,13 @@ TEXT_PARTS: dict[str, TextPart] = {
 SAME: dict[str, str] = {kind: same for module in _MODULES for kind, same in getattr(module, "SAME", {}).items()}
 """Model types of published files, and the type that has the same models."""
 
-GGUF_ARCHITECTURES: dict[str, tuple[Family, Gguf]] = {
-    gguf.architecture: (family, gguf) for family in FAMILIES.values() for gguf in family.gguf
-}
+GGUF_ARCHITECTURES: dict[str, list[tuple[Family, Gguf]]] = {}
+"""The records of each architecture; the one for what is left is the last."""
+for _family in FAMILIES.values():
+    for _gguf in _family.gguf:
+        GGUF_ARCHITECTURES.setdefault(_gguf.architecture, []).append((_family, _gguf))
+for _several in GGUF_ARCHITECTURES.values():
+    _several.sort(key=lambda pair: pair[1].when is None)
 
 _MLA = "its attention keeps compressed keys and values (MLA)"
 _RECURRENT = "its layers keep a recurrent state"

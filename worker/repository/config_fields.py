@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.families.family import Family
+from worker.families.family import Family, one_for_all
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL
 
@@ -191,18 +191,6 @@ def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     other = config.get(family.aliases.get(name, ""))
     value = config.get(name, family.defaults.get(name)) if other is None else other
     return one_for_all(name, value, family)
-
-
-def one_for_all(name: str, value: Any, family: Family) -> Any:
-    """The one number of a field that the type may have as a list; any other value as it is."""
-    if name not in family.one_for_all or not isinstance(value, list):
-        return value
-    numbers = cast(list[Any], value)
-    if not numbers or any(number != numbers[0] for number in numbers):
-        raise UnsupportedArchitecture(
-            f"config.json has {name} = {_shown(numbers)}: layers with different numbers are not served."
-        )
-    return numbers[0]
 
 
 def _check_experts(config: dict[str, Any], family: Family) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from control.errors import ModelFilesError
-from tests import gguf_models
+from tests import gguf_models, models
 from tests.integration.worker.engine.parity import assert_identical, mixed, reference, solo
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import write
@@ -36,6 +36,16 @@ LLAMA3 = {
 COHERE2_REST = ["full_attention", "sliding_attention"]
 WIDE_HEADS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 """Two ranks have a block of each tile of value heads."""
+EXPERTS_OF_96 = {"moe_intermediate_size": 96}
+WIDE_LATENT = {
+    "moe_intermediate_size": 96,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "llama": (["q8_0", "f16", "q4_0", "bf16"], {"rope_parameters": LLAMA3, "head_dim": 64, "hidden_size": 128}),
     "qwen2": (["q5_1", "q8_0"], {"tie_word_embeddings": False}),
@@ -73,6 +83,31 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "glm4": (["q8_0", "q5_0"], {}),
     "phi3": (["q8_0", "q5_1"], {}),
     "starcoder2": (["q8_0", "q4_0"], {"sliding_window": None}),
+    "deepseek_v3": (
+        ["q8_0", "q5_0"],
+        {
+            **WIDE_LATENT,
+            "rope_parameters": {**models.YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "apertus": (["q8_0", "q5_0"], {}),
+    "dots1": (["q8_0", "q4_0"], {**EXPERTS_OF_96, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "ernie4_5_moe": (["q8_0", "q5_0"], {**EXPERTS_OF_96, "use_bias": False, "moe_layer_end_index": 3}),
+    "exaone_moe": (["q8_0", "q4_1"], EXPERTS_OF_96),
+    "glm4_moe": (["q8_0", "q5_1"], EXPERTS_OF_96),
+    "glm4_moe_lite": (["q8_0", "f16"], {**WIDE_LATENT, "q_lora_rank": None}),
+    "granitemoe": (["q8_0", "f16"], {}),
+    "hunyuan_v1_moe": (
+        ["q8_0", "q4_0"],
+        {"moe_intermediate_size": [96] * 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "minimax_m2": (["q8_0", "q4_0"], {}),
+    "ministral3": (["q8_0", "q4_1"], {}),
+    "mixtral": (["q8_0", "q5_0"], {"sliding_window": None}),
+    "qwen2_moe": (
+        ["q8_0", "q4_0"],
+        {"mlp_only_layers": [], "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96},
+    ),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""
 
