@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from torch.nn import functional
 
 from control.errors import ModelFilesError
 from tests import gguf_models, models
-from tests.integration.worker.engine.parity import assert_identical, mixed, reference, solo
+from tests.integration.worker.engine.parity import assert_identical, mixed, prompt, reference, solo
 from tests.integration.worker.engine.ranks import RankGroup, play
-from tests.integration.worker.engine.script import write
+from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
@@ -160,6 +161,31 @@ def test_two_ranks_equal_generate(family: str, folder: Path, ranks: RankGroup) -
     first, second = ranks.ask("play", write(jobs))
     assert_identical(plain, jobs, first)
     assert second.tokens == first.tokens
+
+
+def test_gpt_oss_turns_as_its_folder_says(tmp_path: Path) -> None:
+    """The borders between scaled and unscaled frequencies are not rounded, as `truncate` of published folders says and
+    files do not. The control: rounded ones, as llama.cpp has them, give other logits."""
+    rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    changes: dict[str, Any] = {"head_dim": 64, "swiglu_limit": 7.0, "rope_parameters": rope}
+    changes["max_position_embeddings"] = 131072
+    file, plain = gguf_models.make("gpt_oss", tmp_path, ["f32"], intermediate_size=96, **changes)
+    job = Job(sid=1, prompt=prompt(200), chunk=512, new=4)
+    model = load(file, collective=Solo(), dtype="float32")
+    outcome = play(Engine(model, SlabStore(model.cache_layout, 4096), Solo()), write([job]))
+    tokens = torch.tensor([job.prompt + outcome.tokens[1][:-1]])
+    ours = torch.stack(outcome.logits[1])
+
+    def theirs(folder: Path) -> torch.Tensor:
+        with torch.no_grad():
+            return reference(folder, torch.float32)(tokens).logits[0, len(job.prompt) - 1 :]
+
+    assert (ours - theirs(plain)).abs().max() < 1e-4
+    rounded = shutil.copytree(plain, tmp_path / "rounded")
+    config = (plain / "config.json").read_text()
+    (rounded / "config.json").write_text(config.replace('"truncate": false', '"truncate": true'))
+    assert (ours - theirs(rounded)).abs().max() > 1e-2
 
 
 def cosine(plain: Path, outcome: Any) -> float:
