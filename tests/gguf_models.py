@@ -50,6 +50,10 @@ NAMES = {
     "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
+    "lm_head.bias": "output.bias",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.final_layernorm.weight": "output_norm.weight",
+    "model.final_layernorm.bias": "output_norm.bias",
 }
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -103,6 +107,28 @@ MIXTRAL_PARTS = PARTS | {
 PARTS_BY_FAMILY |= dict.fromkeys(("dots1", "exaone_moe", "ernie4_5_moe"), ROUTED_PARTS)
 PARTS_BY_FAMILY |= dict.fromkeys(("mixtral", "minimax_m2"), MIXTRAL_PARTS)
 PARTS_BY_FAMILY["apertus"] = PARTS | {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"}
+LFM2_PARTS = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.experts.w1": "ffn_gate_exps",
+    "feed_forward.experts.w3": "ffn_up_exps",
+    "feed_forward.experts.w2": "ffn_down_exps",
+}
+PARTS_BY_FAMILY |= dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS)
+PARTS_BY_FAMILY["phi"] = PARTS | {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
 PARTS_BY_FAMILY["glm4_moe"] = ROUTED_PARTS | {"post_attention_layernorm": "post_attention_norm"}
 PARTS_BY_FAMILY["granitemoe"] = PARTS | {
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -148,6 +174,7 @@ WHOLE |= dict.fromkeys(
         "mlp.e_score_correction_bias",
         "mlp.moe_statics.e_score_correction_bias",
         "block_sparse_moe.e_score_correction_bias",
+        "feed_forward.expert_bias",
     ),
     "exp_probs_b.bias",
 )
@@ -177,6 +204,9 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "starcoder2": "starcoder2",
     "apertus": "apertus",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "phi": "phi2",
     "deepseek_v3": "deepseek2",
     "dots1": "dots1",
     "ernie4_5_moe": "ernie4_5-moe",
@@ -278,7 +308,7 @@ def make(
         rows = _in_file(family, name, values, config)
         kind = (
             kinds[index % len(kinds)]
-            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "norm", "correction"))
+            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "conv.conv", "norm", "correction"))
             else "f32"
         )
         if ".experts." in name and values.ndim == 2:
@@ -314,6 +344,8 @@ def _in_file(family: str, name: str, values: Floats, config: dict[str, Any]) -> 
     """The numbers of a parameter as a file has them."""
     if family in HYBRIDS:
         return hybrid_layout.to_file(name, values, config)
+    if name.endswith("conv.conv.weight"):
+        return values[:, 0]
     if family in OFFSET_NORMS and "norm" in name:
         return values + 1
     return _permuted(name, values, config) if family in PERMUTED else values
@@ -323,6 +355,8 @@ def _as_transformers(family: str, name: str, held: Floats, config: dict[str, Any
     """The inverse of `_in_file`."""
     if family in HYBRIDS:
         return hybrid_layout.from_file(name, held, config)
+    if name.endswith("conv.conv.weight"):
+        return held[:, None]
     if family in OFFSET_NORMS and "norm" in name:
         return held - 1
     return _ordered(name, held, config) if family in PERMUTED else held
@@ -444,6 +478,13 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields |= _routing(family, name, config)
     if family in ("deepseek_v3", "glm4_moe_lite"):
         fields |= _latent(name, config)
+    if family in ("lfm2", "lfm2_moe"):
+        convolves = [kind == "conv" for kind in config["layer_types"]]
+        fields[f"{name}.attention.head_count_kv"] = [0 if one else config["num_key_value_heads"] for one in convolves]
+        fields[f"{name}.attention.layer_norm_rms_epsilon"] = float(config["norm_eps"])
+        fields[f"{name}.shortconv.l_cache"] = 3
+    if family == "lfm2_moe":
+        fields[f"{name}.leading_dense_block_count"] = config["num_dense_layers"]
     if family == "minimax_m2":
         fields[f"{name}.rope.dimension_count"] = config["rotary_dim"]
     if family == "exaone_moe":
@@ -470,6 +511,7 @@ EXPERT_COUNTS = {
     "granitemoe": ("num_local_experts", "num_experts_per_tok", None),
     "hunyuan_v1_moe": ("num_experts", "moe_topk", None),
     "minimax_m2": ("num_local_experts", "num_experts_per_tok", None),
+    "lfm2_moe": ("num_experts", "num_experts_per_tok", None),
     "mixtral": ("num_local_experts", "num_experts_per_tok", None),
     "qwen2_moe": ("num_experts", "num_experts_per_tok", None),
 }

@@ -89,6 +89,8 @@ class Gguf:
     """The fields of config.json that are special of the type, from the metadata and the fields that all types have."""
     names: Mapping[str, str]
     """The names within a layer, by transformers' modules; whole names of parameters that are no module's."""
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
+    """The names of the modules that are in no layer."""
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Parameters of a layer that files have as numbers of their metadata, by layer: the names within a layer, and the
     keys."""
@@ -111,7 +113,7 @@ class Gguf:
                 return f"blk.{index}.{whole}"
             inner = self.names.get(rest)
             return None if inner is None else f"blk.{index}.{inner}.{leaf}"
-        outer = OUTER_NAMES.get(stem)
+        outer = self.outer.get(stem)
         return None if outer is None else f"{outer}.{leaf}"
 
 

@@ -171,7 +171,7 @@ def _as_transformers(name: str, part: NDArray[Any]) -> NDArray[Any]:
                 f"{name} has the value {float(part.max()):g}; a decay is 0 or less. Convert the model again."
             )
         return np.log(-part.astype(np.float64))
-    if name.endswith(".ssm_conv1d.weight"):
+    if name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight")):
         return part[:, None]
     return part.reshape(1, -1) if name.endswith(_ROUTERS[1]) else part
 

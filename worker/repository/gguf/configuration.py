@@ -11,7 +11,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.gguf import Gguf
-from worker.weights.gguf import GgufModel, architecture_of
+from worker.weights.gguf import Array, GgufModel, architecture_of
 
 
 def configuration(model: GgufModel) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "intermediate_size": _feed_forward_length(model),
         "num_hidden_layers": model.whole(f"{name}.block_count") - prediction_layers(model),
         "num_attention_heads": heads,
-        "num_key_value_heads": model.whole(f"{name}.attention.head_count_kv", heads),
+        "num_key_value_heads": _key_value_heads(model, heads),
         "head_dim": width,
         "rms_norm_eps": model.real(f"{name}.attention.layer_norm_{'rms_' if family.norm_kind == 'rms' else ''}epsilon"),
         "max_position_embeddings": model.whole(f"{name}.context_length"),
@@ -48,6 +48,17 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "pad_token_id": None,
     }
     return common | kind.config(model, common)
+
+
+def _key_value_heads(model: GgufModel, heads: int) -> int:
+    """Those of the layers that attend; recurrent ones have 0 of them in a list."""
+    key = f"{model.architecture}.attention.head_count_kv"
+    if architecture_of(model)[0].recurrent is None or not isinstance(model.fields.get(key), Array):
+        return model.whole(key, heads)
+    different = set(model.array(key).numbers()) - {0}
+    if len(different) != 1 or not isinstance(count := different.pop(), int) or count < 1:
+        raise model.wrong(key, sorted(different), "one number of heads, and 0 for layers without, is needed")
+    return count
 
 
 def prediction_layers(model: GgufModel) -> int:

@@ -9,7 +9,8 @@ from control.errors import ModelFilesError, SettingsError, UnsupportedArchitectu
 from control.messages import ModelSpec
 from worker.families.family import Family
 from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
-from worker.families.recurrence import LINEAR, TILED, delta_rule_of
+from worker.families.recurrence import LINEAR, TILED, DeltaRule, Recurrence
+from worker.families.short_convolution import ShortConvolution
 from worker.native.host import check_host
 from worker.repository.config_fields import fields_of
 from worker.repository.gguf.configuration import FACTORS, prediction_layers
@@ -19,7 +20,7 @@ from worker.weights.gguf import FEED_FORWARD, GgufModel, architecture_of
 from worker.weights.sharding import ends_at
 
 RECURRENT_OUT = "ssm_out.weight"
-ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, *FEED_FORWARD)
+ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, "shortconv.out_proj.weight", *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
@@ -46,7 +47,9 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
                 f"{stored.path}: tensor {name} has the shape {stored.shape}, and by the metadata it is {shape}. "
                 "Download or convert the model again."
             )
-        if (len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight"))) and stored.type.blocks is not None:
+        if (
+            len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight", "shortconv.conv.weight"))
+        ) and stored.type.blocks is not None:
             raise ModelFilesError(f"{stored.path}: tensor {name} can't be in blocks ({stored.type.name.upper()}).")
         seen.add(name)
     first = config["num_hidden_layers"]
@@ -109,19 +112,20 @@ def _expected(
     """The tensors of a configuration by their names in the file, with shapes."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
-    yield "output_norm.weight", (hidden,)
-    if family.norm_kind == "layer_with_bias":
-        yield "output_norm.bias", (hidden,)
+    for leaf in ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",):
+        yield kind.stored_name(_own_name(family, f"model.norm.{leaf}")) or "", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
+    if family.biased:
+        yield "output.bias", (vocabulary,)
     fields = fields_of(config, family)
-    recurrent = _recurrent_shapes(config, family) if family.recurrent else {}
-    kinds = delta_rule_of(config).kinds if family.recurrent else ()
+    recurrence = None if family.recurrent is None else family.recurrent(config)
     for layer in range(config["num_hidden_layers"]):
         sparse = family.has_experts(config) and family.experts is not None and family.experts.layers(fields, layer)
-        of_layer = _layer_shapes(config, family, fields, sparse)
-        if kinds and kinds[layer] == LINEAR:
-            of_layer = recurrent
+        if recurrence is not None and recurrence.kinds[layer] == LINEAR:
+            of_layer = _recurrent_shapes(config, recurrence) | _common_shapes(config, family, fields, hidden, sparse)
+        else:
+            of_layer = _layer_shapes(config, family, fields, sparse)
         for inner, shape in of_layer.items():
             name = kind.stored_name(_own_name(family, f"model.layers.{layer}.{inner}"))
             if name is not None:
@@ -191,7 +195,7 @@ def _layer_shapes(
             "mlp.experts.up_proj.bias": (count, inner),
             "mlp.experts.down_proj.bias": (count, hidden),
         }
-    if config.get("attention_bias"):
+    if config.get("attention_bias") or family.biased:
         has_output_bias = family.output_bias and config.get("attention_out_bias", True)
         biased = ("q", "k", "v", "o") if has_output_bias else ("q", "k", "v")
     if family.latent and config.get("attention_bias"):
@@ -200,15 +204,21 @@ def _layer_shapes(
         both = {name: shapes.get(f"self_attn.{name}.weight") for name in names}
         shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in both.items() if shape is not None}
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
-    if config.get("mlp_bias"):
+    if config.get("mlp_bias") or family.biased:
         shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
     return shapes
 
 
-def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
-    """The tensors of one recurrent layer, as `_layer_shapes`."""
+def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[str, tuple[int, ...]]:
+    """The tensors of what a recurrent layer has instead of attention, as `_layer_shapes`."""
     hidden = config["hidden_size"]
-    recurrence = delta_rule_of(config)
+    if isinstance(recurrence, ShortConvolution):
+        return {
+            "conv.in_proj.weight": (3 * hidden, hidden),
+            "conv.conv.weight": (hidden, recurrence.taps),
+            "conv.out_proj.weight": (hidden, hidden),
+        }
+    assert isinstance(recurrence, DeltaRule)
     heads = recurrence.value_heads
     values = heads * recurrence.value_dim
     channels = sum(recurrence.regions)
@@ -222,7 +232,6 @@ def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple
         "linear_attn.dt_bias": (heads,),
         "linear_attn.norm.weight": (recurrence.value_dim,),
         "linear_attn.out_proj.weight": (hidden, values),
-        **_common_shapes(config, family, fields_of(config, family), hidden, family.experts is not None),
     }
 
 
@@ -277,7 +286,7 @@ def _feed_forward_shapes(
     shapes: dict[str, tuple[int, ...]] = {
         name.replace(".{}.", "."): size for name, size in zip(experts.tensors, sizes, strict=True)
     }
-    if experts.correction is not None:
+    if experts.correction is not None and fields.get(experts.correction_switch or "", True):
         owner = "mlp" if experts.correction == "mixture" else "mlp.gate"
         shapes[f"{owner}.e_score_correction_bias"] = (count,)
     if experts.correction == "statics":

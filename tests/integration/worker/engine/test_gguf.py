@@ -92,6 +92,12 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
         },
     ),
     "apertus": (["q8_0", "q5_0"], {}),
+    "lfm2": (["q8_0", "q4_0"], {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        ["q8_0", "q5_0"],
+        {**EXPERTS_OF_96, "conv_bias": False, "tie_word_embeddings": True, "routed_scaling_factor": 1.0},
+    ),
+    "phi": (["q8_0", "q4_1"], {"qk_layernorm": False, "num_key_value_heads": 4}),
     "dots1": (["q8_0", "q4_0"], {**EXPERTS_OF_96, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "ernie4_5_moe": (["q8_0", "q5_0"], {**EXPERTS_OF_96, "use_bias": False, "moe_layer_end_index": 3}),
     "exaone_moe": (["q8_0", "q4_1"], EXPERTS_OF_96),
