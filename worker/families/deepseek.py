@@ -101,7 +101,7 @@ FAMILIES = [
         _ROLES,
         (*_FIELDS, "first_k_dense_replace"),
         aliases={"n_routed_experts": "num_local_experts"},
-        latent=True,
+        latent="turned",
         experts=Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router"),
         gguf=(Gguf("deepseek2", _from_gguf, _GGUF_NAMES, yarn_logarithm=True),),
     ),
@@ -110,7 +110,7 @@ FAMILIES = [
         _ROLES,
         (*_FIELDS, "mlp_layer_types"),
         aliases={"n_routed_experts": "num_local_experts", "qk_rope_head_dim": "head_dim"},
-        latent=True,
+        latent="turned",
         experts=Experts(
             QWEN_EXPERTS,
             count="n_routed_experts",
@@ -121,6 +121,22 @@ FAMILIES = [
         gguf=(Gguf("deepseek2", _lite_from_gguf, _GGUF_NAMES, when=_is_lite, yarn_logarithm=True),),
     ),
 ]
+
+_MISTRAL_EXPERTS = Experts(
+    QWEN_EXPERTS, count="n_routed_experts", stored_above=("experts.gate_up_proj", "experts.down_proj")
+)
+
+FAMILIES.append(
+    Family(
+        "mistral4",
+        _ROLES,
+        (*_FIELDS, "first_k_dense_replace"),
+        aliases={"n_routed_experts": "num_local_experts"},
+        latent="whole",
+        queries_grow=True,
+        experts=_MISTRAL_EXPERTS,
+    )
+)
 
 TEXT_PARTS = [TextPart("kimi_k25", "deepseek_v3", tied=True)]
 

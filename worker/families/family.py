@@ -221,8 +221,9 @@ class Family:
     width."""
     value_norm: bool = False
     """True if values are normed by head, without weights."""
-    latent: bool = False
-    """True if keys and values are products of a row that all heads share (MLA)."""
+    latent: Literal["turned", "whole"] | None = None
+    """Of a type whose keys and values are products of a row that all heads share (MLA), what `head_dim` of its files
+    means: the part of a head that is turned by positions, or all of it. None for other types."""
     keys_are_values: Callable[[Fields, str], bool] = lambda fields, kind: False
     """True if a layer of a kind has no projection of values: they are its keys, as these are before their norm."""
     rotates_apart: bool = False
