@@ -16,8 +16,9 @@ pytestmark = pytest.mark.timeout(180)
 
 MIB = 2**20
 MEMORY = 400 * MIB
-SMALL = ("--max-context", "4096")
-"""A replica keeps one whole context; the demonstration model's own is longer than this host's memory."""
+SMALL = ("--max-context", "4096", "--kv-type", "f32")
+"""A replica keeps one whole context; the demonstration model's own is longer than this host's memory. In 16 bits all
+prefixes would have room beside the second model."""
 
 
 def pss(pid: int) -> int:

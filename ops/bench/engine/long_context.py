@@ -1,0 +1,101 @@
+"""A step of one sequence with a long context, by the type of its cached keys and values, in turns.
+
+The context is not computed: its keys and values are random numbers, as far apart in memory as real ones.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from control.quantization import QUANTS
+from ops.bench import program
+from ops.bench.common.figures import Figure, conclude
+from ops.bench.common.machine import describe
+from ops.bench.common.shapes import SHAPES
+from ops.bench.common.summary import median
+from ops.bench.peers.models import Models
+from worker.collective import Solo
+from worker.kv.base import KV_TYPES, CacheLayout, Extent
+from worker.kv.slabs import SlabStore
+from worker.models.loading import load
+from worker.models.served import Row, ServedModel, flatten
+from worker.repository.files import inspect
+
+LIMITS = {"f16": 1.3, "q8_0": 1.3}
+"""Times the speed with float32."""
+
+
+class LongContext:
+    """A model and a sequence of `positions` random keys and values."""
+
+    def __init__(self, model: ServedModel, positions: int, steps: int) -> None:
+        assert isinstance(model.cache_layout, CacheLayout)
+        self._model = model
+        self._store = SlabStore(model.cache_layout, positions + steps)
+        self._length = positions
+        extent = Extent(0, 0, positions)
+        [slab] = self._store.begin([extent]).slabs
+        generator = np.random.default_rng(0)
+        for memory in slab.pool.memories:
+            one = memory[:, :, slab.slot]
+            if memory.dtype.kind == "f":
+                one[:] = generator.standard_normal(one.shape[-2:], np.float32)
+            else:  # bytes and the scales behind them, or bfloat16: small numbers
+                one[:] = generator.integers(0, 64, one.shape[-2:], np.uint8)
+        self._store.commit([extent])
+
+    def step(self) -> float:
+        """Seconds of a step."""
+        row = Row(0, [1], self._length, True)
+        began = time.perf_counter()
+        self._model.forward(flatten([row], self._store.begin([row.extent])))
+        seconds = time.perf_counter() - began
+        self._store.commit([row.extent])
+        self._length += 1
+        return seconds
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True, help="A random model.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the random model here.")
+@click.option("--model", type=click.Path(path_type=Path), help="Or this model: a folder or a GGUF file.")
+@click.option("--quant", type=click.Choice(QUANTS), help="Pack the weights.")
+@click.option("--positions", type=click.IntRange(1), default=16_384, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=24, show_default=True)
+@click.option("--kv-type", "types", type=click.Choice(list(KV_TYPES)), multiple=True, default=("f32", "f16", "q8_0"))
+def long_context(
+    shape: str,
+    folder: Path | None,
+    model: Path | None,
+    quant: str | None,
+    positions: int,
+    steps: int,
+    types: tuple[str, ...],
+) -> None:
+    """Median and fastest step with each type."""
+    click.echo(f"{describe()}\n{model.name if model else shape} {quant or ''}, {positions} positions")
+    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
+        files = inspect(model or Models(shape, folder or Path(scratch), "float32").checkpoint())
+        contexts = {
+            one: LongContext(load(files, collective=Solo(), quant=quant, kv_type=one), positions, steps)
+            for one in types
+        }
+        seconds = {one: list[float]() for one in types}
+        for _ in range(steps):
+            for one, context in contexts.items():
+                seconds[one].append(context.step())
+    for one, taken in seconds.items():
+        click.echo(f"{one:<6}{1 / median(taken):>8.1f} tokens/s, at best {1 / min(taken):.1f}")
+    if "f32" in seconds:
+        exact = median(seconds["f32"])
+        ratios = {one: exact / median(seconds[one]) for one in types if one in LIMITS}
+        conclude([Figure(f"{one} / f32, speed", ratio, LIMITS[one], at_least=True) for one, ratio in ratios.items()])
+
+
+if __name__ == "__main__":
+    program.run(long_context)
