@@ -52,6 +52,66 @@ def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     return found
 
 
+STACKED = {"input_linear": ("gate", "up"), "output_linear": ("down",)}
+"""Tensors of granitemoe with the matrices of all experts, one below the other."""
+
+
+def stacked_apart(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """The experts of granitemoe as three matrices each."""
+    found = dict[str, Floats]()
+    for name, values in weights.items():
+        stem, _, leaf = name.removesuffix(".weight").rpartition(".")
+        if leaf not in STACKED:
+            found[name] = values
+            continue
+        for expert, one in enumerate(values):
+            parts = zip(STACKED[leaf], np.split(one, len(STACKED[leaf])), strict=True)
+            found |= {f"{stem}.experts.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in parts}
+    return found
+
+
+def stacked_together(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """The inverse of `stacked_apart`."""
+    found = {name: values for name, values in weights.items() if ".experts." not in name}
+    for stem in sorted({name[: name.index(".experts.")] for name in weights.keys() - found.keys()}):
+        experts = range(sum(name.startswith(f"{stem}.experts.") and ".down_proj." in name for name in weights))
+        for leaf, parts in STACKED.items():
+            matrices = [
+                np.concatenate([weights[f"{stem}.experts.{expert}.{part}_proj.weight"] for part in parts])
+                for expert in experts
+            ]
+            found[f"{stem}.{leaf}.weight"] = np.stack(matrices)
+    return found
+
+
+def heads_apart(weights: dict[str, Floats], config: dict[str, Any]) -> dict[str, Floats]:
+    """`kv_b_proj` as a file has it: a matrix of keys and one of values for each head, side by side in two tensors."""
+    found = dict[str, Floats]()
+    plain = config["qk_nope_head_dim"]
+    for name, values in weights.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = values
+            continue
+        stem = name.removesuffix("kv_b_proj.weight")
+        heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+        found[f"{stem}k_b_proj.weight"] = np.ascontiguousarray(heads[:, :plain].transpose(0, 2, 1))
+        found[f"{stem}v_b_proj.weight"] = np.ascontiguousarray(heads[:, plain:])
+    return found
+
+
+def heads_together(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """The inverse of `heads_apart`."""
+    found = {
+        name: values for name, values in weights.items() if not name.endswith(("k_b_proj.weight", "v_b_proj.weight"))
+    }
+    for name, keys in weights.items():
+        if name.endswith("k_b_proj.weight"):
+            values = weights[name.replace("k_b_proj", "v_b_proj")]
+            both = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)
+            found[name.replace("k_b_proj", "kv_b_proj")] = np.ascontiguousarray(both.reshape(-1, both.shape[2]))
+    return found
+
+
 def fused(tensors: dict[str, Any]) -> dict[str, Any]:
     """The tensors of a GGUF file with gate and up projections of experts in one, as llama.cpp's converter fuses them
     where it is told to. A gate of another type than its neighbour stays apart."""

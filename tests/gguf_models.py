@@ -15,7 +15,15 @@ from safetensors.numpy import load_file, save_file
 
 from ops.bench.peers.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, models
-from tests.experts_layout import experts_apart, experts_together, fused
+from tests.experts_layout import (
+    experts_apart,
+    experts_together,
+    fused,
+    heads_apart,
+    heads_together,
+    stacked_apart,
+    stacked_together,
+)
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import BLOCK_FORMATS, MXFP4
 from worker.weights.stored_matrix import StoredMatrix
@@ -42,6 +50,10 @@ NAMES = {
     "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
+    "lm_head.bias": "output.bias",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.final_layernorm.weight": "output_norm.weight",
+    "model.final_layernorm.bias": "output_norm.bias",
 }
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -81,13 +93,91 @@ PARTS_BY_FAMILY["glm4"] = PARTS | {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
-PERMUTED = ("llama", "arcee", "smollm3", "granite")
+ROUTED_PARTS = PARTS | {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+MIXTRAL_PARTS = PARTS | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+PARTS_BY_FAMILY |= dict.fromkeys(("dots1", "exaone_moe", "ernie4_5_moe"), ROUTED_PARTS)
+PARTS_BY_FAMILY |= dict.fromkeys(("mixtral", "minimax_m2"), MIXTRAL_PARTS)
+PARTS_BY_FAMILY["apertus"] = PARTS | {"attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm"}
+LFM2_PARTS = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.experts.w1": "ffn_gate_exps",
+    "feed_forward.experts.w3": "ffn_up_exps",
+    "feed_forward.experts.w2": "ffn_down_exps",
+}
+PARTS_BY_FAMILY |= dict.fromkeys(("lfm2", "lfm2_moe"), LFM2_PARTS)
+PARTS_BY_FAMILY["phi"] = PARTS | {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+PARTS_BY_FAMILY["glm4_moe"] = ROUTED_PARTS | {"post_attention_layernorm": "post_attention_norm"}
+PARTS_BY_FAMILY["granitemoe"] = PARTS | {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.experts.gate_proj": "ffn_gate_exps",
+    "block_sparse_moe.experts.up_proj": "ffn_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+}
+PARTS_BY_FAMILY["qwen2_moe"] = PARTS | {
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+PARTS_BY_FAMILY["hunyuan_v1_moe"] = HUNYUAN_PARTS | {
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+}
+PARTS_BY_FAMILY |= dict.fromkeys(
+    ("deepseek_v3", "glm4_moe_lite"),
+    ROUTED_PARTS
+    | {
+        "self_attn.q_a_proj": "attn_q_a",
+        "self_attn.q_a_layernorm": "attn_q_a_norm",
+        "self_attn.q_b_proj": "attn_q_b",
+        "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+        "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+        "self_attn.k_b_proj": "attn_k_b",
+        "self_attn.v_b_proj": "attn_v_b",
+    },
+)
+PERMUTED = ("llama", "arcee", "smollm3", "granite", "granitemoe", "ministral3", "mixtral")
 """Families whose queries and keys lie in the order of adjacent pairs."""
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text")
 """Families whose norms lie with one added."""
 PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
 PARTS_BY_FAMILY["qwen3_next"] = PARTS | hybrid_layout.QWEN3_NEXT_PARTS
 WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE}
+WHOLE |= dict.fromkeys(
+    (
+        "mlp.gate.e_score_correction_bias",
+        "mlp.e_score_correction_bias",
+        "mlp.moe_statics.e_score_correction_bias",
+        "block_sparse_moe.e_score_correction_bias",
+        "feed_forward.expert_bias",
+    ),
+    "exp_probs_b.bias",
+)
 ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "qwen3_moe": "qwen3moe",
@@ -113,6 +203,22 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "phi3": "phi3",
     "starcoder2": "starcoder2",
+    "apertus": "apertus",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "phi": "phi2",
+    "deepseek_v3": "deepseek2",
+    "dots1": "dots1",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "exaone_moe": "exaone-moe",
+    "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
+    "granitemoe": "granitemoe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "minimax_m2": "minimax-m2",
+    "ministral3": "mistral3",
+    "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
 }
 
 
@@ -190,12 +296,19 @@ def make(
     config = json.loads((plain / "config.json").read_text())
     weights = experts_apart(load_file(plain / "model.safetensors"))
     weights = hybrid_layout.projections_apart(weights, config)
+    if family == "granitemoe":
+        weights = stacked_apart(weights)
+    if "kv_lora_rank" in config:
+        weights = heads_apart(weights, config)
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
     for index, (name, values) in enumerate(sorted(weights.items())):
+        if ".act_fn." in name:  # files have them among the metadata
+            numbers[name] = values
+            continue
         rows = _in_file(family, name, values, config)
         kind = (
             kinds[index % len(kinds)]
-            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "norm"))
+            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "conv.conv", "norm", "correction"))
             else "f32"
         )
         if ".experts." in name and values.ndim == 2:
@@ -205,19 +318,34 @@ def make(
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_as_transformers(family, name, held, config))
     numbers = hybrid_layout.projections_together(experts_together(numbers), config)
+    if family == "granitemoe":
+        numbers = stacked_together(numbers)
+    if "kv_lora_rank" in config:
+        numbers = heads_together(numbers)
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
     tensors = {name: _together(several) for name, several in parts.items()}
     tensors = fused(tensors) if family == "qwen3_next" else tensors
     scaling = config.get("rope_parameters", {})
     if scaling.get("rope_type") == "llama3":
-        tensors["rope_freqs.weight"] = _factors(scaling, config["head_dim"])
-    return write(folder / "model.gguf", metadata(family, config), tensors), plain
+        tensors["rope_freqs.weight"] = factors(scaling, config["head_dim"])
+    return write(folder / "model.gguf", metadata(family, config) | _learned(weights), tensors), plain
+
+
+def _learned(weights: dict[str, Floats]) -> dict[str, list[float]]:
+    """The learned numbers of apertus' activation, by layer."""
+    found = dict[str, list[float]]()
+    names = [name for name in weights if ".act_fn." in name]
+    for name in sorted(names, key=lambda one: int(one.split(".")[2])):
+        found.setdefault(f"xielu.{name.rpartition('.')[2]}", []).append(float(weights[name].reshape(())))
+    return found
 
 
 def _in_file(family: str, name: str, values: Floats, config: dict[str, Any]) -> Floats:
     """The numbers of a parameter as a file has them."""
     if family in HYBRIDS:
         return hybrid_layout.to_file(name, values, config)
+    if name.endswith("conv.conv.weight"):
+        return values[:, 0]
     if family in OFFSET_NORMS and "norm" in name:
         return values + 1
     return _permuted(name, values, config) if family in PERMUTED else values
@@ -227,6 +355,8 @@ def _as_transformers(family: str, name: str, held: Floats, config: dict[str, Any
     """The inverse of `_in_file`."""
     if family in HYBRIDS:
         return hybrid_layout.from_file(name, held, config)
+    if name.endswith("conv.conv.weight"):
+        return held[:, None]
     if family in OFFSET_NORMS and "norm" in name:
         return held - 1
     return _ordered(name, held, config) if family in PERMUTED else held
@@ -270,7 +400,7 @@ def _ordered(name: str, values: Floats, config: dict[str, Any]) -> Floats:
     return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def _factors(scaling: dict[str, Any], width: int) -> Stored:
+def factors(scaling: dict[str, Any], width: int) -> Stored:
     """The tensor that llama.cpp's converter writes for a Llama 3."""
     factors: list[float] = []
     for index in range(width // 2):
@@ -339,12 +469,108 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields["exaone4.attention.sliding_window_pattern"] = struct.pack(
             f"<IIQ{len(slides)}?", 9, 7, len(slides), *slides
         )
-    if family == "granite":
-        fields["granite.attention.scale"] = float(config["attention_multiplier"])
-        fields["granite.embedding_scale"] = float(config["embedding_multiplier"])
-        fields["granite.residual_scale"] = float(config["residual_multiplier"])
-        fields["granite.logit_scale"] = float(config["logits_scaling"])
+    if family in ("granite", "granitemoe"):
+        fields[f"{name}.attention.scale"] = float(config["attention_multiplier"])
+        fields[f"{name}.embedding_scale"] = float(config["embedding_multiplier"])
+        fields[f"{name}.residual_scale"] = float(config["residual_multiplier"])
+        fields[f"{name}.logit_scale"] = float(config["logits_scaling"])
+    if family in EXPERT_COUNTS:
+        fields |= _routing(family, name, config)
+    if family in ("deepseek_v3", "glm4_moe_lite"):
+        fields |= _latent(name, config)
+    if family in ("lfm2", "lfm2_moe"):
+        convolves = [kind == "conv" for kind in config["layer_types"]]
+        fields[f"{name}.attention.head_count_kv"] = [0 if one else config["num_key_value_heads"] for one in convolves]
+        fields[f"{name}.attention.layer_norm_rms_epsilon"] = float(config["norm_eps"])
+        fields[f"{name}.shortconv.l_cache"] = 3
+    if family == "lfm2_moe":
+        fields[f"{name}.leading_dense_block_count"] = config["num_dense_layers"]
+    if family == "minimax_m2":
+        fields[f"{name}.rope.dimension_count"] = config["rotary_dim"]
+    if family == "exaone_moe":
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+        fields[f"{name}.attention.sliding_window"] = config["sliding_window"]
+        fields[f"{name}.attention.sliding_window_pattern"] = struct.pack(
+            f"<IIQ{len(slides)}?", 9, 7, len(slides), *slides
+        )
+    if family == "ministral3":
+        fields[f"{name}.attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
+    if family in ("ministral3", "deepseek_v3"):
+        part = 1.0 if family == "ministral3" else 0.1
+        fields |= _yarn(name, rope) | {f"{name}.rope.scaling.yarn_log_multiplier": part * rope["mscale_all_dim"]}
     return fields
+
+
+EXPERT_COUNTS = {
+    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+    "dots1": ("n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+    "ernie4_5_moe": ("moe_num_experts", "moe_k", "moe_num_shared_experts"),
+    "exaone_moe": ("num_experts", "num_experts_per_tok", "num_shared_experts"),
+    "glm4_moe": ("n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+    "glm4_moe_lite": ("n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
+    "granitemoe": ("num_local_experts", "num_experts_per_tok", None),
+    "hunyuan_v1_moe": ("num_experts", "moe_topk", None),
+    "minimax_m2": ("num_local_experts", "num_experts_per_tok", None),
+    "lfm2_moe": ("num_experts", "num_experts_per_tok", None),
+    "mixtral": ("num_local_experts", "num_experts_per_tok", None),
+    "qwen2_moe": ("num_experts", "num_experts_per_tok", None),
+}
+"""By family the fields with the numbers of experts: all, those of a token, those that every token goes through."""
+
+
+def _routing(family: str, name: str, config: dict[str, Any]) -> dict[str, Any]:
+    # transformers may save a field under its other name.
+    other = {
+        "moe_num_experts": "num_experts",
+        "n_routed_experts": "num_local_experts",
+        "num_experts": "num_local_experts",
+    }
+    count, chosen, shared = (
+        config.get(field or "", config.get(other.get(field or "", ""))) for field in EXPERT_COUNTS[family]
+    )
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
+    fields: dict[str, Any] = {
+        f"{name}.expert_count": count,
+        f"{name}.expert_used_count": chosen[0] if isinstance(chosen, list) else chosen,
+        f"{name}.expert_feed_forward_length": inner[0] if isinstance(inner, list) else inner,
+        f"{name}.expert_gating_func": 2,
+    }
+    if shared is not None:
+        fields[f"{name}.expert_shared_count"] = shared
+    if "shared_expert_intermediate_size" in config:
+        fields[f"{name}.expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if "n_group" in config:
+        fields[f"{name}.expert_group_count"] = config["n_group"]
+        fields[f"{name}.expert_group_used_count"] = config["topk_group"]
+        fields[f"{name}.expert_weights_scale"] = float(config["routed_scaling_factor"])
+        fields[f"{name}.expert_weights_norm"] = config["norm_topk_prob"]
+    first = config.get("first_k_dense_replace", config.get("moe_layer_start_index"))
+    if first is not None:
+        fields[f"{name}.leading_dense_block_count"] = first
+    return fields
+
+
+def _latent(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    rank, turned = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    fields = {
+        f"{name}.attention.head_count_kv": 1,
+        f"{name}.attention.key_length": rank + turned,
+        f"{name}.attention.value_length": rank,
+        f"{name}.attention.kv_lora_rank": rank,
+        f"{name}.attention.key_length_mla": config["qk_nope_head_dim"] + turned,
+        f"{name}.attention.value_length_mla": config["v_head_dim"],
+        f"{name}.rope.dimension_count": turned,
+    }
+    if config["q_lora_rank"] is not None:
+        fields[f"{name}.attention.q_lora_rank"] = config["q_lora_rank"]
+    return fields
+
+
+def _yarn(name: str, rope: dict[str, Any]) -> dict[str, Any]:
+    scaling = f"{name}.rope.scaling"
+    betas = {f"{scaling}.yarn_{beta}": float(rope[beta]) for beta in ("beta_fast", "beta_slow")}
+    length = {f"{scaling}.original_context_length": rope["original_max_position_embeddings"]}
+    return {f"{scaling}.type": "yarn", f"{scaling}.factor": float(rope["factor"]), **length, **betas}
 
 
 def vocabulary() -> dict[str, Any]:

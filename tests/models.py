@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from worker.models.torch.meta_model import register_unlisted
+
 VOCAB_SIZE = 131
 """Not divisible by 2 or 4 on purpose; 128 ASCII bytes, then <s>, </s>, <pad>."""
 
@@ -232,6 +234,7 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {
         "attention_bias": True,
         "num_experts": 8,
+        "moe_intermediate_size": [33, 33, 33],
         "moe_topk": [2, 2, 2],
         "intermediate_size": 33,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0},
@@ -267,6 +270,19 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
     "ministral": SLIDING_AND_FULL,
     "ministral3": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}},
     "mistral": {"sliding_window": 12},
+    "mistral4": {
+        **LATENT,
+        "head_dim": 20,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            **YARN,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+            "llama_4_scaling_beta": 0.1,
+            "partial_rotary_factor": 0.4,
+        },
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo2": {},
     "olmo3": {
@@ -328,6 +344,7 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
     layers' norms. Returns `folder`."""
     shape = SHAPE | FAMILY_SHAPES[family] | changes
     config = CONFIG_MAPPING[family](**shape)
+    register_unlisted(family)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

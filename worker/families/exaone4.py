@@ -1,7 +1,15 @@
 from typing import Any
 
 from worker.families.family import ONLY_AFTER, Experts, Family, Fields, listed_sparse
-from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, layers_described
+from worker.families.gguf import (
+    AROUND_LAYER_NAMES,
+    ROUTED_LAYER_NAMES,
+    Gguf,
+    Metadata,
+    layers_described,
+    routing_described,
+    sparse_layers,
+)
 from worker.families.parts import (
     DENSE,
     EXPERTS,
@@ -31,6 +39,27 @@ def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
         "sliding_window": window if any(slides) else None,
         "sliding_window_pattern": None,
         "layer_types": [SLIDING if one else FULL for one in slides],
+    }
+
+
+_MOE_NAMES = {
+    **{name: stored for name, stored in ROUTED_LAYER_NAMES.items() if "correction" not in name},
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+}
+
+
+def _moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    layers = layers_described(model, common["num_hidden_layers"])
+    slides = model.array("exaone-moe.attention.sliding_window_pattern").numbers()[: len(layers)]
+    return {
+        "hidden_act": "silu",
+        "sliding_window": model.whole("exaone-moe.attention.sliding_window"),
+        "sliding_window_pattern": None,
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "mlp_layer_types": sparse_layers(model, layers),
+        "num_experts": model.whole("exaone-moe.expert_count"),
+        "num_shared_experts": model.whole("exaone-moe.expert_shared_count"),
+        **routing_described(model),
     }
 
 
@@ -67,6 +96,7 @@ FAMILIES = [
             sigmoid_scores=True,
             correction="router",
         ),
+        gguf=(Gguf("exaone-moe", _moe_from_gguf, _MOE_NAMES),),
         stored_names=((".gate.e_score_correction_bias", ".e_score_correction_bias"),),
     ),
 ]

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from control.errors import UnsupportedArchitecture
 from worker.families.gguf import Gguf
 from worker.families.recurrence import Recurrence
 from worker.families.roles import Roles
@@ -220,8 +221,9 @@ class Family:
     width."""
     value_norm: bool = False
     """True if values are normed by head, without weights."""
-    latent: bool = False
-    """True if keys and values are products of a row that all heads share (MLA)."""
+    latent: Literal["turned", "whole"] | None = None
+    """Of a type whose keys and values are products of a row that all heads share (MLA), what `head_dim` of its files
+    means: the part of a head that is turned by positions, or all of it. None for other types."""
     keys_are_values: Callable[[Fields, str], bool] = lambda fields, kind: False
     """True if a layer of a kind has no projection of values: they are its keys, as these are before their norm."""
     rotates_apart: bool = False
@@ -301,3 +303,15 @@ class Family:
             renamed = {f".{name}".replace(theirs, ours)[1:]: role for name, role in roles.items()}
             roles |= renamed
         return replace(self, roles=roles, stored_names=(*self.native_names, *self.stored_names))
+
+
+def one_for_all(name: str, value: Any, family: Family) -> Any:
+    """The one number of a field that the type may have as a list; any other value as it is."""
+    if name not in family.one_for_all or not isinstance(value, list):
+        return value
+    numbers = cast(list[Any], value)
+    if not numbers or any(number != numbers[0] for number in numbers):
+        raise UnsupportedArchitecture(
+            f"config.json has {name} = {str(numbers)[:60]}: layers with different numbers are not served."
+        )
+    return numbers[0]

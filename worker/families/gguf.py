@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from control.errors import ModelFilesError
@@ -32,6 +32,19 @@ EXPERT_LAYER_NAMES = LAYER_NAMES | {
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }
+MIXTRAL_LAYER_NAMES = LAYER_NAMES | {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
+}
+ROUTED_LAYER_NAMES = EXPERT_LAYER_NAMES | {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}
+"""Of types with experts that all tokens go through, and a correction of scores."""
 AROUND_LAYER_NAMES = LAYER_NAMES | {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -45,6 +58,8 @@ FUSED_LAYER_NAMES = {
 """Of types whose gate and up projection are one matrix."""
 RATES = ".ssm_ba.weight"
 """Beta and alpha of recurrent layers in one tensor: for each key head the rows of beta, then those of alpha."""
+KEYS_OF_HEADS, VALUES_OF_HEADS = "k_b_proj", "v_b_proj"
+"""What files have for `kv_b_proj`: a matrix of each head, of keys (latent, head) and of values (head, latent)."""
 _FUSED = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -60,6 +75,7 @@ class Metadata(Protocol):
     def tensors(self) -> Mapping[str, Any]: ...
     def whole(self, key: str, default: Any = ..., least: int = 1) -> Any: ...
     def real(self, key: str, default: Any = ...) -> Any: ...
+    def flag(self, key: str, default: bool) -> bool: ...
     def array(self, key: str) -> Any: ...
     def wrong(self, key: str, value: Any, needed: str) -> ModelFilesError: ...
 
@@ -73,8 +89,17 @@ class Gguf:
     """The fields of config.json that are special of the type, from the metadata and the fields that all types have."""
     names: Mapping[str, str]
     """The names within a layer, by transformers' modules; whole names of parameters that are no module's."""
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER_NAMES)
+    """The names of the modules that are in no layer."""
+    numbers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Parameters of a layer that files have as numbers of their metadata, by layer: the names within a layer, and the
+    keys."""
     partial: bool = False
     """True if only a part of each head may be turned by its position."""
+    when: Callable[[Metadata], bool] | None = None
+    """True for a file with a model of the type, where others have the architecture too; None: of what is left."""
+    yarn_logarithm: bool = False
+    """True if a file of type yarn may say how attention grows with the logarithm of the factor; `config` reads it."""
     permuted: bool = False
     """True if the rows of query and key projections are stored in the order of adjacent pairs."""
 
@@ -88,7 +113,7 @@ class Gguf:
                 return f"blk.{index}.{whole}"
             inner = self.names.get(rest)
             return None if inner is None else f"blk.{index}.{inner}.{leaf}"
-        outer = OUTER_NAMES.get(stem)
+        outer = self.outer.get(stem)
         return None if outer is None else f"{outer}.{leaf}"
 
 
@@ -128,6 +153,25 @@ def experts_described(model: Metadata) -> dict[str, Any]:
         "num_experts_per_tok": model.whole(f"{experts}_used_count"),
         "moe_intermediate_size": model.whole(f"{experts}_feed_forward_length"),
     }
+
+
+def routing_described(model: Metadata) -> dict[str, Any]:
+    """The fields of the choice of experts that several architectures name alike."""
+    name = model.architecture
+    return {
+        "num_experts_per_tok": model.whole(f"{name}.expert_used_count"),
+        "moe_intermediate_size": model.whole(f"{name}.expert_feed_forward_length"),
+        "first_k_dense_replace": model.whole(f"{name}.leading_dense_block_count", 0, least=0),
+        "n_group": model.whole(f"{name}.expert_group_count", 1),
+        "topk_group": model.whole(f"{name}.expert_group_used_count", 1),
+        "routed_scaling_factor": model.real(f"{name}.expert_weights_scale", 1.0),
+        "norm_topk_prob": model.flag(f"{name}.expert_weights_norm", False),
+    }
+
+
+def sparse_layers(model: Metadata, layers: range) -> list[str]:
+    """`mlp_layer_types`: a layer with a router has experts."""
+    return ["sparse" if f"blk.{layer}.ffn_gate_inp.weight" in model.tensors else "dense" for layer in layers]
 
 
 def layers_described(model: Metadata, layers: int) -> range:

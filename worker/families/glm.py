@@ -1,7 +1,15 @@
 from typing import Any
 
 from worker.families.family import Experts, Family
-from worker.families.gguf import FUSED_LAYER_NAMES, Gguf, Metadata, biases_described, rotation_described
+from worker.families.gguf import (
+    FUSED_LAYER_NAMES,
+    ROUTED_LAYER_NAMES,
+    Gguf,
+    Metadata,
+    biases_described,
+    rotation_described,
+    routing_described,
+)
 from worker.families.parts import (
     ATTENTION,
     DENSE,
@@ -23,6 +31,21 @@ def _glm4_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_act": "silu",
         "attention_bias": biases_described(model)["attention_bias"],
+        **rotation_described(model, common),
+    }
+
+
+_MOE_NAMES = ROUTED_LAYER_NAMES | {"post_attention_layernorm": "post_attention_norm"}
+
+
+def _moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "attention_bias": biases_described(model)["attention_bias"],
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+        "n_routed_experts": model.whole("glm4moe.expert_count"),
+        "n_shared_experts": model.whole("glm4moe.expert_shared_count"),
+        **routing_described(model),
         **rotation_described(model, common),
     }
 
@@ -56,5 +79,6 @@ FAMILIES = [
         head_norm_switch="use_qk_norm",
         output_bias=False,
         experts=Experts(QWEN_EXPERTS, count="n_routed_experts", sigmoid_scores=True, correction="router"),
+        gguf=(Gguf("glm4moe", _moe_from_gguf, _MOE_NAMES, partial=True),),
     ),
 ]

@@ -48,14 +48,30 @@ _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multip
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    name = model.architecture
     return {
         "hidden_act": "silu",
         **biases_described(model),
-        "attention_multiplier": model.real("granite.attention.scale"),
-        "embedding_multiplier": model.real("granite.embedding_scale", 1.0),
-        "residual_multiplier": model.real("granite.residual_scale", 1.0),
-        "logits_scaling": model.real("granite.logit_scale", 1.0),
+        "attention_multiplier": model.real(f"{name}.attention.scale"),
+        "embedding_multiplier": model.real(f"{name}.embedding_scale", 1.0),
+        "residual_multiplier": model.real(f"{name}.residual_scale", 1.0),
+        "logits_scaling": model.real(f"{name}.logit_scale", 1.0),
     }
+
+
+def _experts_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return _from_gguf(model, common) | {
+        "num_local_experts": model.whole("granitemoe.expert_count"),
+        "num_experts_per_tok": model.whole("granitemoe.expert_used_count"),
+    }
+
+
+_MOE_NAMES = LAYER_NAMES | {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.experts.gate_proj": "ffn_gate_exps",
+    "block_sparse_moe.experts.up_proj": "ffn_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+}
 
 
 FAMILIES = [
@@ -72,6 +88,7 @@ FAMILIES = [
         experts=_EXPERTS,
         stored_names=_STORED_ROUTER,
         native_names=_NATIVE_NAMES[:2],
+        gguf=(Gguf("granitemoe", _experts_from_gguf, _MOE_NAMES, permuted=True),),
     ),
     Family(
         "granitemoeshared",

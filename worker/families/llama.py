@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family, Fields
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described, layers_described
+from worker.families.gguf import (
+    EXPERT_LAYER_NAMES,
+    LAYER_NAMES,
+    ROUTED_LAYER_NAMES,
+    Gguf,
+    Metadata,
+    biases_described,
+    layers_described,
+)
 from worker.families.parts import (
     ATTENTION,
     DENSE,
@@ -67,6 +75,38 @@ def _is_sparse_ernie(fields: Fields, layer: int) -> bool:
     )
 
 
+def _ernie_moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    name = "ernie4_5-moe"
+    return _ernie_from_gguf(model, common) | {
+        "moe_num_experts": model.whole(f"{name}.expert_count"),
+        "moe_k": model.whole(f"{name}.expert_used_count"),
+        "moe_intermediate_size": model.whole(f"{name}.expert_feed_forward_length"),
+        "moe_num_shared_experts": model.whole(f"{name}.expert_shared_count"),
+        "moe_layer_start_index": model.whole(f"{name}.leading_dense_block_count", 0, least=0),
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": model.whole(f"{name}.interleave_moe_layer_step", 1),
+    }
+
+
+def _hunyuan_moe_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "silu",
+        "attention_bias": biases_described(model)["attention_bias"],
+        "intermediate_size": model.whole("hunyuan-moe.expert_feed_forward_length"),
+        "num_experts": model.whole("hunyuan-moe.expert_count"),
+        "moe_topk": model.whole("hunyuan-moe.expert_used_count"),
+    }
+
+
+_ERNIE_MOE_NAMES = ROUTED_LAYER_NAMES | {"mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
+_HUNYUAN_MOE_NAMES = EXPERT_LAYER_NAMES | {
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
+}
 _UNGATED_NAMES = {module: name for module, name in LAYER_NAMES.items() if module != "mlp.gate_proj"}
 _HUNYUAN_NAMES = LAYER_NAMES | {
     "self_attn.query_layernorm": "attn_q_norm",
@@ -108,6 +148,7 @@ FAMILIES = [
             correction="statics",
         ),
         stored_names=((".gate.moe_statics.", ".moe_statics."),),
+        gguf=(Gguf("ernie4_5-moe", _ernie_moe_from_gguf, _ERNIE_MOE_NAMES),),
     ),
     Family(
         "hunyuan_v1_dense",
@@ -127,6 +168,7 @@ FAMILIES = [
         head_norms="each_turned_head",
         experts=Experts(QWEN_EXPERTS, chosen="moe_topk"),
         native_names=((".mlp.gate.weight", ".mlp.gate.wg.weight"), (".mlp.shared_experts.", ".mlp.shared_mlp.")),
+        gguf=(Gguf("hunyuan-moe", _hunyuan_moe_from_gguf, _HUNYUAN_MOE_NAMES),),
     ),
     Family("internlm3", DENSE, WITH_BIASES, aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"}),
     Family("llama", DENSE, WITH_BIASES, gguf=(Gguf("llama", _from_gguf, LAYER_NAMES, permuted=True),)),

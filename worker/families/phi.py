@@ -29,6 +29,27 @@ def _phi3_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_PHI2_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
+_PHI2_OUTER = {"model.embed_tokens": "token_embd", "model.final_layernorm": "output_norm", "lm_head": "output"}
+
+
+def _phi2_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": common["rms_norm_eps"],
+        "qk_layernorm": False,
+        **rotation_described(model, common),
+    }
+
+
 FAMILIES = [
     Family(
         "phi",
@@ -44,6 +65,7 @@ FAMILIES = [
         head_norm_switch="qk_layernorm",
         activations={"gelu_new": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "silu": "silu"},
         biased=True,
+        gguf=(Gguf("phi2", _phi2_from_gguf, _PHI2_NAMES, partial=True, outer=_PHI2_OUTER),),
         native_names=(
             (".mlp.up_proj", ".mlp.fc1"),
             (".mlp.down_proj", ".mlp.fc2"),

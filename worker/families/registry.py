@@ -31,11 +31,17 @@ TEXT_PARTS: dict[str, TextPart] = {
 SAME: dict[str, str] = {kind: same for module in _MODULES for kind, same in getattr(module, "SAME", {}).items()}
 """Model types of published files, and the type that has the same models."""
 
-GGUF_ARCHITECTURES: dict[str, tuple[Family, Gguf]] = {
-    gguf.architecture: (family, gguf) for family in FAMILIES.values() for gguf in family.gguf
-}
+GGUF_ARCHITECTURES: dict[str, list[tuple[Family, Gguf]]] = {}
+"""The records of each architecture; the one for what is left is the last."""
+for _family in FAMILIES.values():
+    for _gguf in _family.gguf:
+        GGUF_ARCHITECTURES.setdefault(_gguf.architecture, []).append((_family, _gguf))
+for _several in GGUF_ARCHITECTURES.values():
+    _several.sort(key=lambda pair: pair[1].when is None)
 
-_MLA = "its attention keeps compressed keys and values (MLA)"
+_MLA = "its attention keeps compressed keys and values (MLA) in a form that is not known"
+_TWO_WIDTHS = "heads of its values have another width than those of its keys"
+_HEAD_GATES = "its attention has a gate for each head"
 _RECURRENT = "its layers keep a recurrent state"
 _CHUNKED = "its attention ends at the borders of chunks"
 _ALTERED = "its layers predict and correct several hidden states (AltUp)"
@@ -51,6 +57,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("kimi_linear", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
     **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
+    "mimo_v2_flash": _TWO_WIDTHS,
+    "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
 }
@@ -61,6 +69,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_RECURRENT, ("state_size", "ssm_state_size", "mamba_d_state", "mamba_expand", "linear_num_value_heads")),
     (_CHUNKED, ("attention_chunk_size",)),
     (_ALTERED, ("altup_num_inputs",)),
+    (_TWO_WIDTHS, ("v_head_dim",)),
     (_OTHER_INPUTS, ("vision_config", "audio_config")),
     (_ENCODER, ("image_size", "num_mel_bins", "num_channels", "sampling_rate", "type_vocab_size")),
     (_ALIBI, ("alibi",)),

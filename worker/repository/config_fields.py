@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.families.family import Family
+from worker.families.family import Family, one_for_all
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL
 
@@ -91,10 +91,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
-    width = config.get("head_dim")
-    turned = config.get("qk_rope_head_dim", family.defaults.get("qk_rope_head_dim"))
-    if family.latent and width is not None and "qk_rope_head_dim" not in family.aliases and width != turned:
-        raise _wrong("head_dim", width, f"qk_rope_head_dim = {turned}, or no such field,")
+    _check_latent(config, family)
     _check_heads_by_layer(config, family)
     _check_experts(config, family)
     _check_sparse_layers(config, family)
@@ -193,18 +190,6 @@ def field_value(config: dict[str, Any], family: Family, name: str) -> Any:
     return one_for_all(name, value, family)
 
 
-def one_for_all(name: str, value: Any, family: Family) -> Any:
-    """The one number of a field that the type may have as a list; any other value as it is."""
-    if name not in family.one_for_all or not isinstance(value, list):
-        return value
-    numbers = cast(list[Any], value)
-    if not numbers or any(number != numbers[0] for number in numbers):
-        raise UnsupportedArchitecture(
-            f"config.json has {name} = {_shown(numbers)}: layers with different numbers are not served."
-        )
-    return numbers[0]
-
-
 def _check_experts(config: dict[str, Any], family: Family) -> None:
     experts = family.experts
     if experts is None or not family.has_experts(config):
@@ -223,6 +208,18 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
         raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
     if groups is not None and chosen_groups is not None and chosen_groups > groups:
         raise _wrong("topk_group", chosen_groups, f"at most n_group = {groups}")
+
+
+def _check_latent(config: dict[str, Any], family: Family) -> None:
+    """A width of heads beside those that attention over compressed keys and values has."""
+    width = config.get("head_dim")
+    if family.latent is None or width is None or "qk_rope_head_dim" in family.aliases:
+        return
+    fields = fields_of(config, family)
+    expected = fields["qk_rope_head_dim"] + (fields["qk_nope_head_dim"] if family.latent == "whole" else 0)
+    if width != expected:
+        named = "qk_rope_head_dim" if family.latent == "turned" else "qk_nope_head_dim + qk_rope_head_dim"
+        raise _wrong("head_dim", width, f"{named} = {expected}, or no such field,")
 
 
 def _check_sparse_layers(config: dict[str, Any], family: Family) -> None:

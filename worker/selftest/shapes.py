@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from worker.families.family import one_for_all
 from worker.families.registry import FAMILIES
 
 
@@ -45,9 +46,12 @@ def of_config(config: dict[str, Any], dtype: str, tp: int = 1) -> Shapes:
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
     family = FAMILIES.get(str(config.get("model_type")))
     dense = config.get("intermediate_size") if family is None else family.feed_forward_width(config)
+    expert = config.get("moe_intermediate_size")
+    if family is not None:
+        expert = one_for_all("moe_intermediate_size", expert, family)
     return Shapes(
         hidden=hidden,
-        inner=-(-int(config.get("moe_intermediate_size") or dense or 4 * hidden) // tp),
+        inner=-(-int(expert or dense or 4 * hidden) // tp),
         heads=max(1, heads // tp),
         kv_heads=max(1, int(shared if shared is not None else heads) // tp),
         head_dim=int(config.get("head_dim") or hidden // heads),

@@ -365,7 +365,7 @@ def architecture_of(model: GgufModel) -> tuple[Family, Gguf]:
             f"{model.files[0]}: architecture '{name[:60]}' is not supported from GGUF files. "
             f"Supported: {', '.join(sorted(GGUF_ARCHITECTURES))}."
         )
-    return GGUF_ARCHITECTURES[name]
+    return next(pair for pair in GGUF_ARCHITECTURES[name] if pair[1].when is None or pair[1].when(model))
 
 
 def split_files(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from control.errors import ModelFilesError
-from worker.families.gguf import RATES, expert_of, fused_name
+from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, expert_of, fused_name
 from worker.weights.checkpoint import MappedTensors, Ranges
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import StoredTensor
@@ -19,6 +20,8 @@ from worker.weights.stored_matrix import StoredMatrix, Weights
 
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small, and their scores decide which experts are used: always plain numbers."""
+_IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_ROWS_OF_ONE = ("alpha_p", "alpha_n")
 _RECURRENT_NORM = "ssm_norm.weight"
 _PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
 
@@ -43,6 +46,10 @@ class GgufCheckpoint(MappedTensors):
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Weights:
         """The tensor `name`, or only its `ranges` along `dim`, joined. Raises ModelFilesError naming a missing one, or
         one whose blocks a border would cut."""
+        if name.endswith(".kv_b_proj.weight"):
+            return self._heads(name.removesuffix("kv_b_proj.weight"), ranges)
+        if (number := self._number(name)) is not None:
+            return number
         location = self._place(name)
         if location is None:
             missing = self._kind.stored_name(name) or name
@@ -68,6 +75,37 @@ class GgufCheckpoint(MappedTensors):
         if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
             return part - part.dtype.type(1)
         return _as_transformers(stored, part)
+
+    def _number(self, name: str) -> NDArray[np.float32] | None:
+        """A parameter that the metadata have, one number or a row of one; None for any other."""
+        match = _IN_LAYER.fullmatch(name)
+        key = None if match is None else self._kind.numbers.get(match[2])
+        if match is None or key is None:
+            return None
+        numbers = self._model.array(key).numbers()
+        layer = int(match[1])
+        if layer >= len(numbers) or not isinstance(numbers[layer], int | float):
+            raise self._model.wrong(key, numbers[:4], f"a number for layer {layer} is needed")
+        value = np.asarray(numbers[layer], np.float32)
+        return value.reshape(1) if name.endswith(_ROWS_OF_ONE) else value
+
+    def _heads(self, attention: str, ranges: Ranges | None) -> NDArray[Any]:
+        """Keys above values for each head, as transformers has them, of the rows `ranges`: plain numbers, of two
+        tensors with a matrix for each head."""
+        keys, values = (self._of_heads(f"{attention}{name}.weight") for name in (KEYS_OF_HEADS, VALUES_OF_HEADS))
+        rows = np.concatenate([keys.transpose(0, 2, 1), values], axis=1).reshape(-1, values.shape[2])
+        return rows if ranges is None else np.concatenate([rows[start:stop] for start, stop in ranges])
+
+    def _of_heads(self, name: str) -> NDArray[Any]:
+        stored = self._kind.stored_name(name) or name
+        place = self._model.tensors.get(stored)
+        if place is None or len(place.shape) != 3:
+            raise ModelFilesError(
+                f"{self._model.files[0]} has no tensor {stored} of matrices. Convert the model again."
+            )
+        self._unread.pop(stored, None)
+        whole = self._whole(stored, place)
+        return (dequantize(whole) if isinstance(whole, StoredMatrix) else whole).reshape(place.shape)
 
     def _place(self, name: str) -> tuple[str, StoredTensor, int | None] | None:
         """The tensor in the file that has transformers' parameter `name`, and which half of its rows where it is fused
@@ -133,7 +171,7 @@ def _as_transformers(name: str, part: NDArray[Any]) -> NDArray[Any]:
                 f"{name} has the value {float(part.max()):g}; a decay is 0 or less. Convert the model again."
             )
         return np.log(-part.astype(np.float64))
-    if name.endswith(".ssm_conv1d.weight"):
+    if name.endswith((".ssm_conv1d.weight", ".shortconv.conv.weight")):
         return part[:, None]
     return part.reshape(1, -1) if name.endswith(_ROUTERS[1]) else part
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from control.errors import ModelFilesError
 from worker.families.family import Family, Fields
 from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
@@ -80,7 +81,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=_latent_scaling(latent, config) if latent else _scaling(family, fields, head_dim),
+        scaling=_latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
         residual_scale=fields.get("residual_multiplier", 1.0),
         logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
@@ -124,15 +125,20 @@ class Latent:
         return self.turned + self.rank
 
 
-def _latent_scaling(latent: Latent, config: dict[str, Any]) -> float:
+def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> float:
     """As transformers' `yarn_apply_mscale`."""
     scale = (latent.plain + latent.turned) ** -0.5
-    rope: dict[str, Any] = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    given = config.get("rope_scaling") or config.get("rope_parameters")
+    rope: dict[str, Any] = given or family.defaults["rope_parameters"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     every = rope.get("mscale_all_dim")
     if kind == "default" or not every:
         return scale
-    own = mscale(rope["factor"], every)
+    if isinstance(every, bool) or not isinstance(every, int | float):
+        raise ModelFilesError(
+            f"config.json has mscale_all_dim = {every!r:.60} among the rotary parameters; give a number."
+        )
+    own = mscale(rope.get("factor", 1.0), every)
     return scale * own * own
 
 

@@ -44,7 +44,7 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
         if "rotary_dim" in family.fields:
             width = config.get("rotary_dim")
             partial = 1.0 if width is None else width / head_dim
-        if not (scaling or rope) and default["rope_type"] != "default":
+        if not (scaling or rope) and default.get("rope_type", default.get("type")) != "default":
             # The class's own parameters are whole: `rope_theta` beside them has no effect.
             rope = {"rope_theta": theta, **default}
         rope = scaling or rope or {}
@@ -54,6 +54,9 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
         own = config.get("original_max_position_embeddings")
         if own is not None:
             parameters["original_max_position_embeddings"] = own
+        if family.latent is not None:
+            # The part that is turned is a head of its own here, whatever share of a head it is for files.
+            parameters["partial_rotary_factor"] = 1.0
         whole = _rotary(config, partial, parameters, head_dim)
         if family.queries_grow:
             read = _Parameters(parameters, config["max_position_embeddings"])

@@ -28,9 +28,18 @@ _default_type = threading.Lock()
 """torch's default type is the whole process's: two threads that set and restore it would leave one's to the other."""
 
 
+def register_unlisted(kind: str) -> None:
+    """Let transformers' automatic class make models of a type that it has, and lists only as a part of others."""
+    if kind == "mistral4":
+        from transformers.models.mistral4 import Mistral4Config, Mistral4ForCausalLM  # only here: it takes time
+
+        AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+
+
 def configuration(config: dict[str, Any]) -> PreTrainedConfig:
     """config.json as transformers' own class, with its defaults filled in. The format of quantized weights is left
     out: transformers would look for libraries of its own. Raises ModelFilesError for what that class refuses."""
+    register_unlisted(config["model_type"])
     fields = {name: value for name, value in config.items() if name not in _NOT_OF_THE_TEXT}
     try:
         return CONFIG_MAPPING[config["model_type"]].from_dict(copy.deepcopy(fields))

@@ -10,7 +10,8 @@ import struct
 from typing import Any
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
-from worker.weights.gguf import GgufModel, architecture_of
+from worker.families.gguf import Gguf
+from worker.weights.gguf import Array, GgufModel, architecture_of
 
 
 def configuration(model: GgufModel) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
     for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
-        partial = what == "rotated parts" and (family.recurrent is not None or kind.partial)
+        partial = (what == "rotated parts" and (family.recurrent is not None or kind.partial)) or family.latent
         if (other := model.whole(key, width)) != width and not partial:
             raise UnsupportedArchitecture(f"{model.files[0]}: heads are {width} wide and their {what} {other} ({key}).")
     common = {
@@ -34,13 +35,13 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "intermediate_size": _feed_forward_length(model),
         "num_hidden_layers": model.whole(f"{name}.block_count") - prediction_layers(model),
         "num_attention_heads": heads,
-        "num_key_value_heads": model.whole(f"{name}.attention.head_count_kv", heads),
+        "num_key_value_heads": _key_value_heads(model, heads),
         "head_dim": width,
         "rms_norm_eps": model.real(f"{name}.attention.layer_norm_{'rms_' if family.norm_kind == 'rms' else ''}epsilon"),
         "max_position_embeddings": model.whole(f"{name}.context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "rope_parameters": _rotary_parameters(model, width),
+        "rope_parameters": _rotary_parameters(model, width, kind),
         "dtype": "bfloat16",
         "bos_token_id": model.whole("tokenizer.ggml.bos_token_id", None, least=0),
         "eos_token_id": model.whole("tokenizer.ggml.eos_token_id", None, least=0),
@@ -49,10 +50,19 @@ def configuration(model: GgufModel) -> dict[str, Any]:
     return common | kind.config(model, common)
 
 
+def _key_value_heads(model: GgufModel, heads: int) -> int:
+    """Those of the layers that attend; recurrent ones have 0 of them in a list."""
+    key = f"{model.architecture}.attention.head_count_kv"
+    if architecture_of(model)[0].recurrent is None or not isinstance(model.fields.get(key), Array):
+        return model.whole(key, heads)
+    different = set(model.array(key).numbers()) - {0}
+    if len(different) != 1 or not isinstance(count := different.pop(), int) or count < 1:
+        raise model.wrong(key, sorted(different), "one number of heads, and 0 for layers without, is needed")
+    return count
+
+
 def prediction_layers(model: GgufModel) -> int:
     """Layers behind the last one that predict further tokens, which are not read; 0 for an architecture without."""
-    if architecture_of(model)[0].recurrent is None:
-        return 0
     key, layers = f"{model.architecture}.nextn_predict_layers", model.whole(f"{model.architecture}.block_count")
     if (count := model.whole(key, 0, least=0)) >= layers:
         raise model.wrong(key, count, f"less than the number of layers, {layers}, is needed")
@@ -67,42 +77,45 @@ def _feed_forward_length(model: GgufModel) -> int:
 
 
 FACTORS = "rope_freqs.weight"
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The constants of all Llama 3.1 to 3.3 models. A file has only the factors that follow from them."""
+LOW, HIGH = 1.0, 4.0
+"""The frequency factors of all models with Llama 3's embedding. A file has what follows from them and the length."""
+USUAL_LENGTH = 8192
+"""The original length of Llama 3.1 to 3.3."""
 BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 """Parameters of yarn that a file may have, with their defaults."""
 TOLERANCE = 1e-4
 _DEFAULT_THETA = 10000.0
 
 
-def _rotary_parameters(model: GgufModel, width: int) -> dict[str, Any]:
+def _rotary_parameters(model: GgufModel, width: int, kind: Gguf) -> dict[str, Any]:
     """`rope_parameters` of heads that are `width` wide. Raises UnsupportedArchitecture for a scaling that is none of
     transformers', ModelFilesError for a damaged one."""
     name = model.architecture
     base = {"rope_theta": model.real(f"{name}.rope.freq_base", _DEFAULT_THETA)}
     if FACTORS in model.tensors:
         return base | _llama3(model, base["rope_theta"], width)
-    kind = model.text(f"{name}.rope.scaling.type", "none")
-    if kind == "none" and f"{name}.rope.scale_linear" in model.fields:  # files from before there were types
+    scaling = model.text(f"{name}.rope.scaling.type", "none")
+    if scaling == "none" and f"{name}.rope.scale_linear" in model.fields:  # files from before there were types
         return base | {"rope_type": "linear", "factor": model.real(f"{name}.rope.scale_linear")}
-    if kind == "none":
+    if scaling == "none":
         return base | {"rope_type": "default"}
     factor = model.real(f"{name}.rope.scaling.factor")
-    if kind == "linear":
+    if scaling == "linear":
         return base | {"rope_type": "linear", "factor": factor}
     prefix = f"{name}.rope.scaling.yarn_"
-    if kind == "yarn" and not {key for key in model.fields if key.startswith(prefix)} - {prefix + one for one in BETAS}:
+    read = {prefix + one for one in (*BETAS, *(("log_multiplier",) if kind.yarn_logarithm else ()))}
+    if scaling == "yarn" and not {key for key in model.fields if key.startswith(prefix)} - read:
         original = model.whole(f"{name}.rope.scaling.original_context_length")
         betas = {one: model.real(prefix + one, default) for one, default in BETAS.items()}
         return base | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **betas}
     raise UnsupportedArchitecture(
-        f"{model.files[0]}: {name}.rope.scaling.type is {kind[:40]!r}, or has parameters that are not supported. "
+        f"{model.files[0]}: {name}.rope.scaling.type is {scaling[:40]!r}, or has parameters that are not supported. "
         "Use a file with none, linear or plain yarn."
     )
 
 
 def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
-    """The factors' largest is the scaling's; the others must follow from it."""
+    """The factors' largest is the scaling's; the others must follow from it and from one length."""
     stored = model.tensors[FACTORS]
     if stored.type.name != "f32" or stored.shape != (width // 2,):
         raise ModelFilesError(f"{stored.path}: {FACTORS} is {stored.type.name} of shape {stored.shape}.")
@@ -110,26 +123,38 @@ def _llama3(model: GgufModel, theta: float, width: int) -> dict[str, Any]:
         file.seek(stored.start)
         factors = struct.unpack(f"<{width // 2}f", file.read(stored.bytes))
     factor = max(factors)
-    expected = [_factor(theta ** (2 * index / width), factor) for index in range(width // 2)]
+    periods = [theta ** (2 * index / width) for index in range(width // 2)]
+    original = _original_length(factors, periods, factor)
+    expected = [_factor(period, factor, original) for period in periods]
     pairs = zip(factors, expected, strict=True)
     if not all(math.isclose(one, other, rel_tol=TOLERANCE) for one, other in pairs):
         raise UnsupportedArchitecture(
             f"{stored.path}: the factors in {FACTORS} are not Llama 3's, and no others are supported."
         )
-    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+    lengths = {"low_freq_factor": LOW, "high_freq_factor": HIGH, "original_max_position_embeddings": original}
+    return {"rope_type": "llama3", "factor": factor, **lengths}
 
 
-def _factor(period: float, factor: float) -> float:
+def _original_length(factors: tuple[float, ...], periods: list[float], factor: float) -> int:
+    """The original length from which the factors follow. It shows in those between 1 and the largest; where there is
+    none, any length between the frequencies that are scaled and those that are not gives the same."""
+    for one, period in zip(factors, periods, strict=True):
+        if 1 + TOLERANCE < one < factor * (1 - TOLERANCE):
+            smooth = (1 / one - 1 / factor) / (1 - 1 / factor)
+            return max(1, round(2 * math.pi * period * (smooth * (HIGH - LOW) + LOW)))
+    unscaled = [period for one, period in zip(factors, periods, strict=True) if one <= 1 + TOLERANCE]
+    least = 2 * math.pi * max(unscaled, default=0.0) * HIGH
+    scaled = [period for one, period in zip(factors, periods, strict=True) if one > 1 + TOLERANCE]
+    most = 2 * math.pi * min(scaled, default=math.inf) * LOW
+    return USUAL_LENGTH if least < USUAL_LENGTH < most else math.ceil(least) + 1
+
+
+def _factor(period: float, factor: float, original: int) -> float:
     """By how much the frequency 1 / `period` is divided, as llama.cpp's converter computes it."""
-    low, high, original = (
-        LLAMA3["low_freq_factor"],
-        LLAMA3["high_freq_factor"],
-        LLAMA3["original_max_position_embeddings"],
-    )
     wavelength = 2 * math.pi * period
-    if wavelength < original / high:
+    if wavelength < original / HIGH:
         return 1.0
-    if wavelength > original / low:
+    if wavelength > original / LOW:
         return factor
-    smooth = (original / wavelength - low) / (high - low)
+    smooth = (original / wavelength - LOW) / (HIGH - LOW)
     return 1 / ((1 - smooth) / factor + smooth)

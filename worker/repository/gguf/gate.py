@@ -8,9 +8,11 @@ from typing import Any
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
 from worker.families.family import Family
-from worker.families.gguf import RATES, Gguf, fused_name
-from worker.families.recurrence import LINEAR, TILED, delta_rule_of
+from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
+from worker.families.recurrence import LINEAR, TILED, DeltaRule, Recurrence
+from worker.families.short_convolution import ShortConvolution
 from worker.native.host import check_host
+from worker.repository.config_fields import fields_of
 from worker.repository.gguf.configuration import FACTORS, prediction_layers
 from worker.repository.gguf.description import check_described
 from worker.weights.formats import StoredTensor
@@ -18,7 +20,7 @@ from worker.weights.gguf import FEED_FORWARD, GgufModel, architecture_of
 from worker.weights.sharding import ends_at
 
 RECURRENT_OUT = "ssm_out.weight"
-ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, *FEED_FORWARD)
+ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, "shortconv.out_proj.weight", *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
 _PLAIN_DTYPES = ("auto", "float32")
@@ -45,7 +47,9 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
                 f"{stored.path}: tensor {name} has the shape {stored.shape}, and by the metadata it is {shape}. "
                 "Download or convert the model again."
             )
-        if (len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight"))) and stored.type.blocks is not None:
+        if (
+            len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight", "shortconv.conv.weight"))
+        ) and stored.type.blocks is not None:
             raise ModelFilesError(f"{stored.path}: tensor {name} can't be in blocks ({stored.type.name.upper()}).")
         seen.add(name)
     first = config["num_hidden_layers"]
@@ -108,16 +112,20 @@ def _expected(
     """The tensors of a configuration by their names in the file, with shapes."""
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
-    yield "output_norm.weight", (hidden,)
-    if family.norm_kind == "layer_with_bias":
-        yield "output_norm.bias", (hidden,)
+    for leaf in ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",):
+        yield kind.stored_name(_own_name(family, f"model.norm.{leaf}")) or "", (hidden,)
     if not config["tie_word_embeddings"]:
         yield "output.weight", (vocabulary, hidden)
-    shapes = _layer_shapes(config, family)
-    recurrent = _recurrent_shapes(config, family) if family.recurrent else {}
-    kinds = delta_rule_of(config).kinds if family.recurrent else ()
+    if family.biased:
+        yield "output.bias", (vocabulary,)
+    fields = fields_of(config, family)
+    recurrence = None if family.recurrent is None else family.recurrent(config)
     for layer in range(config["num_hidden_layers"]):
-        of_layer = recurrent if kinds and kinds[layer] == LINEAR else shapes
+        sparse = family.has_experts(config) and family.experts is not None and family.experts.layers(fields, layer)
+        if recurrence is not None and recurrence.kinds[layer] == LINEAR:
+            of_layer = _recurrent_shapes(config, recurrence) | _common_shapes(config, family, fields, hidden, sparse)
+        else:
+            of_layer = _layer_shapes(config, family, fields, sparse)
         for inner, shape in of_layer.items():
             name = kind.stored_name(_own_name(family, f"model.layers.{layer}.{inner}"))
             if name is not None:
@@ -128,10 +136,9 @@ def _expected(
 
 
 def _own_name(family: Family, name: str) -> str:
-    """The name that the type itself has for a parameter."""
-    for usual, own in family.native_names:
-        if usual in name:
-            return name.replace(usual, own)
+    """The name that published files of the type have for a parameter."""
+    for usual, own in (*family.native_names, *family.stored_names):
+        name = name.replace(usual, own)
     return name
 
 
@@ -148,8 +155,11 @@ def _held(name: str, shape: tuple[int, ...], model: GgufModel) -> tuple[str, tup
 _SHARED_GATE = "mlp.shared_expert_gate.weight"
 
 
-def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have."""
+def _layer_shapes(
+    config: dict[str, Any], family: Family, fields: dict[str, Any], sparse: bool
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have.
+    `fields`: as `fields_of`; `sparse`: the layer has experts."""
     hidden, width = config["hidden_size"], config["head_dim"]
     query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
@@ -158,8 +168,12 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.qkv_proj.weight": (query + 2 * shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        **_common_shapes(config, family, hidden),
+        **_common_shapes(config, family, fields, hidden, sparse),
     }
+    if family.latent:
+        for name in ("q_proj", "k_proj", "v_proj", "qkv_proj"):
+            del shapes[f"self_attn.{name}.weight"]
+        shapes |= _latent_shapes(config, fields)
     if family.head_norms is not None:
         heads = (config["num_attention_heads"], config["num_key_value_heads"])
         each: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -181,19 +195,30 @@ def _layer_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int
             "mlp.experts.up_proj.bias": (count, inner),
             "mlp.experts.down_proj.bias": (count, hidden),
         }
-    if config.get("attention_bias"):
+    if config.get("attention_bias") or family.biased:
         has_output_bias = family.output_bias and config.get("attention_out_bias", True)
         biased = ("q", "k", "v", "o") if has_output_bias else ("q", "k", "v")
+    if family.latent and config.get("attention_bias"):
+        biased = ()
+        names = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+        both = {name: shapes.get(f"self_attn.{name}.weight") for name in names}
+        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in both.items() if shape is not None}
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
-    if config.get("mlp_bias"):
+    if config.get("mlp_bias") or family.biased:
         shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
     return shapes
 
 
-def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple[int, ...]]:
-    """The tensors of one recurrent layer, as `_layer_shapes`."""
+def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[str, tuple[int, ...]]:
+    """The tensors of what a recurrent layer has instead of attention, as `_layer_shapes`."""
     hidden = config["hidden_size"]
-    recurrence = delta_rule_of(config)
+    if isinstance(recurrence, ShortConvolution):
+        return {
+            "conv.in_proj.weight": (3 * hidden, hidden),
+            "conv.conv.weight": (hidden, recurrence.taps),
+            "conv.out_proj.weight": (hidden, hidden),
+        }
+    assert isinstance(recurrence, DeltaRule)
     heads = recurrence.value_heads
     values = heads * recurrence.value_dim
     channels = sum(recurrence.regions)
@@ -207,21 +232,46 @@ def _recurrent_shapes(config: dict[str, Any], family: Family) -> dict[str, tuple
         "linear_attn.dt_bias": (heads,),
         "linear_attn.norm.weight": (recurrence.value_dim,),
         "linear_attn.out_proj.weight": (hidden, values),
-        **_common_shapes(config, family, hidden),
     }
 
 
-def _common_shapes(config: dict[str, Any], family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
+def _latent_shapes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of attention over compressed keys and values. Each head has a matrix of keys and one of values."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    rank, query_rank, plain = fields["kv_lora_rank"], fields["q_lora_rank"], fields["qk_nope_head_dim"]
+    turned, value = fields["qk_rope_head_dim"], fields["v_head_dim"]
+    queries = heads * (plain + turned)
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.kv_a_proj_with_mqa.weight": (rank + turned, hidden),
+        "self_attn.kv_a_layernorm.weight": (rank,),
+        f"self_attn.{KEYS_OF_HEADS}.weight": (heads, rank, plain),
+        f"self_attn.{VALUES_OF_HEADS}.weight": (heads, value, rank),
+        "self_attn.o_proj.weight": (hidden, heads * value),
+    }
+    if query_rank is None:
+        return shapes | {"self_attn.q_proj.weight": (queries, hidden)}
+    return shapes | {
+        "self_attn.q_a_proj.weight": (query_rank, hidden),
+        "self_attn.q_a_layernorm.weight": (query_rank,),
+        "self_attn.q_b_proj.weight": (queries, query_rank),
+    }
+
+
+def _common_shapes(
+    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int, sparse: bool
+) -> dict[str, tuple[int, ...]]:
     """The feed-forward network of a layer and the norms around its parts."""
     leaves = ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",)
     norms = {f"{norm}.{leaf}": (hidden,) for norm in family.norms if norm is not None for leaf in leaves}
-    return _feed_forward_shapes(config, hidden) | norms
+    return _feed_forward_shapes(config, family, fields, hidden, sparse) | norms
 
 
-def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
+def _feed_forward_shapes(
+    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int, sparse: bool
+) -> dict[str, tuple[int, ...]]:
     """Matrices of a layer's feed-forward, or of all its experts."""
-    count = config.get("num_experts") or config.get("num_local_experts")
-    if count is None:
+    experts = family.experts
+    if not sparse or experts is None:
         inner = config["intermediate_size"]
         pairs: dict[str, tuple[int, ...]] = {
             "gate": (inner, hidden),
@@ -230,11 +280,24 @@ def _feed_forward_shapes(config: dict[str, Any], hidden: int) -> dict[str, tuple
             "down": (hidden, inner),
         }
         return {f"mlp.{name}_proj.weight": shape for name, shape in pairs.items()}
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    pairs = {"gate": (count, inner, hidden), "up": (count, inner, hidden), "down": (count, hidden, inner)}
-    shapes = {f"mlp.experts.{name}_proj.weight": shape for name, shape in pairs.items()}
+    count = fields[experts.count]
+    inner = fields.get("moe_intermediate_size", config["intermediate_size"])
+    sizes = ((count, inner, hidden), (count, inner, hidden), (count, hidden, inner))
+    shapes: dict[str, tuple[int, ...]] = {
+        name.replace(".{}.", "."): size for name, size in zip(experts.tensors, sizes, strict=True)
+    }
+    if experts.correction is not None and fields.get(experts.correction_switch or "", True):
+        owner = "mlp" if experts.correction == "mixture" else "mlp.gate"
+        shapes[f"{owner}.e_score_correction_bias"] = (count,)
+    if experts.correction == "statics":
+        del shapes["mlp.gate.e_score_correction_bias"]
+        shapes["mlp.gate.moe_statics.e_score_correction_bias"] = (1, count)
+    if any(name.endswith(".up_proj") and ".shared_experts." in name for name in family.natively_named().roles):
+        every = inner * fields.get(experts.shared, 1)
+        wide = {"gate": (every, hidden), "up": (every, hidden), "down": (hidden, every)}
+        shapes |= {f"mlp.shared_experts.{name}_proj.weight": shape for name, shape in wide.items()}
     if (shared := config.get("shared_expert_intermediate_size")) is not None:
         wide = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)}
         shapes |= {f"mlp.shared_expert.{name}_proj.weight": shape for name, shape in wide.items()}
         shapes[_SHARED_GATE] = (1, hidden)
-    return shapes | {"mlp.gate.weight": (count, hidden)}
+    return shapes | {f"mlp.{experts.router}.weight": (count, hidden)}

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests import models
 from worker.families.family import Family
 from worker.families.registry import FAMILIES
-from worker.models.torch.meta_model import meta_model
+from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
 WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
@@ -36,6 +36,7 @@ BEYOND_THE_PLAN = {
     "qwen2_moe": {f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
     "cohere": {"self_attn.q_norm", "self_attn.k_norm"},
     "deepseek_v3": {"self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"},
+    "mistral4": {"self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.o_proj"},
     "glm4_moe_lite": {"self_attn.q_proj", *(f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down"))},
     "exaone_moe": {f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
     "granitemoe": ATTENTION,
@@ -57,6 +58,7 @@ BEYOND_THE_PLAN = {
 
 @functools.cache
 def tiny(family: str) -> Any:
+    register_unlisted(family)
     return meta_model(
         CONFIG_MAPPING[family](**models.SHAPE | models.FAMILY_SHAPES[family]), torch.float32, torch.device("cpu")
     )
@@ -307,6 +309,10 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "ministral": [alternating],
     "ministral3": [scaled_rotary, lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1],
     "mistral": [sliding],
+    "mistral4": [
+        *(scaled_rotary, part("self_attn.q_b_proj"), part("mlp.experts"), part("mlp.shared_experts")),
+        *(config("n_group", 2), lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1),
+    ],
     "mixtral": [part("mlp.experts")],
     "olmo2": [norm_over(64), part("post_feedforward_layernorm")],
     "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],

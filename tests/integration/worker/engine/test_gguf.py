@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import torch
 from torch.nn import functional
 
 from control.errors import ModelFilesError
-from tests import gguf_models
-from tests.integration.worker.engine.parity import assert_identical, mixed, reference, solo
+from tests import gguf_models, models
+from tests.integration.worker.engine.parity import assert_identical, mixed, prompt, reference, solo
 from tests.integration.worker.engine.ranks import RankGroup, play
-from tests.integration.worker.engine.script import write
+from tests.integration.worker.engine.script import Job, write
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
@@ -36,6 +37,16 @@ LLAMA3 = {
 COHERE2_REST = ["full_attention", "sliding_attention"]
 WIDE_HEADS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
 """Two ranks have a block of each tile of value heads."""
+EXPERTS_OF_96 = {"moe_intermediate_size": 96}
+WIDE_LATENT = {
+    "moe_intermediate_size": 96,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "llama": (["q8_0", "f16", "q4_0", "bf16"], {"rope_parameters": LLAMA3, "head_dim": 64, "hidden_size": 128}),
     "qwen2": (["q5_1", "q8_0"], {"tie_word_embeddings": False}),
@@ -73,6 +84,37 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "glm4": (["q8_0", "q5_0"], {}),
     "phi3": (["q8_0", "q5_1"], {}),
     "starcoder2": (["q8_0", "q4_0"], {"sliding_window": None}),
+    "deepseek_v3": (
+        ["q8_0", "q5_0"],
+        {
+            **WIDE_LATENT,
+            "rope_parameters": {**models.YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "apertus": (["q8_0", "q5_0"], {}),
+    "lfm2": (["q8_0", "q4_0"], {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": (
+        ["q8_0", "q5_0"],
+        {**EXPERTS_OF_96, "conv_bias": False, "tie_word_embeddings": True, "routed_scaling_factor": 1.0},
+    ),
+    "phi": (["q8_0", "q4_1"], {"qk_layernorm": False, "num_key_value_heads": 4}),
+    "dots1": (["q8_0", "q4_0"], {**EXPERTS_OF_96, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "ernie4_5_moe": (["q8_0", "q5_0"], {**EXPERTS_OF_96, "use_bias": False, "moe_layer_end_index": 3}),
+    "exaone_moe": (["q8_0", "q4_1"], EXPERTS_OF_96),
+    "glm4_moe": (["q8_0", "q5_1"], EXPERTS_OF_96),
+    "glm4_moe_lite": (["q8_0", "f16"], {**WIDE_LATENT, "q_lora_rank": None}),
+    "granitemoe": (["q8_0", "f16"], {}),
+    "hunyuan_v1_moe": (
+        ["q8_0", "q4_0"],
+        {"moe_intermediate_size": [96] * 3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "minimax_m2": (["q8_0", "q4_0"], {}),
+    "ministral3": (["q8_0", "q4_1"], {}),
+    "mixtral": (["q8_0", "q5_0"], {"sliding_window": None}),
+    "qwen2_moe": (
+        ["q8_0", "q4_0"],
+        {"mlp_only_layers": [], "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96},
+    ),
 }
 """Types and shape by family; the sixth layer of a gemma3 is the first that attends to all positions."""
 
@@ -125,6 +167,31 @@ def test_two_ranks_equal_generate(family: str, folder: Path, ranks: RankGroup) -
     first, second = ranks.ask("play", write(jobs))
     assert_identical(plain, jobs, first)
     assert second.tokens == first.tokens
+
+
+def test_gpt_oss_turns_as_its_folder_says(tmp_path: Path) -> None:
+    """The borders between scaled and unscaled frequencies are not rounded, as `truncate` of published folders says and
+    files do not. The control: rounded ones, as llama.cpp has them, give other logits."""
+    rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096}
+    rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    changes: dict[str, Any] = {"head_dim": 64, "swiglu_limit": 7.0, "rope_parameters": rope}
+    changes["max_position_embeddings"] = 131072
+    file, plain = gguf_models.make("gpt_oss", tmp_path, ["f32"], intermediate_size=96, **changes)
+    job = Job(sid=1, prompt=prompt(200), chunk=512, new=4)
+    model = load(file, collective=Solo(), dtype="float32")
+    outcome = play(Engine(model, SlabStore(model.cache_layout, 4096), Solo()), write([job]))
+    tokens = torch.tensor([job.prompt + outcome.tokens[1][:-1]])
+    ours = torch.stack(outcome.logits[1])
+
+    def theirs(folder: Path) -> torch.Tensor:
+        with torch.no_grad():
+            return reference(folder, torch.float32)(tokens).logits[0, len(job.prompt) - 1 :]
+
+    assert (ours - theirs(plain)).abs().max() < 1e-4
+    rounded = shutil.copytree(plain, tmp_path / "rounded")
+    config = (plain / "config.json").read_text()
+    (rounded / "config.json").write_text(config.replace('"truncate": false', '"truncate": true'))
+    assert (ours - theirs(rounded)).abs().max() > 1e-2
 
 
 def cosine(plain: Path, outcome: Any) -> float:

@@ -210,7 +210,9 @@ def test_a_row_that_ends_inside_a_whole_image_is_refused(folders: Callable[[str]
         play(engine, with_images([Job(1, prompt, inside, NEW)], {1: placed}))
     engine.clear()
     donor = Job(1, prompt, 512, NEW)
-    heir = Job(2, prompt, 512, NEW, start=2, donor=1, shared=inside)
+    later = placed[0].start + 14  # what its windows see is there yet
+    assert later < placed[0].start + placed[0].count
+    heir = Job(2, prompt, 512, NEW, start=2, donor=1, shared=later)
     tokens = play(engine, with_images([donor, heir], {1: placed, 2: placed})).tokens
     assert tokens[2] == tokens[1]
 

@@ -28,12 +28,12 @@ SAMPLE = sorted(FAMILIES.keys() - {"internlm3", "qwen3_5_moe_text", "seed_oss"})
 """All families but those whose layers are like another one's."""
 
 
-def jobs(*, recurrent: bool = False) -> list[Job]:
+def jobs(*, copies: bool = False) -> list[Job]:
     """Scored prompts in chunks of three sizes, one of them behind a beginning that another has computed, and company
     that is not scored."""
     text = prompt(LENGTH)
     return [
-        Job(1, text, 8, 3, scored=True, stays=True, states=(11,) if recurrent else ()),
+        Job(1, text, 8, 3, scored=True, stays=True, states=(11,) if copies else ()),
         Job(2, text, 512, 3, scored=True),
         Job(3, prompt(21), 16, 8, start=1),
         Job(4, text, 16, 3, start=9, donor=1, shared=11, scored=True),
@@ -67,7 +67,7 @@ def test_one_rank_scores_every_position_once(
     """Every position is told once, few at a time, and what is sampled beside it stays what it was."""
     monkeypatch.setattr(served, "SCORED_AT_ONCE", 5)
     engine = engine_of(checkpoint(family), "float32")
-    outcome = play(engine, write(jobs(recurrent=FAMILIES[family].recurrent is not None)), targets())
+    outcome = play(engine, write(jobs(copies=engine.store.cost.copy_tokens > 0)), targets())
     assert_scored(checkpoint(family), outcome)
     unscored = [Job(job.sid, job.prompt, job.chunk, job.new, job.start) for job in jobs()]
     engine.clear()
@@ -80,7 +80,7 @@ def test_two_ranks_score_alike_with_equal_collectives(family: str, checkpoint: C
     """With a vocabulary in two parts the logits are the same, and both ranks run as many collectives."""
     ranks.form(2)
     ranks.ask("load", checkpoint(family), "float32")
-    first, second = ranks.ask("play", write(jobs()), targets())
+    first, second = ranks.ask("play", write(jobs(copies=family == "gemma2")), targets())
     assert_scored(checkpoint(family), first)
     assert not second.scored
     assert second.checksums == first.checksums

@@ -70,6 +70,7 @@ HYBRIDS: list[dict[str, Any]] = [
 """Of granitemoehybrid."""
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"head_dim": 64},
+    "mistral4": {"head_dim": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},

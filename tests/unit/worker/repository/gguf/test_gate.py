@@ -10,7 +10,9 @@ import pytest
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from control.messages import ModelSpec
-from tests.gguf_models import Stored, metadata, write
+from tests.gguf_models import Stored, factors, metadata, write
+from worker.families.registry import FAMILIES
+from worker.models.native.rotary import rotaries
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.gguf import gate
@@ -82,14 +84,30 @@ def test_rotary_scalings_are_transformers_own(tmp_path: Path) -> None:
         model(tmp_path, stored=tensors() | {"rope_freqs.weight": ones})
 
 
+@pytest.mark.parametrize("length", [256, 4096, 8192, 100_000])
+def test_factors_of_any_original_length_are_read(tmp_path: Path, length: int) -> None:
+    """The frequencies are those of the length that the converter knew, whatever the file shows of it."""
+    rope = {"rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": length, "rope_type": "llama3"}
+    files = model(tmp_path, stored=tensors() | {"rope_freqs.weight": factors(rope, 16)})
+    found = files.config["rope_parameters"]
+    assert found["rope_type"] == "llama3" and found["factor"] == pytest.approx(8.0 if length < 100_000 else 1.0)
+    expected, read = (
+        rotaries({"max_position_embeddings": 512, "rope_parameters": one}, FAMILIES["llama"], 16, {})[""].inv_freq
+        for one in (rope, found)
+    )
+    assert read == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"general.architecture": "mamba"},
-            "'mamba' is not supported from GGUF files. Supported: arcee, cohere2, command-r",
+            "'mamba' is not supported from GGUF files. Supported: apertus, arcee, cohere2, command-r",
         ),
-        ({"llama.expert_count": 8}, "llama with experts is not supported"),
+        ({"llama.expert_count": 8}, r"has no llama\.expert_used_count"),
+        ({"general.architecture": "qwen2", "qwen2.expert_count": 8}, "qwen2 with experts is not supported"),
         ({"llama.block_count": 0}, "llama.block_count is 0; a whole number from 1 on"),
         ({"llama.block_count": None}, "has no llama.block_count"),
         ({"llama.feed_forward_length": [192, 96]}, r"feed_forward_length is \[96, 192\]"),
