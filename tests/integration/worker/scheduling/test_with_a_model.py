@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from control.messages import Sampling
 from tests import models
 from worker.collective import Solo
 from worker.engine.step import Engine
+from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStore
 from worker.leader.group import generate_step
 from worker.models.loading import load
@@ -32,9 +34,9 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3_5_text", "lfm2", "granitemoehybrid"])
+@pytest.fixture(scope="module", params=["llama", "gemma3_text", "qwen3_5_text", "lfm2", "granitemoehybrid"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """A model of attention, and some with recurrent layers; those in C++ where this is possible."""
+    """A model of attention, one with windows, and some with recurrent layers; those in C++ where this is possible."""
     torch.set_num_threads(1)
     dtype = "float64" if request.param == "llama" or load_library() is None else "float32"
     return load(models.make(request.param, tmp_path_factory.mktemp("model")), collective=Solo(), dtype=dtype)
@@ -170,3 +172,24 @@ def test_shared_prefixes_change_nothing(model: ServedModel, kv_tokens: int, ever
     generate(model, together, kv_tokens=room, token_budget=16, prefix_tokens=4, every=every)
     assert [sequence.output for sequence in together] == [sequence.output for sequence in apart]
     assert sum(sequence.cached_prompt_tokens for sequence in together) > 0
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_sequence_with_more_positions_than_the_memory_has_tokens(
+    kv_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers with windows keep the last positions only; it gets the tokens that it gets with room for all."""
+    monkeypatch.setattr("control.placement.kv_cost.CHUNK_TOKENS", 16)
+    dtype = "float64" if load_library() is None else "float32"
+    stored = None if dtype == "float64" else kv_type
+    tiny = load(models.make("gemma3_text", tmp_path), collective=Solo(), dtype=dtype, kv_type=stored)
+    assert isinstance(tiny.cache_layout, CacheLayout)
+    long = Sequence(
+        rid="long", choice=0, prompt=[(7 * at) % 128 for at in range(300)], sampling=Sampling(max_tokens=40, seed="1")
+    )
+    needed = tiny.cache_layout.cost.rounded(long.longest)
+    assert needed < 300
+    generate(tiny, [long], kv_tokens=needed, token_budget=16)
+    roomy = Sequence(rid="long", choice=0, prompt=list(long.prompt), sampling=long.sampling)
+    generate(tiny, [roomy], kv_tokens=400, token_budget=16)
+    assert len(long.output) == MAX_TOKENS and long.output == roomy.output
