@@ -33,7 +33,7 @@ class KVCost(msgspec.Struct, frozen=True):
         return min(FREED_TOKENS, self.window)
 
     @property
-    def _kept(self) -> int:
+    def _in_windows(self) -> int:
         """The most positions that layers with windows keep of a sequence: those between two steps, and a step's own."""
         return self.window + 2 * self._together + CHUNK_TOKENS
 
@@ -42,18 +42,18 @@ class KVCost(msgspec.Struct, frozen=True):
         if not positions:
             return 0
         taken = positions
-        if self.window and positions > self._kept:
-            whole = positions - self._kept
-            taken = self._kept - -whole * (self.bytes - self.windowed_bytes) // self.bytes
+        if self.window and positions > self._in_windows:
+            whole = positions - self._in_windows
+            taken = self._in_windows - -whole * (self.bytes - self.windowed_bytes) // self.bytes
         return -(-taken // self.block_tokens) * self.block_tokens + self.state_tokens
 
     def longest(self, tokens: int, context: int) -> int:
         """The positions of the longest sequence that `tokens` hold, at most `context`."""
         rest = tokens - self.state_tokens
-        if not self.window or rest <= self._kept:
+        if not self.window or rest <= self._in_windows:
             return max(0, min(rest, context))
         each = self.bytes - self.windowed_bytes
-        return context if not each else min(context, self._kept + (rest - self._kept) * self.bytes // each)
+        return context if not each else min(context, self._in_windows + (rest - self._in_windows) * self.bytes // each)
 
     def freed(self, positions: int) -> int:
         """Of a sequence of `positions`, how many of the first ones layers with windows keep no more."""

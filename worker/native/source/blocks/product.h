@@ -36,9 +36,9 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
   const float *scales = x.scales + front, *weighted = x.weighted[WHICH] + front * SUBS;
   const int32_t* negated = x.negated[WHICH] + front * SUBS;
   const float *worth = unpacked.scales, *least = unpacked.minima;
-  Floats kept[ROWS][2];
+  Floats running[ROWS][2];
 #pragma GCC unroll 16
-  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) kept[i / 2][i % 2] = load(totals + i * LANES);
+  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) running[i / 2][i % 2] = load(totals + i * LANES);
   for (int64_t number = 0; number < blocks; ++number, values += Values::BYTES, words += STEPS, ahead.from += ahead.bytes) {
     for (int64_t at = 0; at < ahead.bytes; at += LINE_BYTES) __builtin_prefetch(ahead.from + at);
 #pragma GCC unroll 2
@@ -65,11 +65,11 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
           float* total = totals + i * PANEL + half * LANES;
-          const Floats before = TOTALS_STAY ? kept[i][half] : load(total);
+          const Floats before = TOTALS_STAY ? running[i][half] : load(total);
           Floats value = fma(to_floats(sums[i][half]) * load(worth + half * LANES), scale, before);
           if (FORM == Form::MINIMA) value = fma(load(least + half * LANES), all(weighted[i * stride * SUBS + sub]), value);
           if (TOTALS_STAY)
-            kept[i][half] = value;
+            running[i][half] = value;
           else
             store(total, value);
         }
@@ -77,7 +77,7 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
     }
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) store(totals + i * LANES, kept[i / 2][i % 2]);
+  for (int i = 0; i < (TOTALS_STAY ? 2 * ROWS : 0); ++i) store(totals + i * LANES, running[i / 2][i % 2]);
 }
 
 using BlockTile = void (*)(const uint8_t*, const UnpackedScales&, int64_t, const BlockRows&, int64_t, int64_t, int, float*, Ahead);
