@@ -27,7 +27,7 @@ def redis_option(function: Callable[..., Any]) -> Callable[..., Any]:
     value."""
     text = (
         "Redis to use: its URL, a file that holds it, or the data folder of `furrow serve` [default: $REDIS_URL, else "
-        "the farm that runs here]."
+        "the farm that runs here; `furrow serve` starts one of its own]."
     )
     return click.option("--redis", "redis_url", metavar="URL|PATH", callback=_without_password, help=text)(function)
 

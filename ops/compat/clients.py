@@ -91,8 +91,7 @@ CLIENTS: tuple[Client, ...] = (
         script="open_responses.py",
         gaps={
             "Image Input": "the demonstration model takes text only",
-            "Compaction Missing Required Model": "a request without `model` goes to the only model that is served",
-            "WebSocket Response": "Furrow serves no WebSocket; the suite's seven tests of it are not tried",
+            "WebSocket Response": "the suite's seven tests of it are not tried",
         },
     ),
     Client(
