@@ -91,7 +91,6 @@ CLIENTS: tuple[Client, ...] = (
         script="open_responses.py",
         gaps={
             "Image Input": "the demonstration model takes text only",
-            "WebSocket Response": "the suite's seven tests of it are not tried",
         },
     ),
     Client(
