@@ -84,10 +84,11 @@ class Pool:
                 for part in range(2):
                     clear(memory[layer, part, slot])
 
-    def clear(self, slot: int, start: int, stop: int) -> None:
-        """Zero positions [start, stop) of a slot."""
-        for memory in self.memories:
-            memory[:, :, slot, :, start:stop] = 0
+    def clear(self, slot: int, start: int, stop: int, freed: int = 0) -> None:
+        """Zero positions [start, stop) of a slot, in layers with windows but for the first `freed` of the slot: writing
+        would take their memory again."""
+        for memory, first in zip(self.memories, self._starts(freed), strict=True):
+            memory[:, :, slot, :, max(start, first) : stop] = 0
 
     @property
     def windowed(self) -> list[NDArray[Any]]:
@@ -299,7 +300,7 @@ class SlabStore:
             self._lengths[extent.sid] = extent.end
             slab = self._slabs[extent.sid]
             if slab.written > extent.end:  # guesses that were wrong
-                slab.pool.clear(slab.slot, extent.end, slab.written)
+                slab.pool.clear(slab.slot, extent.end, slab.written, slab.freed)
                 slab.written = extent.end
             if (freed := self.cost.freed(extent.end)) > slab.freed:
                 slab.pool.free(slab.slot, slab.freed, freed)
@@ -322,7 +323,7 @@ class SlabStore:
             self._slabs[sid] = self._slabs.pop(donor)
             del self._lengths[donor]
             self._copies.pop(donor, None)
-            slab.pool.clear(slab.slot, count, slab.written)
+            slab.pool.clear(slab.slot, count, slab.written, slab.freed)
             slab.written = min(count, slab.written)
         else:
             self._slabs[sid] = self._copy(slab, count, count + 1)

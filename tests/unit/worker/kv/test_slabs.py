@@ -367,5 +367,10 @@ def test_memory_behind_windows_is_given_back() -> None:
     slot = store._slabs[2].slot
     assert (full[0, 0, slot, 0, :2560, 0] == expected).all()
     assert (windowed[0, 0, slot, 0, 2048:2560, 0] == expected[2048:]).all()
-    store.fork(3, 1, 8192, take_over=True)
-    assert store.length(1) is None and store.can_fork(3, 8192) and not store.can_fork(3, 2560)
+    store.drop(2)
+    before = resident_of(pools)
+    store.fork(3, 1, 2560, take_over=True)
+    assert store.length(1) is None and store.can_fork(3, 2560)
+    [slab] = store.begin([Extent(3, 2560, 1)]).slabs
+    assert (slab.pool.memories[0][0, 0, slab.slot, 0, 2048:2560, 0] == expected[2048:]).all()
+    assert resident_of(pools) <= before + 768 * 5 * each + 2**19
