@@ -106,6 +106,8 @@ class LayerCache:
     window: int | None = None
     source: int | None = None
     """The earlier layer whose keys and values this one attends to, of the same shape; None if it stores its own."""
+    parts: int = 2
+    """Keys and values; 1 where the stored rows are both (MLA)."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class LayerGroup:
     kv_heads: int
     head_dim: int
     window: int | None
+    parts: int
     layers: tuple[int, ...]
 
 
@@ -145,12 +148,13 @@ class CacheLayout:
     @functools.cached_property
     def groups(self) -> tuple[LayerGroup, ...]:
         """The layers that store keys and values, by shape and window."""
-        by_shape: dict[tuple[int, int, int | None], list[int]] = {}
+        by_shape: dict[tuple[int, int, int | None, int], list[int]] = {}
         for number, layer in enumerate(self.layers):
             if layer.source is None:
                 windows = [one.window for at, one in enumerate(self.layers) if number in (at, one.source)]
                 window = None if None in windows else max(one for one in windows if one is not None)
-                by_shape.setdefault((layer.kv_heads, layer.head_dim, window), []).append(number)
+                shape = layer.kv_heads, layer.head_dim, window, layer.parts
+                by_shape.setdefault(shape, []).append(number)
         return tuple(LayerGroup(*shape, tuple(layers)) for shape, layers in by_shape.items())
 
     @functools.cached_property
@@ -165,7 +169,7 @@ class CacheLayout:
         return sum(map(self._bytes, self.groups))
 
     def _bytes(self, group: LayerGroup) -> int:
-        return 2 * len(group.layers) * group.kv_heads * self.row(group.head_dim) * self.element.itemsize
+        return group.parts * len(group.layers) * group.kv_heads * self.row(group.head_dim) * self.element.itemsize
 
     @property
     def cost(self) -> KVCost:

@@ -31,8 +31,8 @@ MOST_POSITIONS = 2**40
 
 
 class Pool:
-    """Slabs of `capacity` positions. `memories` has an array (layers, 2, slots, kv heads, capacity, row) for each of
-    the layout's groups."""
+    """Slabs of `capacity` positions. `memories` has an array (layers, parts, slots, kv heads, capacity, row) for each
+    of the layout's groups."""
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
         self.layout, self.capacity = layout, capacity
@@ -63,7 +63,7 @@ class Pool:
         larger = self._allocate(2 * slots)
         for new, old in zip(larger, self.memories, strict=True):
             for layer in range(len(old)):
-                for part in range(2):
+                for part in range(old.shape[1]):
                     new[layer, part, :slots] = old[layer, part]
                     clear(old[layer, part])
         self.memories = larger
@@ -81,7 +81,7 @@ class Pool:
             return
         for memory in self.memories:
             for layer in range(len(memory)):
-                for part in range(2):
+                for part in range(memory.shape[1]):
                     clear(memory[layer, part, slot])
 
     def clear(self, slot: int, start: int, stop: int, freed: int = 0) -> None:
@@ -100,7 +100,7 @@ class Pool:
         """Give the memory of the positions [start, stop) of a slot back in the layers with windows, and of those before
         them: the last page may not have been free as a whole."""
         for memory in self.windowed:
-            for layer, part, head in np.ndindex(len(memory), 2, memory.shape[3]):
+            for layer, part, head in np.ndindex(*memory.shape[:2], memory.shape[3]):
                 discard(memory[layer, part, slot, head, max(0, start - FREED_TOKENS) : stop])
 
     def copy_to(self, slot: int, other: Pool, other_slot: int, length: int, first: int) -> None:
@@ -113,7 +113,7 @@ class Pool:
         """As `copy_to`, and give the memory of the slot back layer by layer: both copies never exist as a whole."""
         for to, memory, start in zip(other.memories, self.memories, self._starts(first), strict=True):
             for layer in range(len(memory)):
-                for part in range(2):
+                for part in range(memory.shape[1]):
                     to[layer, part, other_slot, :, start:length] = memory[layer, part, slot, :, start:length]
                     clear(memory[layer, part, slot])
 
@@ -124,7 +124,8 @@ class Pool:
         # Small pages: a short sequence in a long slab shall take no more memory than was promised for its tokens.
         layout = self.layout
         shapes = [
-            (len(one.layers), 2, slots, one.kv_heads, self.capacity, layout.row(one.head_dim)) for one in layout.groups
+            (len(one.layers), one.parts, slots, one.kv_heads, self.capacity, layout.row(one.head_dim))
+            for one in layout.groups
         ]
         return [zeros(math.prod(shape), layout.element, large=False).reshape(shape) for shape in shapes]
 

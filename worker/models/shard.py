@@ -314,7 +314,7 @@ def cache_layout(
     sources = cache_sources(config)
 
     if (latent := getattr(config, "latent", None)) is not None:
-        return CacheLayout((LayerCache(1, latent.row),) * config.num_hidden_layers, dtype, device)
+        return CacheLayout((LayerCache(1, latent.row, parts=1),) * config.num_hidden_layers, dtype, device)
 
     def cache(layer: int) -> LayerCache:
         seen = window if kinds[layer] == SLIDING else None

@@ -265,8 +265,9 @@ def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[
         span.count = extent.count
         span.offset = extent.offset
         first += extent.count
-        for memory in slab.pool.memories:  # (layers, 2, slots, kv heads, capacity, row)
-            layer, values, slot, head = memory.strides[:4]
+        for memory in slab.pool.memories:  # (layers, parts, slots, kv heads, capacity, row)
+            layer, part, slot, head = memory.strides[:4]
+            values = part * (memory.shape[1] - 1)
             slabs[place] = library.Slab(memory.ctypes.data + slab.slot * slot, values, layer, head)
             place += 1
     return spans, slabs

@@ -216,7 +216,7 @@ struct Model {
 // Where one sequence's keys and values of the layers of one shape are.
 struct Slab {
   char* keys;            // of the first layer: (shared heads, capacity) rows
-  int64_t values;        // bytes from a layer's keys to its values
+  int64_t values;        // bytes from a layer's keys to its values; 0: its rows are both
   int64_t layer_stride;  // from a layer's keys to the next one's
   int64_t head_stride;   // from a head's rows to the next one's
 };

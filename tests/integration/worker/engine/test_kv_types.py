@@ -35,8 +35,8 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C++ compiler,
 Checkpoint = Callable[[str], Path]
 
 SHORTER = ["f16", "bf16", "q8_0"]
-SAMPLE = ["gemma4_text", "gpt_oss", "granitemoehybrid", "minimax_m2", "qwen3"]
-"""Heads of several widths, windows, sinks, recurrent layers beside, norms over all heads."""
+SAMPLE = ["deepseek_v3", "gemma4_text", "gpt_oss", "granitemoehybrid", "minimax_m2", "qwen3"]
+"""Compressed rows, heads of several widths, windows, sinks, recurrent layers beside, norms over all heads."""
 
 
 def running(folder: Path, kv_type: str) -> Running:
@@ -134,6 +134,13 @@ def test_infinity_is_not_hidden(checkpoint: Checkpoint) -> None:
 def test_the_type_is_a_part_of_the_fingerprint(checkpoint: Checkpoint) -> None:
     described = {one: describe(load(checkpoint("qwen3"), collective=Solo(), kv_type=one)) for one in KV_TYPES}
     assert {name: one.kv_type for name, one in described.items()} == {name: name for name in KV_TYPES}
+
+
+def test_compressed_rows_are_stored_once(checkpoint: Checkpoint) -> None:
+    """They are keys and values."""
+    layout = load(checkpoint("deepseek_v3"), collective=Solo(), dtype="float32", kv_type="f16").cache_layout
+    assert isinstance(layout, CacheLayout)
+    assert layout.bytes_per_token == sum(2 * one.head_dim for one in layout.layers)
 
 
 def test_a_farm_keeps_16_bits_by_default_and_vectors_32(checkpoint: Checkpoint) -> None:
