@@ -40,10 +40,14 @@ def check_kv_type(kv_type: str, dtype: str, devices: Sequence[str]) -> None:
             f"--kv-type {kv_type} is for models that are computed in float32, not in --dtype {dtype}: use --dtype "
             "float32, or leave --kv-type out"
         )
+    _check_cpus("--kv-type", kv_type, devices)
+
+
+def _check_cpus(option: str, value: str, devices: Sequence[str]) -> None:
     for device in devices:
         if not device.startswith("cpu"):
             raise SettingsError(
-                f"--kv-type {kv_type} is for CPUs, not for {device}: use --devices cpu, or leave --kv-type out"
+                f"{option} {value} is for CPUs, not for {device}: use --devices cpu, or leave {option} out"
             )
 
 
@@ -65,8 +69,4 @@ def check_quant(quant: str | None, dtype: str, devices: Sequence[str]) -> None:
         raise SettingsError(
             f"--quant {quant} computes in float32, not in --dtype {dtype}: use --dtype float32, or leave --quant out"
         )
-    for device in devices:
-        if not device.startswith("cpu"):
-            raise SettingsError(
-                f"--quant {quant} is for CPUs, not for {device}: use --devices cpu, or leave --quant out"
-            )
+    _check_cpus("--quant", quant, devices)

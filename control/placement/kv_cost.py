@@ -1,4 +1,4 @@
-"""What sequences take of KV memory, as ranks, leaders and planners count it."""
+"""The KV memory that sequences take, as ranks, leaders and planners count it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KVCost(msgspec.Struct, frozen=True):
     block_tokens: int = 1
     """Memory is handed out in blocks of so many positions."""
     state_tokens: int = 0
-    """What the recurrent state of a sequence takes."""
+    """Those of the recurrent state of a sequence."""
     window: int = 0
     """Positions that a layer with a window sees; 0: memory of such layers is not freed."""
     windowed_bytes: int = 0
@@ -63,10 +63,10 @@ class KVCost(msgspec.Struct, frozen=True):
 
     @property
     def copy_tokens(self) -> int:
-        """What a copy takes with which another sequence can begin where the sequence itself has gone on: of the
+        """The tokens of a copy with which another sequence can begin where the sequence itself has gone on: of the
         recurrent state, and of what layers with windows keep."""
-        kept = self.window + 2 * self._together if self.window else 0
-        return self.state_tokens - -kept * self.windowed_bytes // self.bytes
+        positions = self.window + 2 * self._together if self.window else 0
+        return self.state_tokens - -positions * self.windowed_bytes // self.bytes
 
 
 PLAIN = KVCost()

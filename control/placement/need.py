@@ -25,7 +25,7 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0
     bytes_per_token: int = 0
     cost: KVCost = KVCost()
-    """What sequences take of the KV tokens."""
+    """The KV tokens that sequences take."""
 
     @property
     def total(self) -> int:

@@ -173,7 +173,7 @@ class CacheLayout:
 
     @property
     def cost(self) -> KVCost:
-        """What sequences take, where memory behind windows is freed."""
+        """The tokens that sequences take, where memory behind windows is freed."""
         windows = [one for one in self.groups if one.window is not None]
         return KVCost(
             state_tokens=self.state_tokens,
@@ -240,7 +240,7 @@ class KVStore(Protocol):
 
     capacity_tokens: int
     cost: KVCost
-    """What sequences take of `capacity_tokens`."""
+    """The part of `capacity_tokens` that sequences take."""
     supports_prefix_sharing: bool
     """True if `fork` is possible."""
 

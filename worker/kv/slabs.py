@@ -198,7 +198,7 @@ def mappable_tokens(layout: CacheLayout, tokens: int, context: int) -> int:
     the slab that it grows from. A sequence has at most `context` positions. Nothing is written: this takes address
     space for a moment, and no memory."""
     while tokens and not _maps(layout, longest := layout.cost.longest(tokens, context)):
-        tokens = longest // 2 if longest > FIRST_CAPACITY else 0
+        tokens = min(tokens, longest) // 2 if longest > FIRST_CAPACITY else 0
     return tokens
 
 

@@ -65,23 +65,20 @@ def _part(size: int) -> NDArray[np.uint8]:
 def clear(array: NDArray[Any]) -> None:
     """Make all of `array`, which lies in one piece of private memory, zero; its whole pages go back to the kernel."""
     whole = array.reshape(-1).view(np.uint8)
-    first = -whole.ctypes.data % mmap.PAGESIZE
-    last = first + (len(whole) - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last <= first or _libc.madvise(whole.ctypes.data + first, last - first, mmap.MADV_DONTNEED):
-        whole[:] = 0
-        return
+    first, last = discard(array)
     whole[:first] = 0
     whole[last:] = 0
 
 
-def discard(array: NDArray[Any]) -> None:
-    """Give the whole pages of `array`, which lies in one piece of private memory, back to the kernel; it holds anything
-    then."""
+def discard(array: NDArray[Any]) -> tuple[int, int]:
+    """Give the whole pages of `array`, which lies in one piece of private memory, back to the kernel; they are zero
+    then. Returns the bytes [first, last) of the array that they are; both are 0 where there are none."""
     begin, size = array.ctypes.data, array.nbytes
     first = -begin % mmap.PAGESIZE
     last = first + (size - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        _libc.madvise(begin + first, last - first, mmap.MADV_DONTNEED)
+    if last <= first or _libc.madvise(begin + first, last - first, mmap.MADV_DONTNEED):
+        return 0, 0
+    return first, last
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

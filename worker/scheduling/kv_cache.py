@@ -171,17 +171,18 @@ class Snapshots:
         if self._account.cost.state_tokens:
             ends = [donor.cached] if donor.end_known else []
         else:
-            ends = [most] if most >= self.seen_from(donor) else []
+            ends = [most] if most >= self._seen_from(self._first(donor)) else []
         return max((place for place in (*donor.snapshots, *ends) if place <= most), default=0)
 
-    def seen_from(self, donor: Sequence) -> int:
-        """The first position of which layers with windows keep all that it sees; 0 for all positions."""
-        first = self._first(donor, donor.cached + (0 if donor.end_known else AHEAD_TOKENS))
+    def _seen_from(self, first: int) -> int:
+        """The first position of which layers with windows keep all that it sees, where they keep those from `first`
+        on."""
         return first + self._account.cost.window if first else 0
 
-    def _first(self, sequence: Sequence, cached: int) -> int:
-        """The first position that layers with windows keep, once so many are cached."""
-        return max(sequence.window_from, self._account.cost.freed(cached))
+    def _first(self, donor: Sequence) -> int:
+        """The first position that layers with windows surely keep of a sequence."""
+        cached = donor.cached + (0 if donor.end_known else AHEAD_TOKENS)
+        return max(donor.window_from, self._account.cost.freed(cached))
 
     def begin(self, sequence: Sequence, donor: Sequence | None, count: int) -> None:
         """Note what the ranks have of a sequence that begins with the first `count` positions of `donor`."""
@@ -191,18 +192,16 @@ class Snapshots:
         elif count in donor.snapshots:
             sequence.window_from = max(donor.window_from, cost.freed(count))
         else:
-            sequence.window_from = max(0, min(self.seen_from(donor), count) - cost.window)
+            sequence.window_from = self._first(donor)
 
     def promised(self, donor: Sequence, most: int) -> int:
         """As `place`, of a sequence in its prefill, when that will be through."""
         places = [*donor.snapshots, *donor.planned_snapshots]
-        if not self._account.cost.state_tokens and most >= self._seen_after(donor):
+        cost = self._account.cost
+        first = max(donor.window_from, cost.freed(donor.length + AHEAD_TOKENS))
+        if not cost.state_tokens and most >= self._seen_from(first):
             places.append(most)
         return max((place for place in places if place <= most), default=0)
-
-    def _seen_after(self, donor: Sequence) -> int:
-        first = self._first(donor, donor.length + AHEAD_TOKENS)
-        return first + self._account.cost.window if first else 0
 
     def due(self, sequence: Sequence, count: int) -> int | None:
         """How many of a sequence's next `count` tokens end at a planned copy; None where there is none."""

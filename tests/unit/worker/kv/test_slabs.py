@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker.kv import slabs
 from worker.kv.base import CacheLayout, Extent, LayerCache, Variant
-from worker.kv.slabs import FIRST_CAPACITY, Pool, SlabStore, tokens_that_fit
+from worker.kv.slabs import FIRST_CAPACITY, Pool, SlabStore, mappable_tokens, tokens_that_fit
 from worker.kv.torch.slab_attention import PoolTensors, SlabAttention
 from worker.native.memory import clear
 
@@ -338,6 +339,17 @@ def test_a_pool_that_doubles_never_exists_twice(monkeypatch: pytest.MonkeyPatch)
     assert pool.slots == 16 and all((memory[:, :, :8] == 1).all() for memory in pool.memories)
     assert not any(memory.any() for memory in old)
     assert max(resident) - before < sum(memory.nbytes for memory in old) / 2
+
+
+def test_what_can_be_mapped_is_found_also_where_sequences_are_longer_than_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A model whose layers all have windows: halving the longest sequence would never come to an end."""
+    layout = CacheLayout((LayerCache(2, 64, window=512),) * 2, np.dtype(np.float32), "cpu")
+    monkeypatch.setattr(slabs, "_maps", lambda layout, longest: longest <= 1000)
+    assert layout.cost.longest(2000, 100_000) == 100_000
+    assert mappable_tokens(layout, 2000, 100_000) == 1000
+    assert mappable_tokens(layout, 900, 100_000) == 900
 
 
 def test_memory_behind_windows_is_given_back() -> None:
