@@ -101,7 +101,7 @@ def _cut(
     whole = iter(vocabulary.encode_all(texts))
     plain = iter(vocabulary.encode_all(texts, special=False))
 
-    def kept(ids: list[int], count: int) -> list[int]:
+    def one_side(ids: list[int], count: int) -> list[int]:
         return ids[max(0, len(ids) - count) :] if left else ids[:count]
 
     def cut(ids: list[int], text: list[int]) -> list[int]:
@@ -114,10 +114,11 @@ def _cut(
                 param="truncate_prompt_tokens",
             )
         before = next((place for place in range(around + 1) if ids[place : place + len(text)] == text), 0)
-        return [*ids[:before], *kept(text, most - around), *ids[before + len(text) :]]
+        return [*ids[:before], *one_side(text, most - around), *ids[before + len(text) :]]
 
     return [
-        Encoded(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else kept(one, most)) for one in inputs
+        Encoded(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else one_side(one, most))
+        for one in inputs
     ]
 
 

@@ -41,11 +41,22 @@ MAX_STOP_STRINGS = 16
 UNLIMITED = -1
 
 
-SAMPLERS = (
-    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    *("xtc_probability", "xtc_threshold", "top_n_sigma", "dynatemp_range", "dynatemp_exponent"),
-)
-"""The parameters of llama.cpp's samplers, under the same names in all dialects."""
+class SamplerFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of llama.cpp's samplers, under the same names in all dialects."""
+
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+
+
+SAMPLERS = SamplerFields.__struct_fields__
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -54,7 +65,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """vLLM's: with `include_usage`, each chunk has the counts of its choice so far."""
 
 
-class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CommonFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of chat completions, completions and responses. None always means: not given."""
 
     model: str | None = None
@@ -79,16 +90,6 @@ class CommonFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
     cache_salt: str | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    top_n_sigma: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
     timings_per_token: bool | None = None
     # Furrow's own.
     lookup: int | None = None

@@ -11,7 +11,7 @@ from api.schemas.completions import CompletionRequest, check_completion
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import Names, Warnings, convert_part, decode_request, missing, naming, refusal
 from api.schemas.embeddings import EmbeddingRequest, check_inputs
-from api.schemas.generation import UNLIMITED
+from api.schemas.generation import UNLIMITED, SamplerFields
 from api.schemas.image_parts import Parts, chat_content, client_names, image_part, text_part
 from api.schemas.view import Endpoint
 from control.errors import RequestError
@@ -20,7 +20,7 @@ LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
 
-class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Options(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """The options that are honoured. None always means: not given."""
 
     temperature: float | None = None
@@ -34,17 +34,6 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # Of llama.cpp.
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    top_n_sigma: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
 
 
 _CHAT_NAMES = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}

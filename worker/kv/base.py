@@ -58,7 +58,7 @@ class KVType:
         return head_dim + 2 * -(-head_dim // self.block) if self.block else head_dim
 
 
-KV_TYPES = {
+STORED_TYPES = {
     one.name: one
     for one in (
         KVType("f32", np.dtype(np.float32), "float32"),

@@ -21,7 +21,7 @@ from control.errors import SettingsError, UnsupportedArchitecture
 from control.quantization import BLOCK_QUANTS, check_kv_type, check_quant
 from worker.collective import Collective
 from worker.collective.base import Link
-from worker.kv.base import KV_TYPES
+from worker.kv.base import STORED_TYPES
 from worker.models.native import recurrent
 from worker.models.native.config import native_config
 from worker.models.native.forward import NativeModel, plan_of
@@ -157,7 +157,7 @@ def _load(
             if served is not None:
                 return served
             log.warning("loading again with transformers", action="load_again")
-    if kv_type not in (None, "auto") and KV_TYPES[kv_type].element != chosen:
+    if kv_type not in (None, "auto") and STORED_TYPES[kv_type].element != chosen:
         raise SettingsError(
             f"--kv-type {kv_type}: torch computes this model, and stores keys and values in {chosen.name}. Leave "
             "--kv-type out."

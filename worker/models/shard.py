@@ -18,7 +18,7 @@ from worker.collective.base import Link
 from worker.families.family import Family
 from worker.families.parts import SLIDING
 from worker.families.recurrence import LINEAR, Recurrence
-from worker.kv.base import KV_TYPES, CacheLayout, LayerCache, StateLayout
+from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
 from worker.repository.files import ModelFiles
@@ -286,7 +286,7 @@ class Shard:
         stored = self.kv_type or "f32"
         if stored == "auto":  # a vector is made in one pass, and nothing stays
             stored = "f16" if pooling_of(self.files.config) is None else "f32"
-        return replace(self.cache_layout(config, plan), stored=KV_TYPES[stored])
+        return replace(self.cache_layout(config, plan), stored=STORED_TYPES[stored])
 
 
 def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Checkpoint:

@@ -20,7 +20,7 @@ from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from ops.bench.peers.models import Models
 from worker.collective import Solo
-from worker.kv.base import KV_TYPES, CacheLayout, Extent
+from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import Row, ServedModel, flatten
@@ -67,7 +67,9 @@ class LongContext:
 @click.option("--quant", type=click.Choice(QUANTS), help="Pack the weights.")
 @click.option("--positions", type=click.IntRange(1), default=16_384, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=24, show_default=True)
-@click.option("--kv-type", "types", type=click.Choice(list(KV_TYPES)), multiple=True, default=("f32", "f16", "q8_0"))
+@click.option(
+    "--kv-type", "types", type=click.Choice(list(STORED_TYPES)), multiple=True, default=("f32", "f16", "q8_0")
+)
 def long_context(
     shape: str,
     folder: Path | None,

@@ -17,7 +17,7 @@ from ops.bench.common.shapes import SHAPES
 from ops.bench.common.summary import median
 from ops.bench.engine.engines import Furrow
 from ops.bench.peers.models import Models
-from worker.kv.base import KV_TYPES
+from worker.kv.base import STORED_TYPES
 from worker.native.host import SWITCH
 
 
@@ -40,7 +40,9 @@ class Steps:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Taken in turns.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of both [default: torch's choice].")
 @click.option("--alone", is_flag=True, help="Only C++, for memory or time that doesn't do for both.")
-@click.option("--kv-type", "types", type=click.Choice(list(KV_TYPES)), multiple=True, help="Only C++, with each type.")
+@click.option(
+    "--kv-type", "types", type=click.Choice(list(STORED_TYPES)), multiple=True, help="Only C++, with each type."
+)
 def native(
     shape: str,
     folder: Path | None,

@@ -22,7 +22,7 @@ from tests.integration.worker.engine.test_native import PROMPT, Running
 from tests.integration.worker.engine.test_quant import held_out_texts, perplexity
 from worker.collective import Solo
 from worker.engine.step import Engine
-from worker.kv.base import KV_TYPES, CacheLayout
+from worker.kv.base import STORED_TYPES, CacheLayout
 from worker.kv.slabs import SlabStore
 from worker.models.backend import describe
 from worker.models.loading import load
@@ -84,7 +84,7 @@ def test_bytes_of_a_token(kv_type: str, share: float) -> None:
         assert isinstance(layout, CacheLayout)
         sizes[one] = layout.bytes_per_token
     assert sizes[kv_type] <= share * sizes["f32"]
-    assert [KV_TYPES["q8_0"].row(dim) for dim in (16, 48, 128)] == [18, 52, 136]
+    assert [STORED_TYPES["q8_0"].row(dim) for dim in (16, 48, 128)] == [18, 52, 136]
 
 
 @pytest.mark.parametrize("kv_type", SHORTER)
@@ -132,8 +132,8 @@ def test_infinity_is_not_hidden(checkpoint: Checkpoint) -> None:
 
 
 def test_the_type_is_a_part_of_the_fingerprint(checkpoint: Checkpoint) -> None:
-    described = {one: describe(load(checkpoint("qwen3"), collective=Solo(), kv_type=one)) for one in KV_TYPES}
-    assert {name: one.kv_type for name, one in described.items()} == {name: name for name in KV_TYPES}
+    described = {one: describe(load(checkpoint("qwen3"), collective=Solo(), kv_type=one)) for one in STORED_TYPES}
+    assert {name: one.kv_type for name, one in described.items()} == {name: name for name in STORED_TYPES}
 
 
 def test_compressed_rows_are_stored_once(checkpoint: Checkpoint) -> None:
@@ -145,7 +145,7 @@ def test_compressed_rows_are_stored_once(checkpoint: Checkpoint) -> None:
 
 def test_a_farm_keeps_16_bits_by_default_and_vectors_32(checkpoint: Checkpoint) -> None:
     layout = load(checkpoint("qwen3"), collective=Solo(), kv_type="auto").cache_layout
-    assert isinstance(layout, CacheLayout) and layout.stored == KV_TYPES["f16"]
+    assert isinstance(layout, CacheLayout) and layout.stored == STORED_TYPES["f16"]
 
 
 def test_torch_refuses_a_type_that_it_does_not_store(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
