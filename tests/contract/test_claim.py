@@ -1,4 +1,4 @@
-"""Which requests a leader gets, and in what order."""
+"""Claims: which requests a leader gets, and in what order."""
 
 from __future__ import annotations
 

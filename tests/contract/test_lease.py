@@ -1,4 +1,4 @@
-"""The lock and its epoch."""
+"""The lock of a leader and its epoch."""
 
 from __future__ import annotations
 

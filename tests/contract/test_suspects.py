@@ -1,4 +1,4 @@
-"""The model's docket: what a leader writes down before a step that may crash its group, and who inherits it."""
+"""Crash records: what a leader writes before a step that may crash its group, and who inherits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on clients' runs, and their page; the acceptance tests install and run the clients."""
+"""Verdicts on clients' runs and their page: the acceptance tests install and run the clients."""
 
 from __future__ import annotations
 
