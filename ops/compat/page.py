@@ -10,19 +10,15 @@ HEAD = """\
 `python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
 ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
 user's cache); the acceptance tests run the installed ones. A gap is a check that is known to fail; the run fails when
-it passes. In the checks *stopped leader* and *killed leader* an answer must be unchanged although its leader is stopped
-for 0.6 s, or killed (`kill -9`), in its middle. A *tool loop* sends the answers back as the client made them.
+it passes.
 
-Coding agents run with their default prompts and tools on a model that takes orders in its prompt, behind the real API.
-Its leader's process is killed (`kill -9`) in the middle of an answer. A check that begins with the name of a
-[form](tools.md#forms) is the agent's tool loop on a model that writes calls and reasoning in this form, with its marks
-as tokens.
+- *Stopped leader*, *killed leader*: an answer is unchanged although its leader is stopped for 0.6 s, or killed, in its
+  middle.
+- *Tool loop*: the answers are sent back as the client made them. Coding agents run with their default prompts on a
+  model that takes orders. A check that begins with a [form](tools.md#forms) is the loop in this form.
 
-The demonstration model takes text and gives text. Images (`image_url`, `input_image`, `image`), vectors
-(`/v1/embeddings`, `/v2/embed`) and scores (`/v1/rerank`, `/score`) take other models, and are no part of these runs;
-[coverage.md](coverage.md) names their tests.
-
-[clients.md](clients.md) shows how to set clients up, [api.md](api.md) the API.
+Images, vectors and scores take other models and are no part of these runs. [clients.md](clients.md) shows how to set
+clients up.
 """
 
 
@@ -39,17 +35,15 @@ def page(runs: list[Run]) -> str:
 
 
 def _checks(run: Run) -> list[str]:
-    """One line per check; the tests of a client's own suite that work share one line."""
+    """The checks in one line, then a line for each gap. Working tests of a client's own suite are only counted."""
     shown = [result.check for result in run.results if not _is_upstream(run, result)]
     upstream = len(run.results) - len(shown)
-    lines = [f"- {check}{_state(run, check)}" for check in shown]
-    return lines + ([f"- {upstream} other tests of that suite"] if upstream else [])
+    others = [check for check in shown if check not in run.client.gaps]
+    if upstream:
+        others.append(f"{upstream} other tests of that suite")
+    gaps = [f"- {check}: **gap**, {run.client.gaps[check]}" for check in shown if check in run.client.gaps]
+    return ["; ".join(others), *(["", *gaps] if gaps else [])]
 
 
 def _is_upstream(run: Run, result: Result) -> bool:
     return result.check.startswith("test_") and result.verdict(run.client) == "works"
-
-
-def _state(run: Run, check: str) -> str:
-    reason = run.client.gaps.get(check)
-    return f": **gap**, {reason}" if reason is not None else ""

@@ -39,13 +39,13 @@ def test_the_page_tells_each_check(capsys: pytest.CaptureFixture[str]) -> None:
     """With the reason of each gap."""
     text = page([of(Result("a", True), Result("b", False, "404"))])
     assert "| A client | 1.0 | 1 of 2 | 1 |" in text
-    assert "- a\n- b: **gap**, it is not served\n" in text
+    assert "\n## A client\n\na\n\n- b: **gap**, it is not served\n" in text
 
 
 def test_the_page_counts_the_tests_of_a_clients_own_suite_that_work() -> None:
-    """One that fails keeps a line of its own."""
+    """One that fails is named."""
     text = page([of(Result("test_1", True), Result("test_2", True), Result("test_3", False, "404"), Result("a", True))])
-    assert text.endswith("\n## A client\n\n- test_3\n- a\n- 2 other tests of that suite\n")
+    assert text.endswith("\n## A client\n\ntest_3; a; 2 other tests of that suite\n")
 
 
 def test_every_client_has_its_script_and_is_on_the_page() -> None:
