@@ -36,8 +36,8 @@ log = structlog.get_logger()
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 _OPTIMIZED = ("-O2",)
-"""Sources for this processor say themselves what is unrolled and how vectors are used, and -O3 takes half as long
-At -O1 GCC unrolls loops so late that small arrays of vectors stay in memory."""
+"""Sources for this processor say themselves what is unrolled and how vectors are used; -O3 takes half as long again. At
+-O1 GCC unrolls loops so late that small arrays of vectors stay in memory."""
 _NEWER = ("avx512fp16", "avx512bf16", "avx512vnni", "avxvnni", "amx-tile", "amx-int8", "amx-bf16")
 _ARM = {"all": ("-march=native", *_OPTIMIZED), "NEON": ("-march=armv8-a", *_OPTIMIZED)}
 _X86 = {
