@@ -12,7 +12,7 @@ import binascii
 import secrets
 from functools import partial
 
-from api.rendering.output_items import Seal
+from api.rendering.response_events import Seal
 from api.schemas.items import Unseal
 from control import keys
 from control.errors import RedisUnavailable

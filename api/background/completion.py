@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import structlog
@@ -27,6 +26,8 @@ from api.generation.session import TURN_SCORED, Caller, Session, log_bytes, rend
 from api.observability import Metrics, RequestLog
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.response_events import response_object
+from api.schemas.answers import encode as encode_answer
+from api.schemas.response_answers import ResponseFailure, Status, StoredOutput
 from api.schemas.view import Cursor, View, decode_view
 from control import requests
 from control.errors import FurrowError, RedisUnavailable, RequestNotFound
@@ -66,9 +67,10 @@ class _Unreadable(RequestNotFound):
     """The record of a response does not say how its answer is shown."""
 
 
-def _failed(stored: StoredResponse, why: str) -> dict[str, Any]:
-    error = {"code": "server_error", "message": why}
-    return {**response_object(stored.rid, _view_of(stored), "failed", []), "error": error}
+def _failed(stored: StoredResponse, why: str) -> bytes:
+    response = response_object(stored.rid, _view_of(stored), "failed")
+    response.error = ResponseFailure(message=why)
+    return encode_answer(response)
 
 
 def _view_of(stored: StoredResponse) -> View:
@@ -83,7 +85,7 @@ def _view_of(stored: StoredResponse) -> View:
         ) from error
 
 
-def _shown_state(fields: dict[str, str]) -> str:
+def _shown_state(fields: dict[str, str]) -> Status:
     return "queued" if fields["state"] == "queued" else "in_progress"
 
 
@@ -124,9 +126,9 @@ class ResponseCompletion:
         self._following[session.rid] = task
         task.add_done_callback(lambda _: self._following.pop(session.rid, None))
 
-    async def current(self, stored: StoredResponse) -> dict[str, Any]:
-        """The response as it is now, whatever the state of its model. Raises RedisUnavailable, ModelUnavailable while
-        Redis has lost its model, and RequestNotFound for a record that can't be read."""
+    async def current(self, stored: StoredResponse) -> bytes:
+        """The response as it is now, in JSON, whatever the state of its model. Raises RedisUnavailable,
+        ModelUnavailable while Redis has lost its model, and RequestNotFound for a record that can't be read."""
         if stored.response is None:
             try:
                 return await self._rebuild(stored)
@@ -136,7 +138,7 @@ class ResponseCompletion:
                     return _failed(stored, _LOST)
                 stored = again
         assert stored.response is not None
-        return msgspec.json.decode(stored.response)
+        return stored.response
 
     async def ended_chat(self, stored: StoredResponse) -> StoredResponse | None:
         """The record of a chat completion with its body; None while it runs, where it failed, which is not stored, and
@@ -164,15 +166,18 @@ class ResponseCompletion:
         log.warning("dropped a chat completion", action="drop_chat", rid=stored.rid, model=stored.model, why=why)
         await self._archive.drop(stored.rid, stored.owner)
 
-    async def cancelled(self, stored: StoredResponse) -> dict[str, Any]:
-        """The response once its request has ended, which a cancel makes soon; as it is then where it does not."""
+    async def cancelled(self, stored: StoredResponse) -> bytes:
+        """The response in JSON once its request has ended, which a cancel makes soon; as it is then where it does
+        not."""
         if stored.response is None:
             await self.cancel(stored)
         clock = asyncio.get_running_loop().time
         until = clock() + _CANCELLED_WITHIN_S
-        while (response := await self.current(stored))["status"] in _UNDER_WAY and clock() < until:
+        while True:
+            response = await self.current(stored)
+            if msgspec.json.decode(response, type=StoredOutput).status not in _UNDER_WAY or clock() >= until:
+                return response
             await asyncio.sleep(_LOOK_AGAIN_S)
-        return response
 
     async def cancel(self, stored: StoredResponse) -> None:
         """Ask for the end of its request, which may be over already."""
@@ -180,13 +185,13 @@ class ResponseCompletion:
             call = requests.cancel(stored.model, stored.rid, stored.tenant, "cancelled by the client")
             await arun(self._client, call)
 
-    async def _rebuild(self, stored: StoredResponse) -> dict[str, Any]:
+    async def _rebuild(self, stored: StoredResponse) -> bytes:
         """The response from its token log; stored, if that has its end. Raises RequestNotFound."""
         served, fields = await self._existing.find_in(stored.rid, stored.tenant, stored.model)
         view = _view_of(stored)
         if served is None:
             if fields["state"] in ("queued", "running"):
-                return response_object(stored.rid, view, _shown_state(fields), [])
+                return encode_answer(response_object(stored.rid, view, _shown_state(fields)))
             return _failed(stored, _WITHOUT_VOCABULARY.format(model=stored.model))
         seal = await self._seals.sealer(stored.tenant) if view.sealed else None
         renderer = renderer_of(stored.rid, view, served.vocabulary, int(fields["prompt_tokens"]), seal=seal)
@@ -198,16 +203,16 @@ class ResponseCompletion:
         if renderer.finished and "t_last" not in fields:  # it ended while its log was read
             _, fields = await self._existing.find_in(stored.rid, stored.tenant, stored.model)
         if not renderer.finished or "t_last" not in fields:
-            return {**renderer.so_far(), "status": _shown_state(fields)}
+            return encode_answer(renderer.so_far(_shown_state(fields)))
         renderer.ended_s = int(fields["t_last"]) / 1000
         body = await off_loop(renderer.body_bytes, lambda: renderer.to_store)
         assert body is not None
-        return msgspec.json.decode(await self._archive.complete(stored.rid, stored.owner, body))
+        return await self._archive.complete(stored.rid, stored.owner, body)
 
     async def _end_lost(self, stored: StoredResponse) -> None:
         """End a response whose log is gone; one that can't be shown is dropped."""
         try:
-            body = msgspec.json.encode(_failed(stored, _LOST))
+            body = _failed(stored, _LOST)
         except _Unreadable as error:
             log.warning("dropped a response", action="drop_response", rid=stored.rid, why=str(error))
             await self._archive.drop(stored.rid, stored.owner)

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from msgspec import UNSET, UnsetType
 
 from control import errors
 from control.requests import new_rid
@@ -24,15 +25,39 @@ CLIENT_LEFT = 499
 CLIENT_LEFT_TEXT = "client disconnected"
 
 
-class ErrorDetail(msgspec.Struct):
+class ErrorObject(msgspec.Struct, forbid_unknown_fields=True):
     message: str
     type: str
     param: str | None
+    """The parameter at fault, if any."""
     code: str | None
 
 
-class ErrorBody(msgspec.Struct):
-    error: ErrorDetail
+class Error(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's error body; after a stream's first byte it is the data of an event."""
+
+    error: ErrorObject
+
+
+class ErrorDetails(msgspec.Struct, forbid_unknown_fields=True):
+    """Facts for programs."""
+
+    error_code: str
+    unsupported: list[str]
+
+
+class MessageErrorObject(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    message: str
+    details: ErrorDetails | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+
+
+class MessageError(msgspec.Struct, tag_field="type", tag="error", forbid_unknown_fields=True):
+    """Anthropic's error body, and the data of an error event."""
+
+    error: MessageErrorObject
+    request_id: str | None
 
 
 class OllamaError(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +118,7 @@ class Problem(msgspec.Struct):
     """An error over HTTP. `retry_after` in seconds, where trying again can help; `final`: SDKs must not try again."""
 
     status: int
-    body: ErrorBody
+    body: Error
     retry_after: float | None = None
     final: bool = False
     allow: str | None = None
@@ -247,8 +272,8 @@ def problem_of(
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE // 2]} … {message[-_LONGEST_MESSAGE // 2 :]}"
     kind = kind or _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    detail = ErrorDetail(message=message, type=kind, param=param and param[:_LONGEST_PARAM], code=code)
-    return Problem(status=status, body=ErrorBody(error=detail), retry_after=retry_after)
+    detail = ErrorObject(message=message, type=kind, param=param and param[:_LONGEST_PARAM], code=code)
+    return Problem(status=status, body=Error(error=detail), retry_after=retry_after)
 
 
 def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
@@ -296,13 +321,13 @@ def is_anthropic(path: str, versioned: bool) -> bool:
     return versioned or _PATH.match(path) is not None
 
 
-def anthropic_error(problem: Problem, request_id: str | None) -> dict[str, Any]:
+def anthropic_error(problem: Problem, request_id: str | None) -> MessageError:
     """The body, and the data of an event, for an error."""
     kind = _TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
-    detail: dict[str, Any] = {"type": kind, "message": problem.body.error.message}
+    error = MessageErrorObject(kind, problem.body.error.message)
     if problem.body.error.code == UNTHREADED:
-        detail["details"] = {"error_code": UNTHREADED, "unsupported": ["thread"]}
-    return {"type": "error", "error": detail, "request_id": request_id}
+        error.details = ErrorDetails(UNTHREADED, ["thread"])
+    return MessageError(error, request_id)
 
 
 def is_ollama(path: str) -> bool:
@@ -355,7 +380,7 @@ def _refusal_in(response: Response[Any]) -> Problem | None:
     """The error that a response is; None for another response."""
     if not response.status_code or response.status_code < 400 or not isinstance(response.content, bytes):
         return None
-    return Problem(status=response.status_code, body=msgspec.json.decode(response.content, type=ErrorBody))
+    return Problem(status=response.status_code, body=msgspec.json.decode(response.content, type=Error))
 
 
 def refusal(

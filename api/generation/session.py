@@ -41,7 +41,7 @@ from api.rendering.chunks import StreamRenderer
 from api.rendering.event_rendering import EventRenderer
 from api.rendering.native_rendering import NativeRenderer
 from api.rendering.ollama_rendering import OllamaRenderer
-from api.rendering.output_items import Seal
+from api.rendering.response_events import Seal
 from api.rendering.vectors import VECTORS, VectorRenderer
 from api.schemas.decoding import Warnings
 from api.schemas.view import Cursor, View, decode_view

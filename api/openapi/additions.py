@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from api.errors.errors import Error
 from api.openapi.answered import ANSWERED, Answered, answered
-from api.openapi.answers import Error
 from api.openapi.bounds import bound_number
 from control.bounds import RANGES
 
@@ -71,7 +71,17 @@ def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     }
     ordered = sorted(kinds - {None}, key=str)
     references, schemas = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    for schema in schemas.values():
+        _require_defaults(schema)
     return dict(zip(ordered, references, strict=True)), schemas
+
+
+def _require_defaults(schema: JsonObject) -> None:
+    """In an answer a field with a default is always there."""
+    for name, property_ in schema.get("properties", {}).items():
+        if "default" in property_:
+            del property_["default"]
+            schema.setdefault("required", []).append(name)
 
 
 def _complete_operation(operation: JsonObject, answered: Answered | None, references: dict[Any, JsonObject]) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from api.errors.errors import OllamaError
-from api.openapi.answer_items import CompactedResponse, ResponseAnswer, ResponseEvent
-from api.openapi.answers import (
+from api.errors.errors import Error, MessageError, OllamaError
+from api.schemas.answers import (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
-    Error,
-    Health,
-    NativeAnswer,
     NativePart,
+    NativeResult,
     Readiness,
 )
-from api.openapi.input_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
-from api.openapi.message_answers import MESSAGE_EVENTS, CountedTokens, MessageAnswer, MessageError
-from api.schemas.ollama_answer import (
+from api.schemas.message_answers import CountedTokens, MessageEvent, MessageObject
+from api.schemas.ollama_answers import (
     ChatAnswer,
     EmbedAnswer,
     EmbeddingsAnswer,
@@ -32,6 +28,8 @@ from api.schemas.ollama_answer import (
     RunningModels,
     ShownModel,
 )
+from api.schemas.response_answers import RESPONSE_EVENTS, CompactedResponse, ResponseObject
+from api.schemas.vector_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -47,18 +45,19 @@ class Answered(msgspec.Struct, frozen=True):
     refusal: Any = Error
 
 
-_RESPONSE = Answered(ResponseAnswer, (ResponseEvent, Error))
-_EVENTS = (ChatCompletionChunk, CompletionChunk, NativePart, NativeAnswer, ResponseEvent, *MESSAGE_EVENTS, Error)
+_MESSAGE_EVENTS = get_args(MessageEvent)
+_RESPONSE = Answered(ResponseObject, (*RESPONSE_EVENTS, Error))
+_EVENTS = (ChatCompletionChunk, CompletionChunk, NativePart, NativeResult, *RESPONSE_EVENTS, *_MESSAGE_EVENTS, Error)
 
 ANSWERED: dict[str, Answered] = {
     "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
     "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
-    "/infill": Answered(NativeAnswer, (NativePart, NativeAnswer, Error)),
-    "/completion": Answered(NativeAnswer | list[NativeAnswer], (NativePart, NativeAnswer, Error)),
+    "/infill": Answered(NativeResult, (NativePart, NativeResult, Error)),
+    "/completion": Answered(NativeResult | list[NativeResult], (NativePart, NativeResult, Error)),
     "post /v1/responses": _RESPONSE,
     "get /v1/responses/{response_id}": _RESPONSE,
-    "/v1/responses/{response_id}/cancel": Answered(ResponseAnswer),
-    "/v1/messages": Answered(MessageAnswer, MESSAGE_EVENTS, refusal=MessageError),
+    "/v1/responses/{response_id}/cancel": Answered(ResponseObject),
+    "/v1/messages": Answered(MessageObject, _MESSAGE_EVENTS, refusal=MessageError),
     "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
     "/v1/responses/compact": Answered(CompactedResponse),
     "/v1/requests/{rid}/events": Answered(None, _EVENTS),
@@ -78,8 +77,6 @@ ANSWERED: dict[str, Answered] = {
     "/api/show": Answered(ShownModel, refusal=OllamaError),
     "/api/pull": Answered(PullStatus, lines=(PullStatus, OllamaError), refusal=OllamaError),
     "/api/delete": Answered(PullStatus, refusal=OllamaError),
-    "/health": Answered(Health),
-    "/ping": Answered(Health),
     "/ready": Answered(Readiness, unready=Readiness),
 }
 """By path, or by method and path."""

@@ -1,30 +1,58 @@
 """Chat completions and completions: from log entries to the chunks of a stream, or to a whole body.
 
-A pure state machine: event ids, joining of tokens, suppression after a resume. Of a chunk only the parts that change
-are encoded each time. The event id `<rid>:<seq>.<part>` names a place: seq is the log entry up to which everything was
-sent, part what of that entry. A resumed stream replays the log from seq 1 through a fresh renderer and sends only what
-lies beyond the place.
+A pure state machine: event ids, joining of tokens, suppression after a resume. The event id `<rid>:<seq>.<part>` names
+a place: seq is the log entry up to which everything was sent, part what of that entry. A resumed stream replays the log
+from seq 1 through a fresh renderer and sends only what lies beyond the place.
 """
 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from api.chat.answer import Answer
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import GenerationFailed, problem
 from api.rendering.durations import Durations
+from api.schemas.answers import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    FunctionCall,
+    FunctionCallDelta,
+    FunctionToolCall,
+    PromptLogprob,
+    PromptLogprobs,
+    PromptTokensDetails,
+    Timings,
+    TokenLogprob,
+    TokenUsage,
+    ToolCallDelta,
+    TopLogprob,
+    encode,
+    encoded_once,
+)
+from api.schemas.response_answers import ResponseObject, Status
 from api.schemas.view import Cursor, View, answer_id
 from control.messages import FinishReason, LogEntry, PromptToken
 from control.requests import member_rid
-
-_json = msgspec.json.Encoder().encode
 
 
 def finite(logprob: float) -> float:
@@ -32,23 +60,20 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def raw(value: Any) -> msgspec.Raw:
-    """A value that is encoded once, however often it is shown."""
-    return msgspec.Raw(_json(value))
-
-
-def scored_tokens(vocabulary: Vocabulary, name: Callable[[int], str], tokens: list[ScoredToken]) -> list[msgspec.Raw]:
+def token_logprobs(vocabulary: Vocabulary, name: Callable[[int], str], tokens: list[ScoredToken]) -> list[TokenLogprob]:
     """Each token by its name, with its bytes, its log probability and its alternatives, best first; encoded."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": name(token), "logprob": finite(logprob), "bytes": list(vocabulary.token_bytes(token))}
+    def one(token: int, logprob: float) -> TopLogprob:
+        return TopLogprob(name(token), finite(logprob), list(vocabulary.token_bytes(token)))
 
     return [
-        raw(
-            {
-                **one(token.token, token.logprobs.chosen),
-                "top_logprobs": [one(other, logprob) for other, logprob in token.logprobs.top],
-            }
+        encoded_once(
+            TokenLogprob(
+                name(token.token),
+                finite(token.logprobs.chosen),
+                list(vocabulary.token_bytes(token.token)),
+                [one(other, logprob) for other, logprob in token.logprobs.top],
+            )
         )
         for token in tokens
         if token.logprobs is not None  # only a prompt's first token has none, and no prompt is shown here
@@ -65,11 +90,10 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 DONE = b"data: [DONE]\n\n"
 
-Event = dict[str, Any]
-"""A typed event of /v1/responses or /v1/messages; `type` comes first and is the event's name too."""
 
+class TokenCounts(msgspec.Struct, kw_only=True):
+    """The tokens of one answer, which each endpoint shows in its own form."""
 
-class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -79,86 +103,91 @@ class Usage(msgspec.Struct, kw_only=True):
     predicted: tuple[int, int] | None = None
     """Tokens of the prediction that the answer has, and those that it has not; None without a prediction."""
 
-    def encode(self) -> dict[str, Any]:
-        total = self.prompt_tokens + self.completion_tokens
-        details = {"reasoning_tokens": self.reasoning_tokens}
+    def usage(self) -> TokenUsage:
+        """The counts in OpenAI's form."""
+        details = CompletionTokensDetails(self.reasoning_tokens)
         if self.predicted is not None:
-            accepted, rejected = self.predicted
-            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": details,
-        }
+            details.accepted_prediction_tokens, details.rejected_prediction_tokens = self.predicted
+        return TokenUsage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.prompt_tokens + self.completion_tokens,
+            PromptTokensDetails(self.cached_tokens),
+            details,
+        )
 
 
-class Writer:
-    """Writes one answer as chunks or as a whole; the two endpoints fill in the four `_…` methods."""
+Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 
-    chunk_object = ""
-    whole_object = ""
 
-    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
+class Writer(ABC, Generic[Chunk]):
+    """Writes one answer as chunks or as a whole."""
+
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int, chunk: type[Chunk]) -> None:
+        """`chunk`: the type of chunks."""
         self._id = answer_id(rid, view)
+        self.chunk: Chunk = chunk(id=self._id, created=view.created, model=view.model, choices=[])
+        """The last chunk: only the parts that change are set for the next one."""
         self._view = view
         self._vocabulary = vocabulary
-        self._about: dict[str, Any] = {"created": view.created, "model": view.model}
-        self._fingerprint: str | None = None
-        self._head = self._begin()
         self._prompt_tokens = prompt_tokens
-        self._tail = b',"usage":null' if view.include_usage else b""
-        self.timings: Callable[[int], dict[str, float]] | None = None
+        self._no_usage = None if view.include_usage else UNSET
+        self.timings: Callable[[int], Timings] | None = None
         """llama.cpp's `timings` after so many tokens; None where they are not shown."""
 
     def computed_by(self, fingerprint: str | None) -> None:
         """From now on `system_fingerprint` is this one; None: the answer has no such field."""
-        if fingerprint != self._fingerprint:
-            self._fingerprint = fingerprint
-            self._about.pop("system_fingerprint", None)
-            self._about |= {} if fingerprint is None else {"system_fingerprint": fingerprint}
-            self._head = self._begin()
+        self.chunk.system_fingerprint = UNSET if fingerprint is None else fingerprint
 
-    def _begin(self) -> bytes:
-        """The beginning of each chunk."""
-        return b"data: " + _json({"id": self._id, "object": self.chunk_object} | self._about)[:-1] + b',"choices":['
-
+    @abstractmethod
     def opening(self, index: int, text: str) -> bytes:
         """The chunk that opens a choice, with `text`; empty where there is nothing to say."""
-        return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
-        scored = _json(self._scored(piece.scored)) if self._view.logprobs is not None else b"null"
-        return self._head + self._choice(index, piece, scored) + b"]" + self._end_of(piece.tokens)
+    @abstractmethod
+    def piece(self, index: int, piece: Piece) -> bytes: ...
 
-    def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
-        return self._head + self._end(index, reason) + b"]" + self._end_of(tokens)
+    @abstractmethod
+    def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes: ...
 
-    def _end_of(self, tokens: int) -> bytes:
-        """A chunk's end, with the counts and times of its choice where every chunk has them."""
-        return self._counts(tokens) + self._times(tokens) + b"}\n\n"
+    @abstractmethod
+    def whole(self, pieces: list[Piece], counts: TokenCounts) -> bytes:
+        """The body of an answer that is not streamed; one collected piece per choice, in order."""
 
-    def _counts(self, tokens: int) -> bytes:
-        if not self._view.continuous_usage:
-            return self._tail
-        counts = (self._prompt_tokens, self._prompt_tokens + tokens, tokens)
-        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % counts
+    @abstractmethod
+    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
+        """One value for each token, of which a choice's log probabilities are made."""
 
-    def _times(self, tokens: int) -> bytes:
-        return b"" if self.timings is None else b',"timings":' + _json(self.timings(tokens))
+    def usage(self, counts: TokenCounts) -> bytes:
+        """The chunk with the counts of a whole stream."""
+        self.chunk.choices.clear()
+        self.chunk.usage = counts.usage()
+        if self.timings is not None:
+            self.chunk.timings = self.timings(counts.completion_tokens)
+        return self._data()
 
-    def _prompt_ids(self, index: int) -> list[int]:
-        """The ids of the prompt that a choice answers."""
-        return self._view.prompt_ids[index // self._view.n]
+    def _counted(self, tokens: int) -> bytes:
+        """The chunk with the counts and times of its choice, where every chunk has them."""
+        self._count(tokens)
+        if self.timings is not None:
+            self.chunk.timings = self.timings(tokens)
+        return self._data()
 
-    def _shown_ids(self, piece: Piece) -> bytes:
-        """The ids of a chunk's tokens as a member of its choice, as vLLM shows them; empty where they are not shown."""
-        return b',"token_ids":' + _json(piece.ids) if self._view.return_ids else b""
+    def _count(self, tokens: int) -> None:
+        prompt = self._prompt_tokens
+        self.chunk.usage = (
+            TokenUsage(prompt, tokens, prompt + tokens) if self._view.continuous_usage else self._no_usage
+        )
 
-    def usage(self, usage: Usage) -> bytes:
-        times = self._times(usage.completion_tokens)
-        return self._head + b'],"usage":' + _json(usage.encode()) + times + b"}\n\n"
+    def _data(self) -> bytes:
+        return b"data: " + encode(self.chunk) + b"\n\n"
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """The ids of the prompt that a choice answers, where they are shown."""
+        return self._view.prompt_ids[index // self._view.n] if self._view.return_ids else UNSET
+
+    def _shown_ids(self, piece: Piece) -> list[int] | UnsetType:
+        """The ids of a choice's tokens, as vLLM shows them."""
+        return piece.ids if self._view.return_ids else UNSET
 
     def collect(self, whole: Piece, piece: Piece) -> None:
         """Add a piece to an answer that is not streamed. Log probabilities are encoded here, entry by entry: those of
@@ -166,172 +195,177 @@ class Writer:
         if self._view.logprobs is not None:
             whole.encoded += self._encoded(piece.scored)
         if (count := self._view.prompt_logprobs) is not None:
-            whole.encoded_prompt += [raw(self._prompt_token(token, count)) for token in piece.prompt]
+            whole.encoded_prompt += [encoded_once(self._prompt_token(token, count)) for token in piece.prompt]
         piece.scored = []
         piece.prompt = []
         whole.collect(piece)
 
-    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """The body of an answer that is not streamed; one collected piece per choice, in order."""
-        return _json(
-            {
-                "id": self._id,
-                "object": self.whole_object,
-                **self._about,
-                "choices": [self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
-                "usage": usage.encode(),
-            }
-            | self._whole_prompt(pieces)
-            | ({} if self.timings is None else {"timings": self.timings(usage.completion_tokens)})
-        )
-
-    def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
-        """Fields of a whole body about the prompt, beside its choices."""
-        return {}
-
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self._view.token_ids else self._vocabulary.token_text(token)
 
-    def _prompt_logprobs(self, piece: Piece) -> dict[str, Any]:
-        """The prompt's tokens by id, as vLLM shows them; nothing where they were not asked for."""
-        return {} if self._view.prompt_logprobs is None else {"prompt_logprobs": piece.encoded_prompt}
+    def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
+        """The prompt's tokens by id, as vLLM shows them, where they were asked for."""
+        return UNSET if self._view.prompt_logprobs is None else piece.encoded_prompt
 
-    def _prompt_token(self, token: PromptToken, count: int) -> dict[str, Any] | None:
+    def _prompt_token(self, token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
         if token.logprob is None:
             return None
         ranked = {token.token: (token.logprob, token.rank)}
         ranked |= {other: (logprob, place) for place, (other, logprob) in enumerate(token.top[:count], 1)}
         return {
-            str(one): {"logprob": finite(logprob), "rank": rank, "decoded_token": self._vocabulary.token_text(one)}
+            str(one): PromptLogprob(finite(logprob), rank, self._vocabulary.token_text(one))
             for one, (logprob, rank) in ranked.items()
         }
 
-    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
-        raise NotImplementedError
 
-    def _end(self, index: int, reason: FinishReason) -> bytes:
-        raise NotImplementedError
-
-    def _scored(self, tokens: list[ScoredToken]) -> dict[str, Any]:
-        """The log probabilities of a choice, or of a part of it."""
-        return self._joined(self._encoded(tokens))
-
-    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
-        """One value for each token, for `_joined`."""
-        raise NotImplementedError
-
-    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class ChatWriter(Writer):
-    chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
+class ChatWriter(Writer[ChatCompletionChunk]):
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
+        super().__init__(rid, view, vocabulary, prompt_tokens, ChatCompletionChunk)
 
     def opening(self, index: int, text: str) -> bytes:
-        delta = b'{"index":%d,"delta":{"role":"assistant","content":' % index + _json(text)
-        ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
-        return self._head + delta + b'},"logprobs":null,"finish_reason":null}]' + ids + self._counts(0) + b"}\n\n"
+        chunk = self.chunk
+        chunk.choices = [ChatChunkChoice(index, ChatDelta(role="assistant", content=text))]
+        chunk.prompt_token_ids = self._prompt_ids(index)
+        self._count(0)
+        data = self._data()
+        chunk.prompt_token_ids = UNSET
+        return data
 
-    def _whole_prompt(self, pieces: list[Piece]) -> dict[str, Any]:
-        ids = {"prompt_token_ids": self._prompt_ids(0)} if self._view.return_ids else {}
-        return self._prompt_logprobs(pieces[0]) | ids
+    def piece(self, index: int, piece: Piece) -> bytes:
+        logprobs = None
+        if self._view.logprobs is not None:
+            logprobs = ChatLogprobs(self._encoded(piece.scored))
+        delta = _delta(piece, self._view.functions) if piece.reasoning or piece.calls else ChatDelta(content=piece.text)
+        self.chunk.choices = [ChatChunkChoice(index, delta, logprobs, None, self._shown_ids(piece))]
+        return self._counted(piece.tokens)
 
-    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
-        if piece.reasoning or piece.calls:
-            delta = b'{"index":%d,"delta":' % index + _json(_delta(piece, self._view.functions))
-        else:
-            delta = b'{"index":%d,"delta":{"content":' % index + _json(piece.text) + b"}"
-        return delta + b',"logprobs":' + scored + b',"finish_reason":null' + self._shown_ids(piece) + b"}"
+    def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
+        self.chunk.choices = [ChatChunkChoice(index, ChatDelta(), None, self._reason(reason))]
+        return self._counted(tokens)
 
-    def _end(self, index: int, reason: FinishReason) -> bytes:
-        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}' % (index, self._reason(reason).encode())
+    def whole(self, pieces: list[Piece], counts: TokenCounts) -> bytes:
+        return encode(
+            ChatCompletion(
+                id=self._id,
+                created=self._view.created,
+                model=self._view.model,
+                system_fingerprint=self.chunk.system_fingerprint,
+                choices=[self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
+                usage=counts.usage(),
+                prompt_logprobs=self._prompt_logprobs(pieces[0]),
+                prompt_token_ids=self._prompt_ids(0),
+                timings=UNSET if self.timings is None else self.timings(counts.completion_tokens),
+            )
+        )
 
     def _reason(self, reason: FinishReason | None) -> Any:
         return "function_call" if reason == "tool_calls" and self._view.functions else reason
 
-    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
-        return scored_tokens(self._vocabulary, self._name, tokens)
+    def _encoded(self, tokens: list[ScoredToken]) -> list[TokenLogprob]:
+        return token_logprobs(self._vocabulary, self._name, tokens)
 
-    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
-        return {"content": encoded, "refusal": None}
+    def _whole_choice(self, index: int, piece: Piece) -> ChatChoice:
+        message = ChatMessage(content=None if piece.calls and not piece.text else piece.text)
+        if piece.reasoning:
+            message.reasoning = piece.reasoning
+            message.reasoning_content = piece.reasoning
+        calls = [
+            FunctionToolCall(id=call.id, function=FunctionCall(call.name or "", call.arguments)) for call in piece.calls
+        ]
+        if calls and self._view.functions:
+            message.function_call = calls[0].function
+        elif calls:
+            message.tool_calls = calls
+        logprobs = ChatLogprobs(piece.encoded) if self._view.logprobs is not None else None
+        return ChatChoice(index, message, logprobs, self._reason(piece.finish), self._shown_ids(piece))
 
-    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
-        content = None if piece.calls and not piece.text else piece.text
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, **_reasoning(piece)}
-        if piece.calls and self._view.functions:
-            message["function_call"] = _call(piece.calls[0])["function"]
-        elif piece.calls:
-            message["tool_calls"] = [_call(call) for call in piece.calls]
-        choice = {"index": index, "message": message, "logprobs": scored, "finish_reason": self._reason(piece.finish)}
-        return choice | ({"token_ids": piece.ids} if self._view.return_ids else {})
 
-
-def _delta(piece: Piece, functions: bool) -> dict[str, Any]:
+def _delta(piece: Piece, functions: bool) -> ChatDelta:
     """The delta of a chunk that holds more than text; `functions`: in the older form, which has one call."""
-    delta: dict[str, Any] = _reasoning(piece)
+    delta = ChatDelta()
+    if piece.reasoning:
+        delta.reasoning = piece.reasoning
+        delta.reasoning_content = piece.reasoning
     if piece.text:
-        delta["content"] = piece.text
+        delta.content = piece.text
     if piece.calls and functions:
-        delta["function_call"] = _call(piece.calls[0])["function"]
+        delta.function_call = _call(piece.calls[0]).function
     elif piece.calls:
-        delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
+        delta.tool_calls = [_call(call) for call in piece.calls]
     return delta
 
 
-def _reasoning(piece: Piece) -> dict[str, Any]:
-    """Both names that clients look for."""
-    return {"reasoning": piece.reasoning, "reasoning_content": piece.reasoning} if piece.reasoning else {}
-
-
-def _call(call: CallDelta) -> dict[str, Any]:
-    """A call as OpenAI writes it; id, type and name only in its first part."""
+def _call(call: CallDelta) -> ToolCallDelta:
+    """A part of a call as OpenAI writes it; id, type and name only in its first part."""
     if call.name is None:
-        return {"function": {"arguments": call.arguments}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        return ToolCallDelta(index=call.index, function=FunctionCallDelta(arguments=call.arguments))
+    function = FunctionCallDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
 
 
-class CompletionWriter(Writer):
-    chunk_object = "text_completion"
-    whole_object = "text_completion"
+class CompletionWriter(Writer[CompletionChunk]):
+    def __init__(self, rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> None:
+        super().__init__(rid, view, vocabulary, prompt_tokens, CompletionChunk)
 
     def opening(self, index: int, text: str) -> bytes:
         if not text and not self._view.return_ids:
             return b""
-        ids = b',"prompt_token_ids":' + _json(self._prompt_ids(index)) if self._view.return_ids else b""
-        return (
-            self._head + self._choice(index, Piece(0, 0, text), b"null")[:-1] + ids + b"}]" + self._counts(0) + b"}\n\n"
+        ids = [] if self._view.return_ids else UNSET
+        choice = CompletionChunkChoice(index, text, token_ids=ids, prompt_token_ids=self._prompt_ids(index))
+        self.chunk.choices = [choice]
+        self._count(0)
+        return self._data()
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        logprobs = None
+        if self._view.logprobs is not None:
+            logprobs = self._joined(self._encoded(piece.scored))
+        self.chunk.choices = [CompletionChunkChoice(index, piece.text, logprobs, None, self._shown_ids(piece))]
+        return self._counted(piece.tokens)
+
+    def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
+        self.chunk.choices = [CompletionChunkChoice(index, "", None, cast(Any, reason))]
+        return self._counted(tokens)
+
+    def whole(self, pieces: list[Piece], counts: TokenCounts) -> bytes:
+        return encode(
+            Completion(
+                id=self._id,
+                created=self._view.created,
+                model=self._view.model,
+                system_fingerprint=self.chunk.system_fingerprint,
+                choices=[self._whole_choice(index, piece) for index, piece in enumerate(pieces)],
+                usage=counts.usage(),
+                timings=UNSET if self.timings is None else self.timings(counts.completion_tokens),
+            )
         )
 
-    def _choice(self, index: int, piece: Piece, scored: bytes) -> bytes:
-        text = b'{"index":%d,"text":' % index + _json(piece.text) + b',"logprobs":' + scored
-        return text + b',"finish_reason":null' + self._shown_ids(piece) + b"}"
-
-    def _end(self, index: int, reason: FinishReason) -> bytes:
-        return b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%s"}' % (index, reason.encode())
-
-    def _encoded(self, tokens: list[ScoredToken]) -> list[Any]:
+    def _encoded(self, tokens: list[ScoredToken]) -> list[tuple[str, float | None, dict[str, float] | None, int]]:
         """Of each token its name, its log probability, its alternatives and its place."""
         scored = ((token, token.logprobs) for token in tokens)
         return [
-            (self._name(token.token), one and finite(one.chosen), raw(self._top(token)), token.start)
+            (self._name(token.token), one and finite(one.chosen), encoded_once(self._top(token)), token.start)
             for token, one in scored
         ]
 
-    def _joined(self, encoded: list[Any]) -> dict[str, Any]:
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        return {name: [token[place] for token in encoded] for place, name in enumerate(names)}
+    def _joined(self, encoded: list[tuple[str, float | None, dict[str, float] | None, int]]) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=[name for name, _, _, _ in encoded],
+            token_logprobs=[logprob for _, logprob, _, _ in encoded],
+            top_logprobs=[top for _, _, top, _ in encoded],
+            text_offset=[start for _, _, _, start in encoded],
+        )
 
-    def _whole_choice(self, index: int, piece: Piece) -> dict[str, Any]:
-        scored = self._joined(piece.encoded) if self._view.logprobs is not None else None
-        choice = {"index": index, "text": piece.text, "logprobs": scored, "finish_reason": piece.finish}
-        if self._view.return_ids:
-            choice |= {"token_ids": piece.ids, "prompt_token_ids": self._prompt_ids(index)}
-        return choice | self._prompt_logprobs(piece)
+    def _whole_choice(self, index: int, piece: Piece) -> CompletionChoice:
+        return CompletionChoice(
+            index,
+            piece.text,
+            self._joined(piece.encoded) if self._view.logprobs is not None else None,
+            cast(Any, piece.finish),
+            token_ids=self._shown_ids(piece),
+            prompt_token_ids=self._prompt_ids(index),
+            prompt_logprobs=self._prompt_logprobs(piece),
+        )
 
     def _top(self, token: ScoredToken) -> dict[str, float] | None:
         """The most likely tokens, and the one itself, as at OpenAI."""
@@ -343,7 +377,7 @@ class CompletionWriter(Writer):
         return {self._name(one): finite(logprob) for one, logprob in ranked}
 
 
-def writer(rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> Writer:
+def writer(rid: str, view: View, vocabulary: Vocabulary, prompt_tokens: int) -> Writer[Any]:
     kind = ChatWriter if view.endpoint == "chat" else CompletionWriter
     return kind(rid, view, vocabulary, prompt_tokens)
 
@@ -425,8 +459,8 @@ class StreamRenderer:
         return Cursor(self._cursor.rid, places).encode().decode() if any(seq or part for seq, part in places) else None
 
     @property
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> TokenCounts:
+        return TokenCounts(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=sum(answer.completion_tokens for answer in self.answers),
             cached_tokens=sum(answer.cached_tokens for answer in self.answers),
@@ -434,7 +468,7 @@ class StreamRenderer:
             predicted=self._predicted(),
         )
 
-    def timings(self, tokens: int) -> dict[str, float]:
+    def timings(self, tokens: int) -> Timings:
         """llama.cpp's `timings` after so many tokens, with those of all prompts."""
         return self._durations.timings(self._prompt_tokens, self.usage.cached_tokens, tokens)
 
@@ -525,8 +559,8 @@ class StreamRenderer:
             piece = self.answers[member].feed(entry)
             self._writer.collect(pieces[member * self._view.n + piece.choice], piece)
 
-    def so_far(self) -> dict[str, Any]:
-        """The answer as far as it has come, where the endpoint shows that."""
+    def so_far(self, status: Status) -> ResponseObject:
+        """The response as far as it has come, with this status."""
         raise NotImplementedError
 
     @property
@@ -540,7 +574,7 @@ class StreamRenderer:
         """The body of an answer with the fields of its request that are shown beside it."""
         body = self.whole(pieces)
         fields = self._view.extra_fields
-        return body[:-1] + b"," + msgspec.json.encode(fields)[1:] if fields else body
+        return body[:-1] + b"," + encode(fields)[1:] if fields else body
 
     def interruption(self, error: BaseException) -> bytes:
         """The last event of a stream that goes on elsewhere: without an id, so that it is no place, nor [DONE]."""

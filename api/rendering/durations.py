@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
+from api.schemas.answers import Timings
 from api.schemas.view import View
 
 _NS_PER_MS = 1_000_000
@@ -27,8 +27,8 @@ class Durations:
         if self._first is None:
             self._first = self.since_received()
 
-    def fields(self) -> dict[str, Any]:
-        """As they are at the answer's end."""
+    def fields(self) -> dict[str, int]:
+        """Ollama's durations, as they are at the answer's end."""
         total = self.since_received()
         first = min(total, self._first if self._first is not None else total)
         return {
@@ -38,24 +38,23 @@ class Durations:
             "eval_duration": total - first,
         }
 
-    def timings(self, prompt: int, cached: int, generated: int) -> dict[str, float]:
+    def timings(self, prompt: int, cached: int, generated: int) -> Timings:
         """llama.cpp's `timings`, so far; `cached` of the tokens of the prompt were not computed. The first token comes
         with the prompt, so it counts in no rate."""
         fields = self.fields()
         cached = min(cached, prompt)
-        return {
-            "cache_n": cached,
-            **_times("prompt", prompt - cached, prompt - cached, fields["prompt_eval_duration"]),
-            **_times("predicted", generated, max(0, generated - 1), fields["eval_duration"]),
-        }
-
-
-def _times(name: str, count: int, timed: int, nanoseconds: int) -> dict[str, float]:
-    """Tokens of a part of the work, and the time that `timed` of them took."""
-    ms = nanoseconds / _NS_PER_MS
-    return {
-        f"{name}_n": count,
-        f"{name}_ms": ms,
-        f"{name}_per_token_ms": ms / timed if timed else 0.0,
-        f"{name}_per_second": 1000 * timed / ms if ms else 0.0,
-    }
+        computed = prompt - cached
+        prompt_ms = fields["prompt_eval_duration"] / _NS_PER_MS
+        predicted_ms = fields["eval_duration"] / _NS_PER_MS
+        timed = max(0, generated - 1)
+        return Timings(
+            cache_n=cached,
+            prompt_n=computed,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=prompt_ms / computed if computed else 0.0,
+            prompt_per_second=1000 * computed / prompt_ms if prompt_ms else 0.0,
+            predicted_n=generated,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=predicted_ms / timed if timed else 0.0,
+            predicted_per_second=1000 * timed / predicted_ms if predicted_ms else 0.0,
+        )

@@ -7,20 +7,22 @@ places are a function of the log alone.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
+from msgspec import structs
 
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.rendering.chunks import Event, StreamRenderer
+from api.rendering.chunks import StreamRenderer
 from api.rendering.message_events import MessageEventBuilder
-from api.rendering.output_items import Seal
-from api.rendering.response_events import ResponseEventBuilder
+from api.rendering.response_events import ResponseEventBuilder, Seal
+from api.schemas.answers import encode
+from api.schemas.message_answers import MessageEvent, MessageObject
+from api.schemas.response_answers import ResponseEvent, ResponseObject, Status
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
-_json = msgspec.json.Encoder().encode
+Event = ResponseEvent | MessageEvent
 
 
 class EventRenderer(StreamRenderer):
@@ -68,11 +70,15 @@ class EventRenderer(StreamRenderer):
 
     def whole(self, pieces: list[Piece]) -> bytes:
         self._end(None)
-        return _json(self._timed(self._builder.whole()))
+        whole = self._builder.whole()
+        if self._view.timed and not isinstance(whole, MessageObject):
+            whole.timings = self.timings(self.usage.completion_tokens)
+        return encode(whole)
 
-    def so_far(self) -> dict[str, Any]:
-        """The answer as far as it has come."""
-        return self._builder.whole()
+    def so_far(self, status: Status) -> ResponseObject:
+        whole = self._builder.whole()
+        assert isinstance(whole, ResponseObject)
+        return structs.replace(whole, status=status)
 
     @property
     def to_store(self) -> bytes | None:
@@ -90,20 +96,22 @@ class EventRenderer(StreamRenderer):
     def _tell(self, piece: Piece) -> list[bytes]:
         self._part = 0
         events = self._builder.tell(piece, self.usage)
-        return self._written(piece.seq, [self._timed(one) if one["type"].endswith(".delta") else one for one in events])
+        if self._view.timed:
+            for event in events:
+                if isinstance(event, ResponseEvent) and tag_of(event).endswith(".delta"):
+                    event.timings = self.timings(self.usage.completion_tokens)
+        return self._written(piece.seq, events)
 
-    def _end(self, error: BaseException | None) -> list[Event]:
+    def _end(self, error: BaseException | None) -> Sequence[Event]:
         if self._ended:
             return []
         self._ended = True
-        *events, last = self._builder.end(self.usage, error or self.failure, self.ended_s or time.time())
-        return [*events, self._timed(last)]
+        events: Sequence[Event] = self._builder.end(self.usage, error or self.failure, self.ended_s or time.time())
+        if self._view.timed and isinstance(events[-1], ResponseEvent):
+            events[-1].timings = self.timings(self.usage.completion_tokens)
+        return events
 
-    def _timed(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """With llama.cpp's `timings`, where the client asks for them."""
-        return {**fields, "timings": self.timings(self.usage.completion_tokens)} if self._view.timed else fields
-
-    def _written(self, seq: int, events: list[Event]) -> list[bytes]:
+    def _written(self, seq: int, events: Sequence[Event]) -> list[bytes]:
         """The bytes of those events that the client does not have; all of them are numbered."""
         written: list[bytes] = []
         for event in events:
@@ -116,5 +124,11 @@ class EventRenderer(StreamRenderer):
         return written
 
     def _bytes(self, event: Event) -> bytes:
-        data = {**event, "sequence_number": self._number} if self._numbered else event
-        return b"event: " + event["type"].encode() + b"\ndata: " + _json(data) + b"\n\n"
+        if isinstance(event, ResponseEvent):
+            event.sequence_number = self._number
+        return b"event: " + tag_of(event).encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+
+def tag_of(event: Event) -> str:
+    """The type of an event, which is its name too."""
+    return str(event.__struct_config__.tag)

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType, structs
 
 from api.chat.piece import Piece
 from api.errors.errors import anthropic_error, problem
-from api.rendering.chunks import Event, Usage, arguments_object
+from api.rendering.chunks import TokenCounts, arguments_object
+from api.schemas.message_answers import (
+    AppliedEdit,
+    AppliedEdits,
+    Block,
+    BlockDelta,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    InputJsonDelta,
+    MessageDelta,
+    MessageEvent,
+    MessageObject,
+    MessageStart,
+    MessageStop,
+    MessageUsage,
+    Ping,
+    SignatureDelta,
+    StopDelta,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ThinkingTokens,
+    ToolUseBlock,
+)
 from api.schemas.view import View, answer_id
 
-_STOP_REASONS: dict[str, str] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 class MessageEventBuilder:
@@ -19,38 +47,38 @@ class MessageEventBuilder:
     def __init__(self, rid: str, view: View) -> None:
         self._rid = rid
         self._view = view
-        self._blocks: list[dict[str, Any]] = []
+        self._blocks: list[Block] = []
         self._texts: list[str] = []
         """Of the block that is open."""
         self._is_open = False
         self._call = -1
         self._begun = False
-        self._stop_reason: str | None = None
+        self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
-        self._usage: dict[str, Any] = {"input_tokens": 0, "output_tokens": 0}
+        self._usage = MessageUsage(input_tokens=0, output_tokens=0)
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[MessageEvent]:
         return []  # the message begins with its first token: only then it is known what was read from the cache
 
-    def tell(self, piece: Piece, usage: Usage) -> list[Event]:
-        events = self._start(usage)
+    def tell(self, piece: Piece, counts: TokenCounts) -> list[MessageEvent]:
+        events = self._start(counts)
         calls = list(piece.calls)
-        if calls and calls[0].continues and calls[0].index == self._call and self._inside("tool_use"):
+        if calls and calls[0].continues and calls[0].index == self._call and self._inside(ToolUseBlock):
             events += self._argue(calls.pop(0).arguments)  # a token may end a call and begin a text
         if piece.reasoning:
-            events += self._turn_to({"type": "thinking", "thinking": "", "signature": ""})
+            events += self._turn_to(ThinkingBlock(thinking="", signature=""))
             self._texts.append(piece.reasoning)
             if not self._view.extra_fields["hides_thinking"]:
-                events.append(self._delta("thinking_delta", thinking=piece.reasoning))
+                events.append(self._delta(ThinkingDelta(piece.reasoning)))
         if piece.text:
-            events += self._turn_to({"type": "text", "text": ""})
+            events += self._turn_to(TextBlock(""))
             self._texts.append(piece.text)
-            events.append(self._delta("text_delta", text=piece.text))
+            events.append(self._delta(TextDelta(piece.text)))
         for call in calls:
-            if call.index != self._call or not self._inside("tool_use"):
+            if call.index != self._call or not self._inside(ToolUseBlock):
                 self._call = call.index
-                block = {"type": "tool_use", "id": call.id or "", "name": call.name or "", "input": {}}
-                events += [*self._close(), *self._open(block)]
+                events += self._close()
+                events += self._open(ToolUseBlock(call.id or "", call.name or "", {}))
             events += self._argue(call.arguments)
         if piece.finish is not None:
             events += self._close()
@@ -60,98 +88,95 @@ class MessageEventBuilder:
                 self._stop_reason = "model_context_window_exceeded"
         return events
 
-    def end(self, usage: Usage, failure: BaseException | None, now_s: float) -> list[Event]:
+    def end(self, counts: TokenCounts, failure: BaseException | None, now_s: float) -> list[MessageEvent]:
         if failure is not None:
             return [anthropic_error(problem(failure), self._rid)]
-        self._usage = _usage(usage)
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        event: Event = {"type": "message_delta", "delta": delta, "usage": self._usage, **self._edits()}
-        return [event, {"type": "message_stop"}]
+        self._usage = _usage(counts)
+        delta = StopDelta(self._stop_reason, self._stop_sequence)
+        return [MessageDelta(delta, self._usage, self._edits()), MessageStop()]
 
-    def whole(self) -> dict[str, Any]:
-        return {
-            "id": answer_id(self._rid, self._view),
-            "type": "message",
-            "role": "assistant",
-            "model": self._view.model,
-            "content": list(self._blocks),
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence,
-            "usage": {**self._usage, "service_tier": "standard"},
-            **self._edits(),
-        }
+    def whole(self) -> MessageObject:
+        return MessageObject(
+            id=answer_id(self._rid, self._view),
+            model=self._view.model,
+            content=list(self._blocks),
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
+            usage=structs.replace(self._usage, service_tier="standard"),
+            context_management=self._edits(),
+        )
 
-    def _edits(self) -> dict[str, Any]:
+    def _edits(self) -> AppliedEdits | UnsetType:
         """The edits of the conversation, where the client asked for some."""
         applied = self._view.extra_fields.get("applied_edits")
-        return {} if applied is None else {"context_management": {"applied_edits": applied}}
+        return UNSET if applied is None else AppliedEdits(msgspec.convert(applied, list[AppliedEdit]))
 
-    def interrupted(self, error: BaseException) -> Event:
+    def interrupted(self, error: BaseException) -> MessageEvent:
         refusal = problem(error)
         event = anthropic_error(refusal, self._rid)
-        event["error"]["code"] = refusal.body.error.code  # by which a client that resumes knows that it can
+        event.error.code = refusal.body.error.code  # by which a client that resumes knows that it can
         return event
 
-    def _ended(self) -> str:
+    def _ended(self) -> StopReason:
         """Why the model stopped of its own accord: a call that it was told to make ends its turn as any other."""
-        return "tool_use" if any(block["type"] == "tool_use" for block in self._blocks) else "end_turn"
+        return "tool_use" if any(isinstance(block, ToolUseBlock) for block in self._blocks) else "end_turn"
 
-    def _start(self, usage: Usage) -> list[Event]:
+    def _start(self, counts: TokenCounts) -> list[MessageEvent]:
         if self._begun:
             return []
         self._begun = True
-        self._usage = _usage(usage)
-        return [{"type": "message_start", "message": self.whole()}, {"type": "ping"}]
+        self._usage = _usage(counts)
+        return [MessageStart(self.whole()), Ping()]
 
-    def _argue(self, arguments: str) -> list[Event]:
+    def _argue(self, arguments: str) -> list[MessageEvent]:
         """The next part of the arguments of the call that is open."""
         if not arguments:
             return []
         self._texts.append(arguments)
-        return [self._delta("input_json_delta", partial_json=arguments)]
+        return [self._delta(InputJsonDelta(arguments))]
 
-    def _inside(self, kind: str) -> bool:
-        return self._is_open and self._blocks[-1]["type"] == kind
+    def _inside(self, kind: type[Block]) -> bool:
+        return self._is_open and isinstance(self._blocks[-1], kind)
 
-    def _turn_to(self, empty: dict[str, Any]) -> list[Event]:
+    def _turn_to(self, empty: Block) -> list[MessageEvent]:
         """The open block is of this kind from here on."""
-        return [] if self._inside(empty["type"]) else [*self._close(), *self._open(empty)]
+        return [] if self._inside(type(empty)) else [*self._close(), *self._open(empty)]
 
-    def _open(self, empty: dict[str, Any]) -> list[Event]:
+    def _open(self, empty: Block) -> list[MessageEvent]:
         self._is_open = True
         self._texts = []
-        self._blocks.append(dict(empty))
-        return [{"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": empty}]
+        self._blocks.append(structs.replace(empty))
+        return [ContentBlockStart(len(self._blocks) - 1, empty)]
 
-    def _delta(self, kind: str, **more: Any) -> Event:
-        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, **more}}
+    def _delta(self, delta: BlockDelta) -> MessageEvent:
+        return ContentBlockDelta(len(self._blocks) - 1, delta)
 
-    def _close(self) -> list[Event]:
+    def _close(self) -> list[MessageEvent]:
         if not self._is_open:
             return []
         self._is_open = False
         block = self._blocks[-1]
         text = "".join(self._texts)
-        events = list[Event]()
-        if block["type"] == "text":
-            block["text"] = text
-        elif block["type"] == "tool_use":
-            block["input"] = arguments_object(text)
+        events: list[MessageEvent] = []
+        if isinstance(block, TextBlock):
+            block.text = text
+        elif isinstance(block, ToolUseBlock):
+            block.input = arguments_object(text)
         else:
-            block["thinking"] = "" if self._view.extra_fields["hides_thinking"] else text
-            block["signature"] = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
-            events.append(self._delta("signature_delta", signature=block["signature"]))
-        return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
+            block.thinking = "" if self._view.extra_fields["hides_thinking"] else text
+            block.signature = hashlib.sha256(text.encode()).hexdigest()  # clients want one; it is not checked
+            events.append(self._delta(SignatureDelta(block.signature)))
+        return [*events, ContentBlockStop(len(self._blocks) - 1)]
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(counts: TokenCounts) -> MessageUsage:
     """Anthropic counts what was read from the cache apart from the other input."""
-    counts: dict[str, Any] = {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-    }
-    if usage.reasoning_tokens:
-        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return counts
+    usage = MessageUsage(
+        input_tokens=counts.prompt_tokens - counts.cached_tokens,
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=counts.cached_tokens,
+        output_tokens=counts.completion_tokens,
+    )
+    if counts.reasoning_tokens:
+        usage.output_tokens_details = ThinkingTokens(counts.reasoning_tokens)
+    return usage

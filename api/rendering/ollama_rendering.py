@@ -9,13 +9,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-import msgspec
-
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.errors.errors import ollama_error, problem
 from api.rendering.chunks import StreamRenderer, arguments_object, finite
-from api.schemas.ollama_answer import (
+from api.schemas.answers import encode
+from api.schemas.ollama_answers import (
     AnsweredCall,
     AnsweredFunction,
     AnsweredMessage,
@@ -26,8 +25,6 @@ from api.schemas.ollama_answer import (
 )
 from api.schemas.view import View
 from control.messages import LogEntry
-
-_json = msgspec.json.Encoder().encode
 
 
 class OllamaRenderer(StreamRenderer):
@@ -78,7 +75,7 @@ class OllamaRenderer(StreamRenderer):
         return self._line(self._ended(self._answer(), self._finish))
 
     def interruption(self, error: BaseException) -> bytes:
-        return _json(ollama_error(problem(error))) + b"\n"
+        return encode(ollama_error(problem(error))) + b"\n"
 
     def collect(self, pieces: list[Piece], member: int, entries: list[LogEntry]) -> None:
         self._durations.note_token()
@@ -91,7 +88,7 @@ class OllamaRenderer(StreamRenderer):
     def whole(self, pieces: list[Piece]) -> bytes:
         [piece] = pieces
         answer = self._answer(piece.text, piece.reasoning, piece.calls, piece.encoded)
-        return _json(self._ended(answer, piece))
+        return encode(self._ended(answer, piece))
 
     def _tell(self, piece: Piece, lines: list[bytes]) -> None:
         """Add the lines of a piece; the call that is open becomes one once the next begins, or the answer ends."""
@@ -159,7 +156,7 @@ class OllamaRenderer(StreamRenderer):
 
     @staticmethod
     def _line(answer: TextAnswer) -> bytes:
-        return _json(answer) + b"\n"
+        return encode(answer) + b"\n"
 
 
 def _call(call: CallDelta) -> AnsweredCall:

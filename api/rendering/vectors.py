@@ -5,9 +5,9 @@ from __future__ import annotations
 import array
 import base64
 import sys
-from typing import Any, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from api.chat.answer import Answer
 from api.chat.piece import Piece
@@ -15,13 +15,28 @@ from api.chat.tokens import Vocabulary
 from api.errors.errors import problem
 from api.rendering.chunks import DONE, StreamRenderer
 from api.rendering.durations import Durations
-from api.schemas.ollama_answer import EmbedAnswer, EmbeddingsAnswer
+from api.schemas.answers import encode, encoded_once
+from api.schemas.ollama_answers import EmbedAnswer, EmbeddingsAnswer
+from api.schemas.vector_answers import (
+    ApiVersion,
+    BilledUnits,
+    EmbeddedByType,
+    Embedding,
+    Embeddings,
+    EmbedMeta,
+    InputUsage,
+    NativeVector,
+    RankedDocument,
+    RankedResult,
+    Reranked,
+    Score,
+    Scores,
+    TextScore,
+    VectorsByType,
+)
 from api.schemas.view import View, answer_id
 from control.messages import LogEntry
 from control.requests import member_rid
-
-_json = msgspec.json.Encoder().encode
-
 
 VECTORS = frozenset(
     (
@@ -83,83 +98,73 @@ class VectorRenderer(StreamRenderer):
         return b"data: " + body + b"\n\n" + DONE
 
     def whole(self, pieces: list[Piece]) -> bytes:
-        usage = {"prompt_tokens": self._prompt_tokens, "total_tokens": self._prompt_tokens}
-        if self._view.endpoint == "embeddings":
-            return _json({"object": "list", "data": self._embeddings(), "model": self._view.model, "usage": usage})
-        if self._view.endpoint == "embed":
-            return _json(self._by_type())
-        if self._view.endpoint == "embedding":
-            numbers = enumerate(self._vectors)
-            return _json([{"index": at, "embedding": [msgspec.Raw(_json(_numbers(one)))]} for at, one in numbers])
-        if self._view.endpoint == "tei_embed":
-            return _json([msgspec.Raw(_json(_numbers(vector))) for vector in self._vectors])
-        if self._view.endpoint == "tei_rerank":
-            return _json([_in_tei_form(result) for result in self._results()])
-        if self._view.endpoint in ("ollama_embed", "ollama_embeddings"):
-            return _json(self._in_ollamas_form())
-        head: dict[str, Any] = {"id": f"{self._view.endpoint}-{self._rid}", "model": self._view.model, "usage": usage}
-        if self._view.endpoint == "rerank":
-            return _json({**head, "results": self._results()})
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self._scores())]
-        return _json({**head, "object": "list", "created": self._view.created, "data": data})
+        return encode(self._whole())
 
-    def _embeddings(self) -> list[dict[str, Any]]:
+    def _whole(self) -> object:
+        """The answer in the endpoint's form."""
+        view = self._view
+        usage = InputUsage(self._prompt_tokens, self._prompt_tokens)
+        match view.endpoint:
+            case "embeddings":
+                return Embeddings(data=self._embeddings(), model=view.model, usage=usage)
+            case "embed":
+                meta = EmbedMeta(ApiVersion(), BilledUnits(self._prompt_tokens))
+                return EmbeddedByType(
+                    id=answer_id(self._rid, view), embeddings=VectorsByType(self._encoded_vectors()), meta=meta
+                )
+            case "embedding":
+                return [NativeVector(index, [vector]) for index, vector in enumerate(self._encoded_vectors())]
+            case "tei_embed":
+                return self._encoded_vectors()
+            case "tei_rerank":
+                return [TextScore(index, score, self._text(index)) for index, score in self._ranked()]
+            case "ollama_embeddings":
+                return EmbeddingsAnswer(embedding=self._encoded_vectors()[0])
+            case "ollama_embed":
+                return EmbedAnswer(
+                    model=view.model,
+                    embeddings=self._encoded_vectors(),
+                    total_duration=self._durations.since_received(),
+                    load_duration=self._durations.load,
+                    prompt_eval_count=self._prompt_tokens,
+                )
+            case "rerank":
+                return Reranked(
+                    f"rerank-{self._rid}", view.model, usage, [self._result(*place) for place in self._ranked()]
+                )
+            case _:
+                scores = [Score(index=index, score=score) for index, score in enumerate(self._scores())]
+                return Scores(id=f"score-{self._rid}", model=view.model, usage=usage, created=view.created, data=scores)
+
+    def _encoded_vectors(self) -> list[list[float]]:
         """Each vector is encoded for itself, so that other threads may run in between."""
-        shown: list[dict[str, Any]] = []
-        for index, vector in enumerate(self._vectors):
-            if self._view.extra_fields["encoding_format"] == "base64":
-                value: Any = base64.b64encode(vector).decode()
-            else:
-                value = msgspec.Raw(_json(_numbers(vector)))
-            shown.append({"object": "embedding", "index": index, "embedding": value})
-        return shown
+        return [encoded_once(_numbers(vector)) for vector in self._vectors]
 
-    def _by_type(self) -> dict[str, Any]:
-        """Cohere's form."""
-        return {
-            "response_type": "embeddings_by_type",
-            "id": answer_id(self._rid, self._view),
-            "embeddings": {"float": [msgspec.Raw(_json(_numbers(vector))) for vector in self._vectors]},
-            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": self._prompt_tokens}},
-        }
-
-    def _in_ollamas_form(self) -> EmbedAnswer | EmbeddingsAnswer:
-        """The newer form, or that of one text."""
-        # Encoded one by one, as in `_embeddings`.
-        vectors = [cast(list[float], msgspec.Raw(_json(_numbers(vector)))) for vector in self._vectors]
-        if self._view.endpoint == "ollama_embeddings":
-            return EmbeddingsAnswer(embedding=vectors[0])
-        return EmbedAnswer(
-            model=self._view.model,
-            embeddings=vectors,
-            total_duration=self._durations.since_received(),
-            load_duration=self._durations.load,
-            prompt_eval_count=self._prompt_tokens,
-        )
+    def _embeddings(self) -> list[Embedding]:
+        if self._view.extra_fields["encoding_format"] == "base64":
+            shown: list[str] | list[list[float]] = [base64.b64encode(vector).decode() for vector in self._vectors]
+        else:
+            shown = self._encoded_vectors()
+        return [Embedding(index=index, embedding=vector) for index, vector in enumerate(shown)]
 
     def _scores(self) -> list[float]:
         return [_numbers(vector)[0] for vector in self._vectors]
 
-    def _results(self) -> list[dict[str, Any]]:
-        """The documents from the highest score to the lowest; of equal ones the first comes first."""
-        fields = self._view.extra_fields
+    def _text(self, index: int) -> str | UnsetType:
+        """The text of a document, where it is shown."""
+        documents: list[str] | None = self._view.extra_fields["documents"]
+        return UNSET if documents is None else documents[index]
+
+    def _ranked(self) -> list[tuple[int, float]]:
+        """Places and scores of the documents from the highest score to the lowest; of equal ones the first comes
+        first."""
         scores = self._scores()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: fields["top_n"] or None]
-        documents: list[str] | None = fields["documents"]
-        return [
-            {
-                "index": index,
-                "relevance_score": scores[index],
-                **({} if documents is None else {"document": {"text": documents[index]}}),
-            }
-            for index in order
-        ]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        return [(index, scores[index]) for index in order[: self._view.extra_fields["top_n"] or None]]
 
-
-def _in_tei_form(result: dict[str, Any]) -> dict[str, Any]:
-    """A result in the form of text-embeddings-inference."""
-    text = {"text": result["document"]["text"]} if "document" in result else {}
-    return {"index": result["index"], "score": result["relevance_score"], **text}
+    def _result(self, index: int, score: float) -> RankedResult:
+        text = self._text(index)
+        return RankedResult(index, score, UNSET if text is UNSET else RankedDocument(text))
 
 
 def _numbers(vector: bytes) -> list[float]:

@@ -13,7 +13,7 @@ from api.errors.errors import in_ollama_shape
 from api.generation.session import Caller
 from api.openapi.openapi import taking
 from api.routes.generation import Http, ParsedBody, model_for, process_of, serve
-from api.schemas.ollama_answer import (
+from api.schemas.ollama_answers import (
     AnsweredMessage,
     ChatAnswer,
     EmbedAnswer,

@@ -23,11 +23,11 @@ from api.process import Process
 from api.rendering.ollama_rendering import OllamaRenderer
 from api.routes.farm.threaded import body_of, on_farm
 from api.routes.generation import Http, identity_of, model_for, process_of, text_of
+from api.schemas.answers import Shape
 from api.schemas.decoding import decode_body
-from api.schemas.ollama_answer import (
+from api.schemas.ollama_answers import (
     ListedModel,
     ModelDetails,
-    OllamaAnswer,
     OllamaModels,
     OllamaVersion,
     PullStatus,
@@ -156,7 +156,7 @@ async def delete_model(request: Http) -> Response[Any]:
     return _answer(PullStatus(status=_DONE))
 
 
-def _answer(answer: OllamaAnswer) -> Response[Any]:
+def _answer(answer: Shape) -> Response[Any]:
     return Response(msgspec.json.encode(answer), status_code=200, media_type="application/json")
 
 

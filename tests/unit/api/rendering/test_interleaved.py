@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from api.chat.piece import CallDelta, Piece
-from api.rendering.chunks import Usage
+from api.rendering.chunks import TokenCounts
 from api.rendering.message_events import MessageEventBuilder
 from api.rendering.response_events import ResponseEventBuilder
 from api.schemas.view import View
 from tests.unit.api.chat.test_answer import VOCABULARY
+from tests.unit.api.response_fields import response_fields
 
-RESPONSE: dict[str, Any] = {"background": False, "tools": [], "include": [], "reasoning": {"summary": None}}
 MESSAGE: dict[str, Any] = {"hides_thinking": False, "cut": False}
-USAGE = Usage(prompt_tokens=1, completion_tokens=1, cached_tokens=0)
+USAGE = TokenCounts(prompt_tokens=1, completion_tokens=1, cached_tokens=0)
 PIECES = [
     Piece(1, 0, reasoning="I think."),
     Piece(2, 0, calls=[CallDelta(0, "c0", "f", '{"a": ')]),
@@ -30,7 +31,7 @@ PIECES = [
 def test_a_call_that_ends_in_the_token_of_the_next_text(dialect: Any) -> None:
     """No call is opened twice, and what is interleaved comes in its order."""
     if dialect == "responses":
-        view = View(endpoint="responses", created=0, model="m", extra_fields=RESPONSE)
+        view = View(endpoint="responses", created=0, model="m", extra_fields=response_fields())
         builder: Any = ResponseEventBuilder("r", view, VOCABULARY)
     else:
         builder = MessageEventBuilder("r", View(endpoint="messages", created=0, model="m", extra_fields=MESSAGE))
@@ -38,7 +39,7 @@ def test_a_call_that_ends_in_the_token_of_the_next_text(dialect: Any) -> None:
     for piece in PIECES:
         builder.tell(piece, USAGE)
     builder.end(USAGE, None, 0.0)
-    whole = builder.whole()
+    whole = msgspec.to_builtins(builder.whole())
     if dialect == "responses":
         shown = [
             item.get("arguments") or item["content"][0]["text"]

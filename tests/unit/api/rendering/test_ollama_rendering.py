@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from api.errors.errors import StreamInterrupted
 from api.rendering.durations import Durations
 from api.rendering.ollama_rendering import OllamaRenderer
-from api.schemas.ollama_answer import ChatAnswer, GenerateAnswer
+from api.schemas.ollama_answers import ChatAnswer, GenerateAnswer
 from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.clock import now_ms
 from control.messages import LogEntry

@@ -18,12 +18,12 @@ import pytest
 from api.errors.errors import StreamInterrupted
 from api.generation.session import renderer_of
 from api.rendering.chunks import StreamRenderer
-from api.rendering.output_items import Seal
-from api.schemas.responses import conversation, parse_response
+from api.rendering.response_events import Seal
 from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from tests.integration.api.calling import WEATHER, called
 from tests.unit.api.chat.test_answer import EOS, VOCABULARY
+from tests.unit.api.response_fields import response_fields
 
 RECORDED = Path(__file__).parent / "recorded.json"
 NOW_NS = 1_700_000_003_000_000_000
@@ -33,7 +33,6 @@ NAMES = ["get_weather", "run", "box__inside", "local_shell", "shell", "apply_pat
 READING = Reading(Thinking(), Calling("hermes", NAMES))
 SPEAKS = "<think>a city</think>It is " + called("get_weather", '{"city": "Paris"}')
 FUNCTION = {"type": "function", **WEATHER["function"]}
-SAMPLED = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,7 @@ def view(endpoint: Endpoint, **fields: Any) -> View:
 
 def response(body: dict[str, Any], **fields: Any) -> View:
     """The view of a body of /v1/responses."""
-    request = parse_response(msgspec.json.encode({"model": "m", "input": "x"} | body))
-    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}]
-    chat = conversation(request, items, stored=True)
-    shown = chat.extra_fields | SAMPLED | fields.pop("extra_fields", {})
+    shown = response_fields(store=True, **body) | fields.pop("extra_fields", {})
     return view("responses", reading=READING, stream=True, extra_fields=shown, **fields)
 
 
@@ -179,7 +175,7 @@ CASES: dict[str, Case] = {
             extra_fields={
                 "cut": True,
                 "applied_edits": [
-                    {"type": "clear_tool_uses_20250919", "cleared_input_tokens": 5, "cleared_tool_uses": 1}
+                    {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 1, "cleared_input_tokens": 5}
                 ],
             }
         ),
@@ -262,6 +258,8 @@ def bytes_of(case: Case) -> dict[str, list[str]]:
         patch.object(time, "time", lambda: NOW_NS / 1e9),
     ):
         shown = {"stream": streamed(case, 1), "joined": streamed(case, 5), "whole": whole(case)}
+    if shown["joined"] == shown["stream"]:  # where each token has events of its own
+        del shown["joined"]
     return {name: _TIMES.sub(b'"created_at":"now"', data).decode().splitlines() for name, data in shown.items()}
 
 

@@ -5,42 +5,39 @@ from __future__ import annotations
 import datetime
 from typing import Any, Literal
 
-import msgspec
 from msgspec import UNSET, UnsetType
+
+from api.schemas.answers import Shape
 
 Unset = UnsetType
 
 
-class OllamaAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """An answer has no other fields."""
-
-
-class AnsweredFunction(OllamaAnswer, kw_only=True):
+class AnsweredFunction(Shape, kw_only=True):
     index: int
     name: str
     arguments: dict[str, Any]
 
 
-class AnsweredCall(OllamaAnswer, kw_only=True):
+class AnsweredCall(Shape, kw_only=True):
     id: str
     function: AnsweredFunction
 
 
-class AnsweredMessage(OllamaAnswer, kw_only=True):
+class AnsweredMessage(Shape, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str = ""
     thinking: str | Unset = UNSET
     tool_calls: list[AnsweredCall] | Unset = UNSET
 
 
-class TokenScore(OllamaAnswer, kw_only=True):
+class TokenScore(Shape, kw_only=True):
     token: str
     logprob: float
     bytes: list[int]
     top_logprobs: list[TokenScore] | Unset = UNSET
 
 
-class TextAnswer(OllamaAnswer, kw_only=True):
+class TextAnswer(Shape, kw_only=True):
     """A line of a stream, or a whole answer. The last line has the counts, and durations in nanoseconds:
     `load_duration` until the request was queued, `prompt_eval_duration` from there to the first token, `eval_duration`
     the rest."""
@@ -67,7 +64,7 @@ class GenerateAnswer(TextAnswer, kw_only=True):
     thinking: str | Unset = UNSET
 
 
-class EmbedAnswer(OllamaAnswer, kw_only=True):
+class EmbedAnswer(Shape, kw_only=True):
     model: str
     embeddings: list[list[float]]
     total_duration: int = 0
@@ -75,11 +72,11 @@ class EmbedAnswer(OllamaAnswer, kw_only=True):
     prompt_eval_count: int = 0
 
 
-class EmbeddingsAnswer(OllamaAnswer, kw_only=True):
+class EmbeddingsAnswer(Shape, kw_only=True):
     embedding: list[float]
 
 
-class ModelDetails(OllamaAnswer, kw_only=True):
+class ModelDetails(Shape, kw_only=True):
     """Fields that no API process knows are empty."""
 
     parent_model: str = ""
@@ -90,7 +87,7 @@ class ModelDetails(OllamaAnswer, kw_only=True):
     quantization_level: str = ""
 
 
-class ListedModel(OllamaAnswer, kw_only=True):
+class ListedModel(Shape, kw_only=True):
     """`digest` changes with the model's name, files and chat template; names of one model have the same."""
 
     name: str
@@ -102,11 +99,11 @@ class ListedModel(OllamaAnswer, kw_only=True):
     details: ModelDetails
 
 
-class OllamaModels(OllamaAnswer, kw_only=True):
+class OllamaModels(Shape, kw_only=True):
     models: list[ListedModel]
 
 
-class RunningModel(OllamaAnswer, kw_only=True):
+class RunningModel(Shape, kw_only=True):
     name: str
     model: str
     size: int
@@ -119,11 +116,11 @@ class RunningModel(OllamaAnswer, kw_only=True):
     context_length: int
 
 
-class RunningModels(OllamaAnswer, kw_only=True):
+class RunningModels(Shape, kw_only=True):
     models: list[RunningModel]
 
 
-class ShownModel(OllamaAnswer, kw_only=True):
+class ShownModel(Shape, kw_only=True):
     """`template` is a Jinja template."""
 
     modelfile: str
@@ -135,14 +132,14 @@ class ShownModel(OllamaAnswer, kw_only=True):
     modified_at: datetime.datetime
 
 
-class OllamaVersion(OllamaAnswer, kw_only=True):
+class OllamaVersion(Shape, kw_only=True):
     version: str
     """Of Ollama, whose API this is."""
     furrow: str
     """Of this server."""
 
 
-class PullStatus(OllamaAnswer, kw_only=True):
+class PullStatus(Shape, kw_only=True):
     """A line of the progress; the last one has the status `success`."""
 
     status: str

@@ -1,4 +1,4 @@
-"""Types of the answers of /v1/messages for the OpenAPI document; see answers.py."""
+"""The answers of /v1/messages, in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from api.openapi.answers import Shape
+from api.errors.errors import MessageError
+from api.schemas.answers import Shape
 
 Unset = UnsetType
 
@@ -34,30 +35,30 @@ class ThinkingTokens(Shape):
     thinking_tokens: int
 
 
-class MessageUsage(Shape):
+class MessageUsage(Shape, kw_only=True):
     input_tokens: int
-    output_tokens: int
     cache_creation_input_tokens: int | Unset = UNSET
     cache_read_input_tokens: int | Unset = UNSET
+    output_tokens: int
     output_tokens_details: ThinkingTokens | Unset = UNSET
     service_tier: str | Unset = UNSET
 
 
-class AppliedEdit(Shape):
+class AppliedEdit(Shape, kw_only=True):
     type: Literal["clear_tool_uses_20250919", "clear_thinking_20251015"]
-    cleared_input_tokens: int
     cleared_tool_uses: int | Unset = UNSET
     cleared_thinking_turns: int | Unset = UNSET
+    cleared_input_tokens: int
 
 
 class AppliedEdits(Shape):
     applied_edits: list[AppliedEdit]
 
 
-class MessageAnswer(Shape):
+class MessageObject(Shape, kw_only=True):
     id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
     model: str
     content: list[Block]
     stop_reason: StopReason | None
@@ -66,12 +67,26 @@ class MessageAnswer(Shape):
     context_management: AppliedEdits | Unset = UNSET
 
 
-class BlockDelta(Shape):
-    type: Literal["text_delta", "thinking_delta", "signature_delta", "input_json_delta"]
-    text: str | Unset = UNSET
-    thinking: str | Unset = UNSET
-    signature: str | Unset = UNSET
-    partial_json: str | Unset = UNSET
+# --- events ---
+
+
+class TextDelta(Shape, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(Shape, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(Shape, tag_field="type", tag="signature_delta"):
+    signature: str
+
+
+class InputJsonDelta(Shape, tag_field="type", tag="input_json_delta"):
+    partial_json: str
+
+
+BlockDelta = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class StopDelta(Shape):
@@ -79,55 +94,48 @@ class StopDelta(Shape):
     stop_sequence: str | None
 
 
-class MessageErrorObject(Shape):
-    type: str
-    message: str
-    code: str | Unset | None = UNSET
-    details: dict[str, Any] | Unset = UNSET
-    """Machine-readable facts, under an `error_code`."""
-
-
-class MessageError(Shape):
-    """Anthropic's error body, and the data of an error event."""
-
-    type: Literal["error"]
-    error: MessageErrorObject
-    request_id: str | None
-
-
 class MessageStart(Shape, tag_field="type", tag="message_start"):
-    message: MessageAnswer
+    message: MessageObject
 
 
 class Ping(Shape, tag_field="type", tag="ping"):
-    pass
+    """A sign of life."""
 
 
-class BlockStart(Shape, tag_field="type", tag="content_block_start"):
+class ContentBlockStart(Shape, tag_field="type", tag="content_block_start"):
     index: int
     content_block: Block
 
 
-class BlockGrows(Shape, tag_field="type", tag="content_block_delta"):
+class ContentBlockDelta(Shape, tag_field="type", tag="content_block_delta"):
     index: int
     delta: BlockDelta
 
 
-class BlockStop(Shape, tag_field="type", tag="content_block_stop"):
+class ContentBlockStop(Shape, tag_field="type", tag="content_block_stop"):
     index: int
 
 
-class MessageEnds(Shape, tag_field="type", tag="message_delta"):
+class MessageDelta(Shape, tag_field="type", tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
     context_management: AppliedEdits | Unset = UNSET
 
 
 class MessageStop(Shape, tag_field="type", tag="message_stop"):
-    pass
+    """The end of the stream."""
 
 
-MESSAGE_EVENTS = (MessageStart, Ping, BlockStart, BlockGrows, BlockStop, MessageEnds, MessageStop, MessageError)
+MessageEvent = (
+    MessageStart
+    | Ping
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | MessageError
+)
 
 
 class OriginalTokens(Shape):

@@ -1,4 +1,4 @@
-"""Types of the answers about inputs: vectors, scores, and documents in order."""
+"""The answers about inputs: vectors, scores, and documents in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from api.openapi.answers import Shape
+from api.schemas.answers import Shape
 
 
 class InputUsage(Shape):
@@ -15,15 +15,15 @@ class InputUsage(Shape):
     total_tokens: int
 
 
-class Embedding(Shape):
-    object: Literal["embedding"]
+class Embedding(Shape, kw_only=True):
+    object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
     """With `encoding_format: "base64"` the bytes of little-endian float32 numbers."""
 
 
-class Embeddings(Shape):
-    object: Literal["list"]
+class Embeddings(Shape, kw_only=True):
+    object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
     usage: InputUsage
@@ -34,7 +34,7 @@ class VectorsByType(Shape):
 
 
 class ApiVersion(Shape):
-    version: Literal["2"]
+    version: Literal["2"] = "2"
 
 
 class BilledUnits(Shape):
@@ -46,10 +46,10 @@ class EmbedMeta(Shape):
     billed_units: BilledUnits
 
 
-class EmbeddedByType(Shape):
+class EmbeddedByType(Shape, kw_only=True):
     """Cohere's form of vectors."""
 
-    response_type: Literal["embeddings_by_type"]
+    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
     id: str
     embeddings: VectorsByType
     meta: EmbedMeta
@@ -74,19 +74,19 @@ class Reranked(Shape):
     """From the highest score to the lowest."""
 
 
-class Score(Shape):
+class Score(Shape, kw_only=True):
     index: int
-    object: Literal["score"]
+    object: Literal["score"] = "score"
     score: float
 
 
-class Scores(Shape):
+class Scores(Shape, kw_only=True):
     id: str
-    object: Literal["list"]
-    created: int
     model: str
-    data: list[Score]
     usage: InputUsage
+    object: Literal["list"] = "list"
+    created: int
+    data: list[Score]
 
 
 class NativeVector(Shape):

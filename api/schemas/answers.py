@@ -1,37 +1,32 @@
-"""Types of answers for the OpenAPI document; the code that writes the answers does not use them, tests do."""
+"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, and what all answers share.
+
+They are encoded from these structs, and the OpenAPI document is made of the same ones. Fields that an answer may lack
+are UNSET; a field with another default is always there. The order of fields is that of the bytes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-Finish = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
+
+encode = msgspec.json.Encoder().encode
+Value = TypeVar("Value")
 
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
     """An answer has no other fields."""
 
 
-# --- errors ---
+def encoded_once(value: Value) -> Value:
+    """A part of an answer that is encoded here and now, however often it is shown."""
+    return cast(Value, msgspec.Raw(encode(value)))
 
 
-class ErrorObject(Shape):
-    message: str
-    type: str
-    param: str | None
-    """The parameter at fault, if any."""
-    code: str | None
-
-
-class Error(Shape):
-    """OpenAI's error body; after a stream's first byte it is the data of an event."""
-
-    error: ErrorObject
-
-
-# --- what all answers share ---
+# --- counts, times and scores ---
 
 
 class PromptTokensDetails(Shape):
@@ -54,120 +49,136 @@ class TokenUsage(Shape):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
-class AnswerFunction(Shape):
-    name: str
-    arguments: str
-    """JSON."""
+class Timings(Shape):
+    """llama.cpp's: tokens that were taken from the cache, computed of the prompt, and generated, with their times."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
-class AnswerCall(Shape):
-    id: str
-    type: Literal["function"]
-    function: AnswerFunction
-
-
-class AnswerFunctionDelta(Shape):
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class AnswerCallDelta(Shape):
-    """A part of a call; only the first has id, type and name."""
-
-    index: int
-    function: AnswerFunctionDelta
-    id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-
-
-class RankedToken(Shape):
+class TopLogprob(Shape):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ScoredToken(RankedToken):
-    top_logprobs: list[RankedToken]
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Shape):
-    content: list[ScoredToken]
-    refusal: str | None
-
-
-class PromptToken(Shape):
+class PromptLogprob(Shape):
     logprob: float
     rank: int
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptToken] | None]
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""The tokens of a prompt, each by its id, with the most likely ones at its place."""
 
 # --- chat ---
 
 
-class AnswerMessage(Shape):
-    role: Literal["assistant"]
+class FunctionCall(Shape):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class FunctionToolCall(Shape, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class FunctionCallDelta(Shape, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Shape, kw_only=True):
+    """A part of a call; only the first has id, type and name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCallDelta
+
+
+class ChatLogprobs(Shape):
+    content: list[TokenLogprob]
+    refusal: str | None = None
+
+
+class ChatMessage(Shape, kw_only=True):
+    role: Literal["assistant"] = "assistant"
     content: str | None
-    refusal: str | None
+    refusal: str | None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AnswerCall] | UnsetType = UNSET
-    function_call: AnswerFunction | UnsetType = UNSET
+    """The same: clients look for one of both names."""
+    tool_calls: list[FunctionToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChoice(Shape):
     index: int
-    message: AnswerMessage
+    message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: FinishReason
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(Shape):
+class ChatCompletion(Shape, kw_only=True):
     id: str
-    object: Literal["chat.completion"]
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[ChatChoice]
     usage: TokenUsage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    system_fingerprint: str | UnsetType = UNSET
-    timings: NativeTimings | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
-class Delta(Shape):
+class ChatDelta(Shape):
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AnswerCallDelta] | UnsetType = UNSET
-    function_call: AnswerFunctionDelta | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionCallDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(Shape):
     index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletionChunk(Shape):
+class ChatCompletionChunk(Shape, kw_only=True):
     """With `stream_options.include_usage` each has `usage`, null in all but the last one; with
     `continuous_usage_stats` each has the counts so far.
     """
 
     id: str
-    object: Literal["chat.completion.chunk"]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[ChatChunkChoice]
-    usage: TokenUsage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    timings: NativeTimings | UnsetType = UNSET
+    choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    usage: TokenUsage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 # --- completions ---
@@ -184,94 +195,80 @@ class CompletionChoice(Shape):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    finish_reason: FinishReason
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class Completion(Shape):
+class Completion(Shape, kw_only=True):
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[CompletionChoice]
     usage: TokenUsage
-    system_fingerprint: str | UnsetType = UNSET
-    timings: NativeTimings | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class CompletionChunkChoice(Shape):
     index: int
     text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: FinishReason | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionChunk(Shape):
+class CompletionChunk(Shape, kw_only=True):
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str | UnsetType = UNSET
     choices: list[CompletionChunkChoice]
     usage: TokenUsage | UnsetType | None = UNSET
-    system_fingerprint: str | UnsetType = UNSET
-    timings: NativeTimings | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 # --- llama.cpp's form ---
 
 
-class NativeTimings(Shape):
-    """Tokens that were taken from the cache, computed of the prompt, and generated, with their times."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class NativeScore(Shape):
+class NativeLogprob(Shape):
     id: int
     token: str
     bytes: list[int]
     logprob: float
 
 
-class NativeToken(NativeScore):
-    top_logprobs: list[NativeScore]
+class NativeTokenLogprob(NativeLogprob):
+    top_logprobs: list[NativeLogprob]
 
 
-class NativePart(Shape):
+class NativePart(Shape, kw_only=True):
     """A part of a streamed answer."""
 
     index: int
     content: str
     tokens: list[int]
-    stop: Literal[False]
-    id_slot: int
+    stop: Literal[False] = False
+    id_slot: int = -1
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[NativeToken] | UnsetType = UNSET
-    timings: NativeTimings | UnsetType = UNSET
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
-class NativeAnswer(Shape):
+class NativeResult(Shape, kw_only=True):
     """The answer, and the last event of a stream, whose `content` is empty. With `response_fields` it has these alone,
     by their paths."""
 
     index: int
     content: str
     tokens: list[int]
-    id_slot: int
-    stop: Literal[True]
+    id_slot: int = -1
+    stop: Literal[True] = True
     model: str
     tokens_predicted: int
     tokens_evaluated: int
@@ -280,10 +277,10 @@ class NativeAnswer(Shape):
     stop_type: Literal["eos", "limit", "word"]
     stopping_word: str
     tokens_cached: int
-    timings: NativeTimings
+    timings: Timings
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
-    completion_probabilities: list[NativeToken] | UnsetType = UNSET
+    completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
 
 
 # --- the process ---
