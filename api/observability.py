@@ -18,8 +18,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from api.asgi.tasks import PeriodicTask
-from api.rendering.chunks import TokenCounts
+from api.http.tasks import PeriodicTask
+from api.schemas.answers import TokenCounts
 from control.clock import now_ms
 from control.records.ended import LONGEST_ERROR, EndedRequest
 from control.replicas.health.memory import ServerMemory

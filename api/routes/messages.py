@@ -7,12 +7,11 @@ from typing import Any
 from litestar import Response, post
 from msgspec import UNSET
 
-from api.asgi.turns import off_loop
-from api.errors.errors import in_anthropic_shape
 from api.generation.context import edited
 from api.generation.preparation import count_tokens
 from api.generation.session import Caller
-from api.openapi.openapi import taking
+from api.http.errors import in_anthropic_shape
+from api.http.turns import off_loop
 from api.routes.generation import (
     Http,
     ParsedBody,
@@ -25,6 +24,7 @@ from api.routes.generation import (
     text_of,
 )
 from api.schemas.answers import encode
+from api.schemas.bodies import taking
 from api.schemas.message_answers import CountedTokens, OriginalTokens
 from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
 

@@ -13,17 +13,17 @@ import msgspec
 from litestar import Response, delete, get, post
 from litestar.response import Stream
 
-from api.access.gate import is_still_operator, operators_only
-from api.asgi.connection import client_of
-from api.errors.errors import ClientDisconnected, Unauthorized, in_ollama_shape, ollama_error, problem
+from api.generation.ollama_rendering import OllamaRenderer
 from api.generation.session import STREAM_HEADERS
+from api.http.connection import client_of
+from api.http.errors import ClientDisconnected, Unauthorized, in_ollama_shape, ollama_error, problem
+from api.http.gate import is_still_operator, operators_only
 from api.models.models import ServedModel
-from api.openapi.openapi import taking
 from api.process import Process
-from api.rendering.ollama_rendering import OllamaRenderer
 from api.routes.farm.threaded import body_of, on_farm
 from api.routes.generation import Http, identity_of, model_for, process_of, text_of
 from api.schemas.answers import Shape
+from api.schemas.bodies import taking
 from api.schemas.decoding import decode_body
 from api.schemas.ollama_answers import (
     ListedModel,

@@ -49,6 +49,32 @@ class TokenUsage(Shape):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
+class TokenCounts(msgspec.Struct, kw_only=True):
+    """The tokens of one answer, which each endpoint shows in its own form."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Of the prompt tokens: those that were not computed for this answer."""
+    reasoning_tokens: int = 0
+    """Of the completion tokens: those of the model's reasoning."""
+    predicted: tuple[int, int] | None = None
+    """Tokens of the prediction that the answer has, and those that it has not; None without a prediction."""
+
+    def usage(self) -> TokenUsage:
+        """The counts in OpenAI's form."""
+        details = CompletionTokensDetails(self.reasoning_tokens)
+        if self.predicted is not None:
+            details.accepted_prediction_tokens, details.rejected_prediction_tokens = self.predicted
+        return TokenUsage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.prompt_tokens + self.completion_tokens,
+            PromptTokensDetails(self.cached_tokens),
+            details,
+        )
+
+
 class Timings(Shape):
     """llama.cpp's: tokens that were taken from the cache, computed of the prompt, and generated, with their times."""
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
-from api.errors.errors import MessageError
 from api.schemas.answers import Shape
+from api.schemas.error_answers import MessageError
 
 Unset = UnsetType
 

@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 import api.background.completion
-from api.access.seals import Seals
+import api.generation.stored_answers
 from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
+from api.generation.seals import Seals
+from api.generation.stored_answers import StoredAnswers
 from api.observability import Metrics
 from api.schemas.response_answers import IncompleteDetails, ResponseObject
 from api.schemas.view import View
@@ -48,8 +50,8 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> Re
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
     parts: Any = SimpleNamespace(find_in=find_in, complete=complete)
-    completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics())
-    return response_of(await completion.current(STORED))
+    answers = StoredAnswers(cast(Any, None), parts, parts, Seals(cast(Any, None)))
+    return response_of(await answers.current(STORED))
 
 
 async def test_a_request_that_ends_while_its_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +73,8 @@ class Farm:
         self.written: list[Any] = []
         self.dropped: list[str] = []
         parts: Any = self
-        self.completion = ResponseCompletion(
-            cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics()
-        )
+        self.answers = StoredAnswers(cast(Any, None), parts, parts, Seals(cast(Any, None)))
+        self.completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, self.answers, Metrics())
 
     async def find_in(self, *_: Any) -> tuple[None, dict[str, str]]:
         if self.fields is None:
@@ -97,6 +98,7 @@ def farm_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Farm]:
             return [(stored.rid, stored.owner)] if call.script else farm.stored
 
         monkeypatch.setattr(api.background.completion, "arun", arun)
+        monkeypatch.setattr(api.generation.stored_answers, "arun", arun)
         return farm
 
     return make
@@ -105,9 +107,9 @@ def farm_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Farm]:
 async def test_an_answer_whose_vocabulary_is_gone_names_the_cause(farm_of: Callable[..., Farm]) -> None:
     """It is no 503, and nothing is stored: the model may be loaded again while the log is there."""
     waiting = farm_of(RUNNING | {"state": "queued"})
-    assert response_of(await waiting.completion.current(STORED)).status == "queued"
+    assert response_of(await waiting.answers.current(STORED)).status == "queued"
     farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"})
-    response = response_of(await farm.completion.current(STORED))
+    response = response_of(await farm.answers.current(STORED))
     assert response.status == "failed" and response.error is not None
     assert "model 'm' was unloaded" in response.error.message
     await farm.completion.look_round()
@@ -119,11 +121,11 @@ async def test_an_unreadable_record_is_dropped_with_its_log(farm_of: Callable[..
     broken = replace(STORED, view="{")
     farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"}, broken)
     with pytest.raises(RequestNotFound, match="can't be read, as it was damaged"):
-        await farm.completion.current(broken)
+        await farm.answers.current(broken)
     await farm.completion.look_round()
     assert (farm.written, farm.dropped) == ([], [])
     farm.fields = None
     with pytest.raises(RequestNotFound, match="can't be read"):
-        await farm.completion.current(broken)
+        await farm.answers.current(broken)
     await farm.completion.look_round()
     assert (farm.written, set(farm.dropped)) == ([], {STORED.rid})

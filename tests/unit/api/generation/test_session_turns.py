@@ -11,8 +11,9 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.follow.feed import Feed
-from api.follow.follow import Feeds
+from api.generation.chunks import StreamRenderer, token_logprobs
+from api.generation.feed import Feed
+from api.generation.follow import Feeds
 from api.generation.session import (
     TURN_ENTRIES,
     TURN_PROMPTS,
@@ -24,7 +25,6 @@ from api.generation.session import (
     renderer_of,
 )
 from api.observability import Metrics, RequestLog
-from api.rendering.chunks import StreamRenderer, token_logprobs
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry, PromptToken, TokenLogprobs
