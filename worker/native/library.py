@@ -19,7 +19,10 @@ from worker.selftest import switches
 from worker.selftest.shapes import Shapes
 
 PLAIN = ("float32", "bfloat16", "float16", "int8")
-BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+BLOCKS = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("mxfp4", "iq4_nl", "iq4_xs", "iq3_s", "tq2_0"),
+)
 GROUPED = ("e4m3", "int4", "e2m1")
 KINDS = (*PLAIN, *BLOCKS, *GROUPED)
 """Of packed weights that the library multiplies, in the order of their numbers there (layer.h)."""

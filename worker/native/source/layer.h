@@ -22,6 +22,10 @@ enum Kind : int32_t {
   Q5_K_BLOCKS,
   Q6_K_BLOCKS,
   MXFP4_BLOCKS,
+  IQ4_NL_BLOCKS,
+  IQ4_XS_BLOCKS,
+  IQ3_S_BLOCKS,
+  TQ2_0_BLOCKS,
   E4M3_GROUPS,  // see blocks/groups.h
   INT4_GROUPS,
   E2M1_GROUPS,
