@@ -17,7 +17,7 @@ from control.errors import SettingsError
 from worker.collective.base import Link
 from worker.families.family import Family
 from worker.families.parts import SLIDING
-from worker.families.recurrence import LINEAR, Recurrence
+from worker.families.recurrence import Recurrence, attends
 from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
@@ -325,7 +325,7 @@ def cache_layout(
             head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
 
-    caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)
+    caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if attends(kind))
     state = None if recurrent is None else state_layout(recurrent, plan.world_size)
     return CacheLayout(caches, dtype, device, state)
 

@@ -39,7 +39,8 @@ NUMBERS = {
     *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor"),
     *("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
     *("query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit", "routed_scaling_factor"),
-    *("attn_logit_softcapping", "final_logit_softcapping"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "lm_head_multiplier"),
+    *("key_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
 }
 """Numbers above 0."""
 SWITCHES = {

@@ -56,6 +56,12 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     modes = _sharing_modes(kinds, fields.get("num_kv_shared_layers") or 0)
     all_biased = family.biased or bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
+    # A scale of inputs is one of queries, keys and values.
+    attention_in = fields.get("attention_in_multiplier", 1.0)
+    require(attention_in == 1 or not attention_bias, "the inputs of its attention have a scale")
+    residual = fields.get("residual_multiplier", 1.0)
+    gate_scale, down_scale = fields.get("mlp_multipliers") or (1.0, 1.0)
+    scaling = _latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim)
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
@@ -81,10 +87,13 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         sliding_window=fields.get("sliding_window") or None,
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=_latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim),
+        scaling=scaling * attention_in**2 * fields.get("key_multiplier", 1.0),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
-        residual_scale=fields.get("residual_multiplier", 1.0),
-        logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
+        attended_scale=residual * attention_in * fields.get("attention_out_multiplier", 1.0),
+        fed_scale=residual * down_scale,
+        gate_scale=gate_scale,
+        logit_scale=fields.get("logit_scale", fields.get("lm_head_multiplier", 1.0))
+        / fields.get("logits_scaling", 1.0),
         head_norms=family.head_norms if fields.get(family.head_norm_switch or "", True) else None,
         head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
@@ -204,11 +213,10 @@ def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
     if isinstance(recurrence, Mamba):
         require(recurrence.head_dim % WHOLE_VECTORS == 0, f"its Mamba heads are {recurrence.head_dim} wide")
         require(recurrence.state % HALF_VECTORS == 0, f"the states of its Mamba heads have {recurrence.state} rows")
+        require(recurrence.in_scale == 1 or not recurrence.in_bias, "the inputs of its Mamba layers have a scale")
         return {
             "layer_types": list(recurrence.kinds),
             "mamba": recurrence,
-            "conv_bias": config.get("mamba_conv_bias", True),
-            "proj_bias": config.get("mamba_proj_bias", False),
         }
     require(isinstance(recurrence, DeltaRule), f"its recurrent layers are {type(recurrence).__name__}s")
     assert isinstance(recurrence, DeltaRule)

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.families.family import Family
 from worker.families.mamba import Mamba
-from worker.families.recurrence import LINEAR
+from worker.families.recurrence import attends, recurs
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
 from worker.models.native.config import Latent
@@ -74,17 +74,16 @@ class _Layer(Module):
         family = FAMILIES[config.model_type]
         roles = family.natively_named().roles
         norms = family.norms
-        if config.layer_types[layer] == LINEAR:
+        kind = config.layer_types[layer]
+        if recurs(kind):
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
             elif "mamba.in_proj" in roles:
                 self.mamba = _Mamba(config)
             else:
                 self.linear_attn = _Recurrent(config, roles)
-        elif config.latent is not None:
-            self.self_attn = _LatentAttention(config)
-        else:
-            self.self_attn = _Attention(config, roles, layer)
+        if attends(kind):
+            self.self_attn = _Attention(config, roles, layer) if config.latent is None else _LatentAttention(config)
         sparse = layer in getattr(config, "expert_layers", ())
         if sparse and family.experts is not None and family.experts.beside is not None:
             norms = (*norms, *family.experts.beside)
@@ -293,12 +292,12 @@ class _Mamba(Module):
         shape: Mamba = config.mamba
         inner = shape.heads * shape.head_dim
         hidden = config.hidden_size
-        bias = config.proj_bias
-        self.in_proj = Linear(hidden, sum(shape.regions), bias)
-        self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=config.conv_bias)
+        self.in_proj = Linear(hidden, sum(shape.regions), shape.in_bias)
+        self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=shape.conv_bias)
         self.dt_bias, self.A_log, self.D = (_unfilled(shape.heads) for _ in range(3))
-        self.norm = _Weights(inner)
-        self.out_proj = Linear(inner, hidden, bias)
+        if shape.norm is not None:
+            self.norm = _Weights(inner)
+        self.out_proj = Linear(inner, hidden, shape.out_bias)
 
 
 class _Weights(Module):

@@ -19,7 +19,7 @@ from worker.families.registry import FAMILIES
 from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
-WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
+WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2"}
 """Types of which transformers has no plan."""
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
@@ -218,6 +218,12 @@ def mamba(model: Any) -> bool:
     )
 
 
+def mamba_everywhere(model: Any) -> bool:
+    """A Mamba layer of two groups beside the attention of each layer."""
+    layers = model.model.layers
+    return all(layer.mamba.n_groups == 2 and layer.self_attn.key_multiplier == 0.5 for layer in layers)
+
+
 def parts_of_record(family: Family) -> Iterator[Callable[[Any], bool]]:
     """The parts that the record of a type names. Those with a role are tested above."""
     if family.rope_neighbours:
@@ -261,6 +267,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
     "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
+    "falcon_h1": [mamba_everywhere, part("mamba.norm"), biased("mamba.conv1d"), config("ssm_out_multiplier", 0.6)],
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
     "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],

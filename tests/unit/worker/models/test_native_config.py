@@ -71,6 +71,7 @@ HYBRIDS: list[dict[str, Any]] = [
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"head_dim": 64},
     "mistral4": {"head_dim": 128},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
@@ -155,7 +156,8 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
-COMPUTED = {"mlp_layer_types", "moe_layer_end_index"}
+COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers"}
+FALCON = {"model_type": "falcon_h1", **NEEDED["falcon_h1"]}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 """Types with one mask for all layers."""
@@ -211,7 +213,9 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert shapes(ours) == shapes(theirs)
     attentions = [layer.self_attn for layer in theirs.model.layers if getattr(layer, "self_attn", None) is not None]
     assert [rotary_of(ours, theirs, kind) for kind in set(ours.config.layer_types) - {"linear_attention"}]
-    assert {ours.config.scaling} == {attention.scaling for attention in attentions}
+    keys = getattr(config, "key_multiplier", 1.0) * getattr(config, "attention_in_multiplier", 1.0) ** 2
+    assert ours.config.scaling == pytest.approx(attentions[0].scaling * keys, rel=0 if keys == 1 else 1e-12)
+    assert len({attention.scaling for attention in attentions}) == 1
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
     norm = next(
@@ -220,12 +224,17 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
         if hasattr(theirs.model, name)
     )
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
-    assert ours.config.residual_scale == getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
-    assert ours.config.logit_scale == getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    residual = getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
+    attended = getattr(config, "attention_in_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
+    gate, down = getattr(config, "mlp_multipliers", (1.0, 1.0))
+    scales = ours.config.attended_scale, ours.config.gate_scale, ours.config.fed_scale
+    assert scales == (residual * attended, gate, residual * down)
+    logits = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", 1.0))
+    assert ours.config.logit_scale == logits / getattr(config, "logits_scaling", 1.0)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
     scale = getattr(theirs.model, "embedding_multiplier", None)  # of granite, whose body multiplies
-    scales: list[Any] = [ours.model.embed_tokens.scale, getattr(theirs.get_input_embeddings(), "embed_scale", scale)]
-    assert scales[0] is scales[1] is None or float(scales[0]) == float(scales[1])
+    embedded = ours.model.embed_tokens.scale, getattr(theirs.get_input_embeddings(), "embed_scale", scale)
+    assert embedded[0] is embedded[1] is None or float(embedded[0]) == float(embedded[1])
     plan = ShardPlan({}, config.num_attention_heads, ours.config.num_key_value_heads, 0, 1)
     layout = cache_layout(ours.config, plan, np.dtype(np.float32), "cpu")
     assert cache_sources(ours.config) == cache_sources(config)
@@ -303,6 +312,11 @@ def rotates(attention: Any) -> bool:
         ({"model_type": "qwen3_5_text", "linear_key_head_dim": 24}, r"its recurrent heads are \(24, 128\) wide"),
         ({**HYBRID, "mamba_n_heads": 16}, "its Mamba heads are 8 wide"),
         ({**HYBRID, "mamba_d_state": 12}, "the states of its Mamba heads have 12 rows"),
+        (
+            {**FALCON, "attention_bias": True, "attention_in_multiplier": 0.5},
+            "the inputs of its attention have a scale",
+        ),
+        ({**FALCON, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "the inputs of its Mamba layers have a scale"),
     ],
 )
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:
@@ -326,6 +340,10 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense"] * 2}, "a list of 3 kinds, dense or sparse"),
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
+        ({**FALCON, "mlp_multipliers": [1.0]}, r"mlp_multipliers = \[1\.0\]; a list of 2 numbers"),
+        ({**FALCON, "ssm_multipliers": [1.0, 1.0, 0, 1.0, 1.0]}, "ssm_multipliers = 0; a number above 0"),
+        ({**FALCON, "mamba_d_ssm": 121}, "their product must be mamba_d_ssm = 121"),
+        ({**FALCON, "mamba_rms_norm": "no"}, "mamba_rms_norm = no; true or false"),
         ({"model_type": "phimoe", "router_jitter_noise": "0.01"}, "router_jitter_noise = '0.01'; a number"),
     ],
 )
