@@ -169,7 +169,10 @@ def _check_features(config: dict[str, Any], family: Family) -> None:
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
     experts = (
-        ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+        (
+            *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+            "moe_shared_expert_intermediate_size",
+        )
         if family.experts
         else ()
     )

@@ -22,7 +22,8 @@ from worker.repository.config_fields import fields_of
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
 HALF_VECTORS = WHOLE_VECTORS // 2
 """B and C of a group are convolved side by side."""
-EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
+ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "mlp_hidden_act")
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 
 
 def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
@@ -47,7 +48,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     by_layer = _heads_by_layer(config, family, head_dim)
     for one in by_layer:
         require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
-    activation: Any = fields.get("hidden_activation", fields.get("hidden_act", "silu"))
+    activation: Any = next((fields[name] for name in ACTIVATION_NAMES if name in fields), "silu")
     require(activation in family.activations, f"its activation is {activation}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
@@ -248,6 +249,7 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
     shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size", inner))
+    shared = fields.get("moe_shared_expert_intermediate_size", shared)
     if experts.shared in fields:
         shared = inner * fields[experts.shared]
         require(shared > 0, "it has no shared expert")

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.families.family import Family
 from worker.families.mamba import Mamba
-from worker.families.recurrence import attends, recurs
+from worker.families.recurrence import FEED_FORWARD_ALONE, attends, recurs
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
 from worker.models.native.config import Latent
@@ -89,7 +89,9 @@ class _Layer(Module):
             norms = (*norms, *family.experts.beside)
             _add_experts(self, config)
             sparse = False
-        self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, config.feed_forward_widths[layer])
+        if kind == FEED_FORWARD_ALONE or FEED_FORWARD_ALONE not in config.layer_types:
+            inner = config.feed_forward_widths[layer]
+            self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, inner)
         for name in norms:
             if name is not None:
                 setattr(self, name, _norm(config, config.hidden_size))
@@ -245,7 +247,10 @@ class _Experts(Module):
         hidden = config.hidden_size
         inner = config.moe_intermediate_size
         if config.clamp is None:
-            self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
+            if FAMILIES[config.model_type].is_gated:
+                self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
+            else:
+                self.up_proj = _unfilled(count, inner, hidden)
             self.down_proj = _unfilled(count, hidden, inner)
         else:
             self.gate_up_proj = _unfilled(count, hidden, 2 * inner)

@@ -110,7 +110,8 @@ def _shared(expert: Any, summed: bool) -> Expert:
     """Raises NotNative for an expert of which each rank has the whole beside others that are split."""
     down: PackedLinear = expert.down_proj
     require(down.summed == summed, "its shared expert is whole on each rank")
-    both = getattr(expert, "gate_up_proj", getattr(expert, "gate_proj_up_proj", None))
+    names = ("gate_up_proj", "gate_proj_up_proj", "up_proj")
+    both = next((getattr(expert, name) for name in names if hasattr(expert, name)), None)
     if both is None:
         raise NotNative("its shared expert's layers of one input are no single product")
     return Expert(both.struct, down.struct)

@@ -48,6 +48,11 @@ BEYOND_THE_PLAN = {
         *(f"feed_forward.w{number}" for number in (1, 2, 3)),
     },
     "phimoe": ATTENTION,
+    "nemotron_h": {
+        *(f"mixer.{name}_proj" for name in ("in", "out", "q", "k", "v", "o", "up", "down")),
+        *(f"mixer.{name}" for name in ("conv1d", "A_log", "D", "dt_bias", "norm")),
+        *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
+    },
     "granitemoehybrid": {
         *ATTENTION,
         *("shared_mlp.input_linear", "shared_mlp.output_linear"),
@@ -73,7 +78,7 @@ def test_roles_are_those_of_transformers(family: str) -> None:
         name.removeprefix("layers.*."): role
         for name, role in plan.items()
         # Within experts the roles are those of whole tensors, which the loader knows.
-        if role not in WHOLE and ".experts." not in name
+        if role not in WHOLE and ".experts." not in name and role != "embedding_rowwise"
     }
     roles, gathered = FAMILIES[family].roles, {name for name, role in theirs.items() if role in GATHERED}
     assert (not plan) == (family in WITHOUT_PLAN)
@@ -321,6 +326,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(config("n_group", 2), lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1),
     ],
     "mixtral": [part("mlp.experts")],
+    "nemotron_h": [part("mixer.experts"), part("mixer.shared_experts"), biased("mixer.conv1d"), part("mixer.q_proj")],
     "olmo2": [norm_over(64), part("post_feedforward_layernorm")],
     "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],
     "phi": [partly_rotated, part("self_attn.q_layernorm"), biased("self_attn.dense")],

@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
+from worker.families.recurrence import attends
 from worker.families.registry import FAMILIES
 from worker.models.native.config import native_config
 from worker.models.native.module import NotNative
@@ -156,7 +157,7 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
-COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers"}
+COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers", "layers_block_type"}
 FALCON = {"model_type": "falcon_h1", **NEEDED["falcon_h1"]}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
@@ -165,13 +166,8 @@ WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "st
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return (
-        {"model_type": family, "full_attention_interval": 3}
-        | shape
-        | numbers_of_experts(family)
-        | NEEDED.get(family, {})
-        | changes
-    )
+    own = {"model_type": family, "full_attention_interval": 3} | shape | numbers_of_experts(family)
+    return FAMILIES[family].completed(own | NEEDED.get(family, {}) | changes)
 
 
 def numbers_of_experts(family: str) -> dict[str, Any]:
@@ -211,7 +207,8 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     theirs: Any = meta_model(config, torch.float32, torch.device("cpu"))
     ours: Any = native_meta_model(native_config(given), given)
     assert shapes(ours) == shapes(theirs)
-    attentions = [layer.self_attn for layer in theirs.model.layers if getattr(layer, "self_attn", None) is not None]
+    mixers = [getattr(layer, "self_attn", getattr(layer, "mixer", None)) for layer in theirs.model.layers]
+    attentions = [one for one in mixers if hasattr(one, "scaling")]
     assert [rotary_of(ours, theirs, kind) for kind in set(ours.config.layer_types) - {"linear_attention"}]
     keys = getattr(config, "key_multiplier", 1.0) * getattr(config, "attention_in_multiplier", 1.0) ** 2
     assert ours.config.scaling == pytest.approx(attentions[0].scaling * keys, rel=0 if keys == 1 else 1e-12)
@@ -220,7 +217,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
     norm = next(
         getattr(theirs.model, name)
-        for name in ("norm", "embedding_norm", "final_layernorm")
+        for name in ("norm", "embedding_norm", "final_layernorm", "norm_f")
         if hasattr(theirs.model, name)
     )
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
@@ -239,10 +236,10 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     layout = cache_layout(ours.config, plan, np.dtype(np.float32), "cpu")
     assert cache_sources(ours.config) == cache_sources(config)
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
-    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
+    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if attends(kind)]
     assert kept == [rotates(attention) for attention in attentions]
     for layer in theirs.model.layers:
-        mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", None))
+        mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", getattr(layer, "mixer", None)))
         if hasattr(mixture, "experts"):
             router = getattr(mixture, "gate", None) or mixture.router
             assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
@@ -269,10 +266,10 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     """The rotary embedding of a kind of layers; raises where it is not transformers'."""
     both = ours.model.rotaries
-    emb = theirs.model.pos_emb if hasattr(theirs.model, "pos_emb") else theirs.model.rotary_emb
-    found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
+    emb = theirs.model.pos_emb if hasattr(theirs.model, "pos_emb") else getattr(theirs.model, "rotary_emb", None)
     if emb is None:
         return not any(ours.config.rotated)
+    found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
     torch.testing.assert_close(torch.from_numpy(found.inv_freq), getattr(emb, f"{prefix}inv_freq"), rtol=1e-6, atol=0)
     assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
     return True
@@ -290,6 +287,8 @@ def rotates(attention: Any) -> bool:
         return attention.sliding_window is None or attention.is_sliding
     if attention.config.model_type == "cohere2":
         return attention.sliding_window is not None
+    if attention.config.model_type == "nemotron_h":
+        return False
     if attention.config.model_type == "granitemoehybrid":
         return attention.config.position_embedding_type == "rope"
     return bool(getattr(attention, "use_rope", True))
@@ -340,6 +339,8 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense"] * 2}, "a list of 3 kinds, dense or sparse"),
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
+        ({"model_type": "nemotron_h", "layers_block_type": "M*"}, r"layers_block_type = M\*; a list of the kinds"),
+        ({"model_type": "nemotron_h", "conv_kernel": 1}, "conv_kernel = 1; at least 2"),
         ({**FALCON, "mlp_multipliers": [1.0]}, r"mlp_multipliers = \[1\.0\]; a list of 2 numbers"),
         ({**FALCON, "ssm_multipliers": [1.0, 1.0, 0, 1.0, 1.0]}, "ssm_multipliers = 0; a number above 0"),
         ({**FALCON, "mamba_d_ssm": 121}, "their product must be mamba_d_ssm = 121"),

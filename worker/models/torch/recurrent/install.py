@@ -25,10 +25,13 @@ def install(model: Any, recurrent: Recurrence, link: Link) -> None:
                 case ShortConvolution():
                     layer.conv = GatedConvolution(layer.conv, number)
                 case Mamba():
-                    layer.mamba = MambaLayer(layer.mamba, model.config, recurrent, number, link)
+                    name = "mixer" if hasattr(layer, "mixer") else "mamba"
+                    loaded = getattr(layer, name)
+                    setattr(layer, name, MambaLayer(loaded, model.config, recurrent, number, link))
                 case _:
                     raise NotImplementedError(type(recurrent).__name__)
             number += 1
         if attends(kind):
-            layer.self_attn.layer_idx = attention
+            attending = layer.mixer if hasattr(layer, "mixer") else layer.self_attn
+            attending.layer_idx = attention
             attention += 1
