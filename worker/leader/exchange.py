@@ -62,8 +62,8 @@ LEAVE_S = 1.0
 LOOK_EVERY_S = 1.0
 """Interval of the looks at other replicas."""
 GATHER_S = 0.04
-"""Longest time between two emissions of a stream whose steps are shorter: such steps are emitted together, but for those
-with a first or a last token."""
+"""Longest time between two emissions of a stream whose steps are shorter: such steps are emitted together, unless one
+has a first or a last token."""
 CHANNELS = 3
 """Bytes of a pixel: red, green and blue."""
 AT_ONCE = 4 * PAGE_ENTRIES
