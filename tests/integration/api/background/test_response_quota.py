@@ -1,4 +1,4 @@
-"""Stored responses have a quota for each tenant with a key, and one for all callers without: nobody fills Redis."""
+"""Stored responses have a quota per tenant; and one for all callers without a key; nobody fills Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many coroutines' calls share few round trips, in the order in which they came."""
+"""Many coroutines' calls share round trips to Redis: in the order in which they came."""
 
 from __future__ import annotations
 

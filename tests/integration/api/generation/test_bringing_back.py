@@ -1,4 +1,4 @@
-"""Redis loses everything while the process that began a request is dead or stopped; another one has its client."""
+"""A client's request survives the loss of Redis and its API process: another process has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lost events: harmless with the log, a gap without it."""
+"""Lost events are read from the log: without a log there is a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that last longer than every time-out of the API process: none of these bounds the whole of an answer."""
+"""Answers outlast every time-out of the API: none of these bounds the whole of an answer."""
 
 from __future__ import annotations
 

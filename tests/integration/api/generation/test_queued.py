@@ -1,4 +1,4 @@
-"""Many requests that wait in the queue cost few calls, and whatever becomes of one is noticed without an event."""
+"""Requests in the queue cost few calls; and whatever becomes of one is noticed without an event."""
 
 from __future__ import annotations
 

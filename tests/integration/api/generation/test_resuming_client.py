@@ -1,4 +1,4 @@
-"""The official client over the resuming transport: API processes are killed under it, and it notices nothing."""
+"""The resuming transport hides deaths of API processes: from the official client."""
 
 from __future__ import annotations
 

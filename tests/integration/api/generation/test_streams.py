@@ -1,4 +1,4 @@
-"""Streams: event ids, resuming on another process, comments, failures, and the clients that leave."""
+"""Streams are resumed by event id: on another process, too; comments, failures, and the clients that leave."""
 
 from __future__ import annotations
 

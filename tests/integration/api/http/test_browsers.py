@@ -1,4 +1,4 @@
-"""Pages of other origins may call only where they were let in."""
+"""Pages of foreign origins may not call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys in the memory of an API process: no read per request, changes at the next look, and an outage."""
+"""API keys are cached in an API process: no read per request, changes at the next look, and an outage."""
 
 from __future__ import annotations
 

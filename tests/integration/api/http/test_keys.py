@@ -1,4 +1,4 @@
-"""API keys as clients meet them: who gets in, what each may do, and that nobody sees what is another's."""
+"""API keys over HTTP: who gets in, what each may do, and that nobody sees what is another's."""
 
 from __future__ import annotations
 

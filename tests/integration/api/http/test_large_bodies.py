@@ -1,4 +1,4 @@
-"""Bodies of every size and form are answered or refused in their route's dialect, and no stream waits for them."""
+"""Bodies of any size are answered or refused: in their route's dialect, and no stream waits for them."""
 
 from __future__ import annotations
 

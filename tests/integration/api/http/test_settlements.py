@@ -1,4 +1,4 @@
-"""Limits of a key that are settled although nobody follows its requests any more."""
+"""A key's limits are settled without a follower: for requests that nobody follows any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official clients on streams that are silent for a while: comments come between events, and no text changes."""
+"""Silent streams carry comments that official clients ignore: between events, and no text changes."""
 
 from __future__ import annotations
 

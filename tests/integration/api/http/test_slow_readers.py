@@ -1,4 +1,4 @@
-"""A client that reads slowly gets everything and slows nobody; one that reads nothing is cut, and can come back."""
+"""A slow client delays nobody: it gets everything; one that reads nothing is cut, and can come back."""
 
 from __future__ import annotations
 

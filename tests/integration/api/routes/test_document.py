@@ -1,4 +1,4 @@
-"""The OpenAPI document says what is served: answers, chunks and errors are held against it."""
+"""Answers fit the OpenAPI document: chunks and errors too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python snippets of docs/clients.md run as they are written."""
+"""The snippets of docs/clients.md run."""
 
 from __future__ import annotations
 

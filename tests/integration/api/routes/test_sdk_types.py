@@ -1,4 +1,4 @@
-"""Each event and body is held against the official SDKs' types, which their clients themselves do not check."""
+"""Events and bodies fit the official SDKs' types: which their clients themselves do not check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The libraries that a process imports: each takes seconds and hundreds of MiB."""
+"""Processes import only the libraries they need: each takes seconds and hundreds of MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored response that is rebuilt from its token log while its request ends."""
+"""A stored response is rebuilt from its token log: while its request ends."""
 
 from __future__ import annotations
 

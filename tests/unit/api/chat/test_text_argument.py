@@ -1,4 +1,4 @@
-"""The one text of a custom tool's call, read from JSON that is cut anywhere."""
+"""A custom tool's text is read from cut JSON."""
 
 from __future__ import annotations
 

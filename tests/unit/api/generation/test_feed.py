@@ -1,4 +1,4 @@
-"""A feed delivers each entry once and in order, whatever arrives, and never grows without bound."""
+"""A feed delivers each entry once, in order: whatever arrives, and never grows without bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feeds of one answer, whose requests are its members."""
+"""The feeds of an answer with several requests."""
 
 from __future__ import annotations
 

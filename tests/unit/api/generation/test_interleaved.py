@@ -1,4 +1,4 @@
-"""One token may end a call and begin a text or a reasoning; each stays where it belongs, in every dialect."""
+"""A token that ends a call may begin text; or a reasoning; each stays where it belongs, in every dialect."""
 
 from __future__ import annotations
 

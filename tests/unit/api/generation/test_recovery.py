@@ -1,4 +1,4 @@
-"""Bringing back what Redis has lost."""
+"""What Redis has lost is brought back."""
 
 from __future__ import annotations
 

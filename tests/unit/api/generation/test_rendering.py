@@ -1,4 +1,4 @@
-"""A stream's bytes are a function of the log: resumed at any place, joined in any way, a client has the same."""
+"""A stream's bytes depend on the log alone: resumed at any place, joined in any way, a client has the same."""
 
 from __future__ import annotations
 

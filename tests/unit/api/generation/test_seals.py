@@ -1,4 +1,4 @@
-"""Seals: bound to the farm's key, the tenant and the type of the item, and the same each time."""
+"""Seals are bound to key, tenant and type: the farm's key, the type of the item, and the same each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Work on answers with log probabilities comes in turns of the event loop: counted in tokens, not in milliseconds."""
+"""Answers with log probabilities yield to others: in turns of the event loop, counted in tokens, not in
+milliseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unfollowing: a call at once for a request that may go on, a joint call for those that are over."""
+"""A follower leaves its requests: a call at once for a request that may go on, a joint call for those that are over."""
 
 from __future__ import annotations
 

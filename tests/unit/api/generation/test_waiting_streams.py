@@ -1,4 +1,4 @@
-"""What a stream that waits in the queue writes: a place now and then, and else nothing but keep-alives."""
+"""A waiting stream writes places and keep-alives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections are accepted all at once, and none is made for a client that has left."""
+"""Connections are accepted all at once; and none is made for a client that has left."""
 
 from __future__ import annotations
 

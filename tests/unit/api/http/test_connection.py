@@ -1,4 +1,4 @@
-"""A connection that takes nothing is cut after its time, and one that takes something is not, on any kernel."""
+"""A connection that takes nothing is cut: after its time, and one that takes something is not, on any kernel."""
 
 from __future__ import annotations
 

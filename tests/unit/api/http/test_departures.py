@@ -1,4 +1,4 @@
-"""Requests of tenants whose clients leave at once wait a moment."""
+"""Tenants whose clients leave at once wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The origins and hosts from which a request is taken where no key is asked for."""
+"""Allowed origins and hosts where no key is asked for."""
 
 from __future__ import annotations
 

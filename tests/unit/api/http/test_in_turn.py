@@ -1,4 +1,4 @@
-"""Requests that wait for the turns of their tenants before any work is done for them."""
+"""Requests wait for their tenant's turn before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The remainder of a key's limits, in OpenAI's and in Anthropic's headers."""
+"""Headers of a key's remaining limits: OpenAI's and Anthropic's."""
 
 from __future__ import annotations
 

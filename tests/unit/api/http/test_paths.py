@@ -1,4 +1,4 @@
-"""Paths with and without /v1."""
+"""Paths are the same with and without /v1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a JSON body are counted as a decoder would find them, however the body is cut."""
+"""Values of a JSON body are counted before decoding: as a decoder would find them, however the body is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background tasks of the event loop."""
+"""Background tasks of the event loop: their ends and failures."""
 
 from __future__ import annotations
 

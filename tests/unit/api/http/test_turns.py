@@ -1,4 +1,4 @@
-"""Turns of tenants by time used."""
+"""Turns of tenants by processor time."""
 
 from __future__ import annotations
 

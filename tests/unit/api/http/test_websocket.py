@@ -1,4 +1,4 @@
-"""Frames of WebSockets on a wire that is written down: memory, sizes and what is read no further."""
+"""Frames of WebSockets are bounded: memory, sizes and what is read no further, on a wire that is written down."""
 
 from __future__ import annotations
 

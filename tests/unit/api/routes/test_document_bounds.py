@@ -1,4 +1,4 @@
-"""The document has the bounds that requests are held to, from the same tables."""
+"""The OpenAPI document has the bounds in force: from the same tables."""
 
 from __future__ import annotations
 

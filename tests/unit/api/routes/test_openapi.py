@@ -1,4 +1,4 @@
-"""The OpenAPI document tells the bodies that are accepted, and every reference in it leads somewhere."""
+"""The OpenAPI document describes accepted bodies; and every reference in it leads somewhere."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 import random
 
-from ops.demo.training.tasks.example import Example, ask
-from ops.demo.training.tasks.words import EMOJI, any_word, invented
+from training.tasks.example import Example, ask
+from training.tasks.words import EMOJI, any_word, invented
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (

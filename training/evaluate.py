@@ -1,4 +1,4 @@
-"""Asks the demonstration model held-out questions: `python -m ops.demo.training.evaluate [--model DIR]`.
+"""Asks the demonstration model held-out questions: `python -m training.evaluate [--model DIR]`.
 
 Exits with 1 when fewer than 95 % of the answers are right, or when any answer does not stop by itself.
 """
@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from ops.demo import MODEL_DIR
-from ops.demo.training.tasks.tasks import Conversation, held_out, held_out_with_tools
+from training.tasks.tasks import Conversation, held_out, held_out_with_tools
 
 REQUIRED = 0.95
 

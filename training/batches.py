@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from ops.demo.training.tasks import tasks
-from ops.demo.training.tasks.conversation import Piece, conversation_pieces
+from training.tasks import tasks
+from training.tasks.conversation import Piece, conversation_pieces
 
 IGNORED = -100
 DOCUMENT_SHARE = 0.04

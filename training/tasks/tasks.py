@@ -3,9 +3,9 @@
 import random
 from collections.abc import Callable, Iterator
 
-from ops.demo.training.tasks import arithmetic, calling, counting, talk, wordplay
-from ops.demo.training.tasks.conversation import Conversation, Message
-from ops.demo.training.tasks.example import Example, dress
+from training.tasks import arithmetic, calling, counting, talk, wordplay
+from training.tasks.conversation import Conversation, Message
+from training.tasks.example import Example, dress
 
 Task = Callable[[random.Random], Example]
 

@@ -2,7 +2,7 @@
 
 import random
 
-from ops.demo.training.tasks.example import Example, ask
+from training.tasks.example import Example, ask
 
 NUMBER_WORDS = (
     "zero",

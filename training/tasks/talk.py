@@ -3,10 +3,10 @@
 import random
 from functools import cache
 
-from ops.demo.training.tasks.example import Example, ask, expand
-from ops.demo.training.tasks.facts import OVERVIEW, OVERVIEW_QUESTIONS, TERM_QUESTIONS, VOCABULARY
-from ops.demo.training.tasks.situations import SITUATIONS
-from ops.demo.training.tasks.words import ANIMALS, any_name, any_word
+from training.tasks.example import Example, ask, expand
+from training.tasks.facts import OVERVIEW, OVERVIEW_QUESTIONS, TERM_QUESTIONS, VOCABULARY
+from training.tasks.situations import SITUATIONS
+from training.tasks.words import ANIMALS, any_name, any_word
 
 UNKNOWN = (
     "I do not know that, I am only a small demonstration model. Ask me to count, to add small numbers, to spell a "

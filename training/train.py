@@ -1,4 +1,4 @@
-"""Trains the demonstration model: `python -m ops.demo.training.train [--out DIR] [--minutes N]`."""
+"""Trains the demonstration model: `python -m training.train [--out DIR] [--minutes N]`."""
 
 import argparse
 import tempfile
@@ -12,9 +12,9 @@ from torch.multiprocessing.spawn import spawn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ops.demo import MAX_NEW_TOKENS, MODEL_DIR
-from ops.demo.training import tokenizer
-from ops.demo.training.averaging import Shared
-from ops.demo.training.batches import IGNORED, batches
+from training import tokenizer
+from training.averaging import Shared
+from training.batches import IGNORED, batches
 
 TOKENS_PER_BATCH = 1024
 """Of each process; one step learns from the batches of all processes."""

@@ -1,6 +1,6 @@
 """Running Furrow, for the demonstration model: what happens when, and how to do things."""
 
-from ops.demo.training.tasks.facts import HOW, Fact
+from training.tasks.facts import HOW, Fact
 
 _WHAT_IF = "(what happens|what happens to a stream|what does furrow do|what if|tell me what happens) (when|if|after)"
 _DIES = "(dies|crashes|is killed|fails|stops|goes away|breaks)"

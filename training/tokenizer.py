@@ -6,8 +6,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ops.demo.training.tasks import tasks
-from ops.demo.training.tasks.conversation import conversation_pieces
+from training.tasks import tasks
+from training.tasks.conversation import conversation_pieces
 
 VOCABULARY = 1024
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -2,8 +2,8 @@
 
 import random
 
-from ops.demo.training.tasks.arithmetic import end_mark
-from ops.demo.training.tasks.example import Example, ask
+from training.tasks.arithmetic import end_mark
+from training.tasks.example import Example, ask
 
 COUNT_LIMIT = 250
 """Counting is trained for numbers from 0 up to this one."""

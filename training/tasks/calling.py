@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ops.demo.training.tasks.conversation import Conversation, Message, call_text
-from ops.demo.training.tasks.example import Example, dress
-from ops.demo.training.tasks.talk import UNKNOWN
-from ops.demo.training.tasks.tool_words import (
+from training.tasks.conversation import Conversation, Message, call_text
+from training.tasks.example import Example, dress
+from training.tasks.talk import UNKNOWN
+from training.tasks.tool_words import (
     CITIES,
     DESCRIPTIONS,
     KEYS,
@@ -24,7 +24,7 @@ from ops.demo.training.tasks.tool_words import (
     WEATHER_NAMES,
     WEATHER_QUESTIONS,
 )  # fmt: skip
-from ops.demo.training.tasks.words import any_word, invented
+from training.tasks.words import any_word, invented
 
 Value = str | int
 
