@@ -1,4 +1,4 @@
-"""Following, leaving, and what becomes of a request that nobody follows."""
+"""Following and leaving a request; and what becomes of one that nobody follows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ BLOCK = 32
 """Inputs of a row that share a scale."""
 TOGETHER = 16
 """Tokens of a chunk whose heads share the reading of keys."""
-VALUE_BYTES = 32 * 1024
+VALUE_BYTES = 16 * 1024
 """Cached rows that are read together, as floats."""
 COLUMNS = 4
 """Vectors of columns of a state that a thread takes at once."""

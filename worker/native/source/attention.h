@@ -12,7 +12,7 @@ namespace furrow {
 constexpr int QUERIES = 4;         // that meet a key at once
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
-constexpr int64_t VALUE_BYTES = 32 * 1024;  // that a task's tokens and heads take before the next: they stay in a first-level cache
+constexpr int64_t VALUE_BYTES = 16 * 1024;  // that a task's tokens and heads take before the next: with what they are read from, they stay in a first-level cache
 
 // The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
 struct Task {

@@ -1,5 +1,5 @@
-"""The records of families against transformers' plans, and the tiny models of the parity tests against their types:
-each has the parts that its type is about."""
+"""Records of families fit transformers' plans; and the tiny models of the parity tests have the parts that their types
+are about."""
 
 from __future__ import annotations
 

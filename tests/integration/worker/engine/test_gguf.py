@@ -1,4 +1,4 @@
-"""Models of GGUF files beside transformers on the numbers that their weights are."""
+"""GGUF models compute as transformers does: on the numbers that their weights are."""
 
 from __future__ import annotations
 

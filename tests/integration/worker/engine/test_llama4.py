@@ -1,4 +1,4 @@
-"""Forms of llama4 beside that of the parity tests: norms, experts in every other layer, lists that files leave out."""
+"""llama4 gives the tokens of generate in other forms: without norms, experts in every other layer, lists left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints with images serve their text: the tokens are those of transformers' whole model on text."""
+"""Multimodal checkpoints serve their text: the tokens are those of transformers' whole model on text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose weights were packed at load: near the float32 ones, on one rank and two, in less memory."""
+"""`int8` and `f16` models stay near float32: on one rank and two, in less memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from control.errors import SettingsError
 from ops.demo import MODEL_DIR
-from ops.demo.training.batches import conversation_pieces
-from ops.demo.training.tasks.tasks import held_out
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import tensor_of
+from training.batches import conversation_pieces
+from training.tasks.tasks import held_out
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES

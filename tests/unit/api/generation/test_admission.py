@@ -1,4 +1,4 @@
-"""Defaults are filled in, limits are checked, before anything is enqueued."""
+"""Defaults and limits are applied before enqueueing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose prompts a request may begin with."""
+"""Prefixes are shared within a scope: whose prompts a request may begin with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every number that clients and operators may send has a range; a refusal names the field, the value and the range."""
+"""Every number has a range: a refusal names the field, the value and the range."""
 
 from __future__ import annotations
 

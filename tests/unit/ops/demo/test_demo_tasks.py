@@ -1,15 +1,15 @@
-"""The demonstration model's text: deterministic, right, and with held-out questions that training never shows."""
+"""The demonstration model's text is right: deterministic, and with held-out questions that training never shows."""
 
 import itertools
 import random
 
 import pytest
 
-from ops.demo.training.tasks import arithmetic, tasks
-from ops.demo.training.tasks.counting import counted
-from ops.demo.training.tasks.example import expand
-from ops.demo.training.tasks.facts import VOCABULARY
-from ops.demo.training.tasks.situations import SITUATIONS
+from training.tasks import arithmetic, tasks
+from training.tasks.counting import counted
+from training.tasks.example import expand
+from training.tasks.facts import VOCABULARY
+from training.tasks.situations import SITUATIONS
 
 SAMPLE = 4000
 

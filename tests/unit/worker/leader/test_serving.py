@@ -1,4 +1,4 @@
-"""The leader's step: what follows what, when a command goes on with another forward, and what Redis gets when."""
+"""The order of a leader's step: when a command goes on with another forward, and what Redis gets when."""
 
 from __future__ import annotations
 

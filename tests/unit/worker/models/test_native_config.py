@@ -1,4 +1,4 @@
-"""Configurations, rotary embeddings and shares of models in C++ against those of transformers' classes."""
+"""C++ models have transformers' configuration: rotary embeddings and shares too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals from config.json alone, and their messages."""
+"""Models are refused from config.json alone; and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks as numbers, to the bit those of ggml's functions."""
+"""Blocks become ggml's numbers to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: what is read, and what is refused with its name and value."""
+"""GGUF headers are read or refused by name; and by value."""
 
 from __future__ import annotations
 

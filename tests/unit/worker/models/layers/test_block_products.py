@@ -1,4 +1,5 @@
-"""Products of weights that stay in a file's blocks: exact but for activations in 8 bits, whatever the instructions."""
+"""Products in blocks are exact but for activations: in 8 bits; weights that stay in a file's blocks, whatever the
+instructions."""
 
 from __future__ import annotations
 

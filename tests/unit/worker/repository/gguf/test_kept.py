@@ -1,4 +1,4 @@
-"""Converted tokenizers in the user's cache."""
+"""Converted tokenizers are cached: in the user's cache."""
 
 from __future__ import annotations
 
