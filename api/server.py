@@ -13,9 +13,9 @@ from typing import Any, cast
 import structlog
 import uvicorn
 
-from api.asgi.connection import Acceptor, ClientConnection, ServerConfig
-from api.asgi.middleware import answering_head, with_any_prefix
 from api.garbage import GarbageCollection
+from api.http.connection import Acceptor, ClientConnection, ServerConfig
+from api.http.middleware import answering_head, with_any_prefix
 from api.process import Process
 from api.routes.response_socket import ResponseSockets
 

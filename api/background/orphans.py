@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from api.asgi.tasks import PeriodicTask
+from api.http.tasks import PeriodicTask
 from control import keys
 from control.records import catalog
 from control.redis.clients import AsyncRedis, SyncRedis

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from api.access.limits import anthropic_ratelimit_headers, ratelimit_headers
-from api.asgi.turns import off_loop
 from api.chat.answer import prompt_text
 from api.chat.conversation import chat_prompt
 from api.chat.tokens import SURELY_CHARACTERS, WHOLE_CHARACTERS, Vocabulary
 from api.generation.session import Caller
+from api.http.limits import anthropic_ratelimit_headers, ratelimit_headers
+from api.http.turns import off_loop
 from api.images.loading import TOO_MANY, HeldPieces, RequestImages, placed, with_marks
 from api.models.fill_in_middle import FillInMiddle, TooLong
 from api.models.grammar import GrammarChecks

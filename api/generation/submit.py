@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from api.access.limits import Limiter
-from api.access.seals import Seals
-from api.follow.follow import Feeds
 from api.generation.archive import Archive
+from api.generation.follow import Feeds
 from api.generation.inputs import prepare_inputs
 from api.generation.preparation import Body, Prepared, prepare
+from api.generation.seals import Seals
 from api.generation.session import Caller, Session, Sessions, renderer_of
+from api.http.limits import Limiter
 from api.models.grammar import GrammarChecks
 from api.models.models import Models, ServedModel
 from api.schemas.embeddings import InputsRequest

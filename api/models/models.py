@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from api.asgi.bodies import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
-from api.asgi.tasks import PeriodicTask
-from api.asgi.turns import off_loop
 from api.chat.forms import Forms, forms_of
 from api.chat.metered import NeedsProcess
 from api.chat.template import SHIPPED, MeteredTemplate, PlainTemplate, Template
 from api.chat.tokens import Vocabulary
+from api.http.bodies import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
+from api.http.tasks import PeriodicTask
+from api.http.turns import off_loop
 from api.images.loading import ImageLoader
 from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of

@@ -8,11 +8,10 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.params import FromQuery
 
-from api.asgi.turns import off_loop
 from api.chat.template import special_tokens
 from api.generation.preparation import admit, prompts_of, size_of, written
+from api.http.turns import off_loop
 from api.models.models import ServedModel
-from api.openapi.openapi import taking
 from api.routes.generation import (
     Http,
     authenticate,
@@ -24,6 +23,7 @@ from api.routes.generation import (
     process_of,
     text_of,
 )
+from api.schemas.bodies import taking
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.llama_cpp import (
     AppliedTemplate,

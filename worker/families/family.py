@@ -71,7 +71,8 @@ class Experts:
     """A mixture of experts."""
 
     tensors: tuple[str, str, str]
-    """The tensors of one expert on disk (gate, up, down; `{}` is its number), or as they are read where `together`."""
+    """The tensors of one expert on disk (gate, up, down; `{}` is its number), or as they are read where `together`. The
+    first is "" where experts have no gate."""
     count: str = "num_experts"
     """The field of config.json with the number of experts."""
     chosen: str = "num_experts_per_tok"
@@ -169,6 +170,9 @@ class Family:
     """Fields that files may have as a list with a number for each layer; served are lists of one number."""
     own_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Values of fields that transformers' class has in its code, where config.json omits them."""
+
+    completed: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    """config.json of the type with fields that follow from others, or that older files have under other names."""
 
     norms: Norms = ONLY_BEFORE
     norm_kind: NormKind = "rms"

@@ -22,7 +22,7 @@ NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 SIZES = {
     *("num_key_value_heads", "head_dim", "num_global_key_value_heads", "global_head_dim", "rotary_dim"),
     *("intermediate_size", "moe_intermediate_size"),
-    *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    *("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
     *("num_experts_per_tok", "top_k_experts", "n_group", "topk_group"),
     *("decoder_sparse_step", "no_rope_layer_interval", "moe_layer_interval"),
     *("vocab_size_per_layer_input", "original_max_position_embeddings"),
@@ -39,7 +39,8 @@ NUMBERS = {
     *("rope_theta", "rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "partial_rotary_factor"),
     *("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
     *("query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit", "routed_scaling_factor"),
-    *("attn_logit_softcapping", "final_logit_softcapping"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "lm_head_multiplier"),
+    *("layer_norm_epsilon", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
 }
 """Numbers above 0."""
 SWITCHES = {

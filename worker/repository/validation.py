@@ -7,7 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.families.family import Family
-from worker.families.mamba import Mamba, mamba_of
+from worker.families.mamba import Mamba
 from worker.families.recurrence import Recurrence
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS, mechanism_of
 from worker.repository import config_fields
@@ -151,7 +151,7 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
         )
     experts = family.experts
     untried = experts is not None and experts.switch is not None and family.has_experts(config)  # gemma4_text
-    untried |= family.recurrent is mamba_of  # its projections are of unlike parts
+    untried |= "mamba" in family.roles.values()  # its projections are of unlike parts
     together = experts is not None and experts.together
     if scheme is not None and (untried or (scheme.method == "mxfp4") != together):
         raise UnsupportedArchitecture(
@@ -169,7 +169,10 @@ def _check_features(config: dict[str, Any], family: Family) -> None:
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
     experts = (
-        ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+        (
+            *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+            "moe_shared_expert_intermediate_size",
+        )
         if family.experts
         else ()
     )

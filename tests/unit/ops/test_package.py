@@ -12,14 +12,15 @@ from tests.unit.ops.compose_file import ROOT
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = set(find_packages(str(ROOT), **SETTINGS["packages"]["find"]))
-LEFT_OUT = ("ops.compat", "ops.wheels", "ops.demo.training")
+LEFT_OUT = ("ops.compat", "ops.wheels")
 
 
 def test_the_wheel_has_every_package_but_the_repository_s_tools() -> None:
     """Tests, the training of the demonstration model, and the runs of other clients stay in the repository."""
     inits = [path.parent for top in ("control", "worker", "api", "ops") for path in (ROOT / top).rglob("__init__.py")]
     every = {folder.relative_to(ROOT).as_posix().replace("/", ".") for folder in inits}
-    assert {name for name in every if name.startswith(LEFT_OUT)} >= {*LEFT_OUT, "ops.demo.training.tasks"}
+    assert {name for name in every if name.startswith(LEFT_OUT)} >= {*LEFT_OUT}
+    assert not any(name.startswith("training") for name in PACKAGES)
     assert {name for name in every if not name.startswith(LEFT_OUT)} == PACKAGES
 
 
@@ -30,7 +31,7 @@ def test_no_module_of_the_wheel_imports_one_that_is_left_out() -> None:
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                assert not any(name.startswith(LEFT_OUT) for name in names), f"{path}:{node.lineno}"
+                assert not any(name.startswith((*LEFT_OUT, "training")) for name in names), f"{path}:{node.lineno}"
 
 
 def test_the_wheel_has_every_file_that_its_modules_read() -> None:

@@ -37,6 +37,8 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
     for parameters in (scaling, rope):
         if not isinstance(parameters, dict | None):
             raise ModelFilesError(f"config.json has rotary parameters {parameters!r}; an object is needed.")
+    if family.defaults["rope_parameters"] is None:  # the type has no positions
+        return {}
     default = dict(family.defaults["rope_parameters"])
     if not family.rope_by_kind:
         theta = default.pop("rope_theta")

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from api.access.gate import tenant_of
+from api.http.gate import tenant_of
 from control import keys
 from control.records.responses import KEYLESS
 from tests.integration.api.conftest import ApiProcess, running_api

@@ -19,7 +19,7 @@ from worker.families.registry import FAMILIES
 from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
-WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
+WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2"}
 """Types of which transformers has no plan."""
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
@@ -48,6 +48,11 @@ BEYOND_THE_PLAN = {
         *(f"feed_forward.w{number}" for number in (1, 2, 3)),
     },
     "phimoe": ATTENTION,
+    "nemotron_h": {
+        *(f"mixer.{name}_proj" for name in ("in", "out", "q", "k", "v", "o", "up", "down")),
+        *(f"mixer.{name}" for name in ("conv1d", "A_log", "D", "dt_bias", "norm")),
+        *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
+    },
     "granitemoehybrid": {
         *ATTENTION,
         *("shared_mlp.input_linear", "shared_mlp.output_linear"),
@@ -73,7 +78,7 @@ def test_roles_are_those_of_transformers(family: str) -> None:
         name.removeprefix("layers.*."): role
         for name, role in plan.items()
         # Within experts the roles are those of whole tensors, which the loader knows.
-        if role not in WHOLE and ".experts." not in name
+        if role not in WHOLE and ".experts." not in name and role != "embedding_rowwise"
     }
     roles, gathered = FAMILIES[family].roles, {name for name, role in theirs.items() if role in GATHERED}
     assert (not plan) == (family in WITHOUT_PLAN)
@@ -218,6 +223,12 @@ def mamba(model: Any) -> bool:
     )
 
 
+def mamba_everywhere(model: Any) -> bool:
+    """A Mamba layer of two groups beside the attention of each layer."""
+    layers = model.model.layers
+    return all(layer.mamba.n_groups == 2 and layer.self_attn.key_multiplier == 0.5 for layer in layers)
+
+
 def parts_of_record(family: Family) -> Iterator[Callable[[Any], bool]]:
     """The parts that the record of a type names. Those with a role are tested above."""
     if family.rope_neighbours:
@@ -261,6 +272,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
     "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
+    "falcon_h1": [mamba_everywhere, part("mamba.norm"), biased("mamba.conv1d"), config("ssm_out_multiplier", 0.6)],
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
     "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],
@@ -314,6 +326,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(config("n_group", 2), lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1),
     ],
     "mixtral": [part("mlp.experts")],
+    "nemotron_h": [part("mixer.experts"), part("mixer.shared_experts"), biased("mixer.conv1d"), part("mixer.q_proj")],
     "olmo2": [norm_over(64), part("post_feedforward_layernorm")],
     "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],
     "phi": [partly_rotated, part("self_attn.q_layernorm"), biased("self_attn.dense")],

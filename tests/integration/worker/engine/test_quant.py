@@ -17,12 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from control.errors import SettingsError
 from ops.demo import MODEL_DIR
-from ops.demo.training.batches import conversation_pieces
-from ops.demo.training.tasks.tasks import held_out
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup, play
 from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import tensor_of
+from training.batches import conversation_pieces
+from training.tasks.tasks import held_out
 from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.families.registry import FAMILIES

@@ -9,8 +9,8 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.follow.feed import Feed
-from api.follow.follow import Feeds
+from api.generation.feed import Feed
+from api.generation.follow import Feeds
 from api.generation.session import Caller, Session, Shutdown, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from ops.demo import MAX_NEW_TOKENS, MODEL_DIR
-from ops.demo.training import evaluate
-from ops.demo.training.batches import conversation_pieces
-from ops.demo.training.tasks.tasks import Conversation, held_out, held_out_with_tools, training
+from training import evaluate
+from training.batches import conversation_pieces
+from training.tasks.tasks import Conversation, held_out, held_out_with_tools, training
 
 TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 LONG_TASKS = ("count long", "overview", "story", "any story")

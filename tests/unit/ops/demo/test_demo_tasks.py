@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from ops.demo.training.tasks import arithmetic, tasks
-from ops.demo.training.tasks.counting import counted
-from ops.demo.training.tasks.example import expand
-from ops.demo.training.tasks.facts import VOCABULARY
-from ops.demo.training.tasks.situations import SITUATIONS
+from training.tasks import arithmetic, tasks
+from training.tasks.counting import counted
+from training.tasks.example import expand
+from training.tasks.facts import VOCABULARY
+from training.tasks.situations import SITUATIONS
 
 SAMPLE = 4000
 

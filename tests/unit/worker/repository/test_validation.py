@@ -48,6 +48,8 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "mimo_v2_flash"}, 1, "heads of its values have another width than those of its keys"),
         ({"model_type": "newer", "v_head_dim": 64}, 1, "heads of its values have another width"),
         ({"model_type": "lfm3"}, 1, "its attention has a gate for each head"),
+        ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "wide"]}, 1, "a layer of type 'wide' in layers_bl"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-"}, 1, "no layer of type full_attention in layers"),
         ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
         ({"model_type": "llama4_text"}, 1, "'llama4_text' is not supported: its attention ends at the borders"),
         ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.shard import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
+from worker.models.shard import DOWN, UP, RankWeights, first_leaf, have_biases, sizes_of
 from worker.models.torch.layers.packing import Pack
 from worker.tensors import as_tensor
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
-Combine = Callable[[Tensor, Tensor], Tensor]
-"""(gate, up) → what the third matrix is multiplied by."""
+Combine = Callable[[Tensor], Tensor]
+"""The outputs of the first layer, gate before up → what the last matrix is multiplied by."""
 
 
 class PackedExperts(nn.Module):
-    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width, or width
+    where they have no gate) and `down[i]` (width → hidden)."""
 
     def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
         """`combine` is None where C++ computes them."""
@@ -35,14 +36,14 @@ class PackedExperts(nn.Module):
         out = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
-            gate, up = self.gate_up[expert](hidden[tokens]).chunk(2, dim=-1)
-            outputs = self.down[expert](self._combine(gate, up))
+            outputs = self.down[expert](self._combine(self.gate_up[expert](hidden[tokens])))
             out.index_add_(0, tokens, outputs * weights[tokens, places, None])
         return out
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
+def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
     """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
+    gate, up = both.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(slope * gate)
@@ -53,14 +54,15 @@ def packed(
 ) -> PackedExperts:
     """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
     a tensor's name and its part as stored, and gives what `pack` takes."""
-    layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
+    first = first_leaf(module)
+    layers: dict[str, list[nn.Module]] = {first: [], DOWN: []}
     sizes = sizes_of(module)
     for leaf, linears in layers.items():
         for expert in range(getattr(module, leaf).shape[0]):
             parts = weights.expert(name, leaf, sizes, expert)
             bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
             linears.append(pack([converted(stored, part) for stored, part in parts], bias))
-    return PackedExperts(layers[GATE_UP], layers[DOWN], _combine(module))
+    return PackedExperts(layers[first], layers[DOWN], _combine(module))
 
 
 def read(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
@@ -92,7 +94,14 @@ def _combine(module: Any) -> Combine | None:
     if not hasattr(module, "act_fn"):
         return None
     activation = module.act_fn
-    return lambda gate, up: activation(gate) * up
+    if first_leaf(module) == UP:
+        return activation
+
+    def gated(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return gated
 
 
 def _in_turn(parts: list[Tensor]) -> Tensor:
