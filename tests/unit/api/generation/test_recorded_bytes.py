@@ -1,4 +1,4 @@
-"""The bytes of answers in every dialect, streamed and whole, are those that are recorded in recorded.json.
+"""The bytes of answers are the recorded ones: in every dialect, streamed and whole, beside recorded.json.
 
 `python -m tests.unit.api.generation.test_recorded_bytes` records them anew, after a change that clients are to see.
 """
