@@ -1,4 +1,4 @@
-"""The bytes of answers are the recorded ones: in every dialect, streamed and whole, beside recorded.json.
+"""The bytes of answers in every dialect are those in recorded.json, streamed and whole.
 
 `python -m tests.unit.api.generation.test_recorded_bytes` records them anew, after a change that clients are to see.
 """
