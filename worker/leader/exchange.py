@@ -574,9 +574,9 @@ class DeadReplicas:
                 gone.append(name)
         self._names = sorted(replicas.keys() - {self._replica})
         # A name is given again once its replica is retired: the next one of that name is another replica.
-        for known in (self._absent_since, self._reported):
-            for name in known.keys() - replicas.keys():
-                del known[name]
+        for by_replica in (self._absent_since, self._reported):
+            for name in by_replica.keys() - replicas.keys():
+                del by_replica[name]
         return gone
 
     def look_again(self, name: str) -> None:

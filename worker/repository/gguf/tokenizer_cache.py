@@ -39,7 +39,7 @@ class Converted(msgspec.Struct, frozen=True):
 Read = Callable[[GgufModel], tuple[str, dict[str, Any], list[int]]]
 
 
-def kept_tokenizer(model: GgufModel, read: Read = read_tokenizer) -> Converted:
+def cached_tokenizer(model: GgufModel, read: Read = read_tokenizer) -> Converted:
     """The file's tokenizer: from the cache, else by `read`. The key is all of the file but its weights, and the code
     that converts. Raises ModelFilesError, ModelFilesAway where the file went away."""
     if len(model.array("tokenizer.ggml.tokens")) < LEAST_TOKENS:
