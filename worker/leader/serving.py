@@ -30,7 +30,7 @@ from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
 
-OVERLAP_BELOW_S = 0.04
+OVERLAP_BELOW_S = 0.05
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
 LONG_PROMPTS = 64
