@@ -19,8 +19,8 @@ from control import logs  # before structlog, which imports rich without it
 import click
 
 from api.app import create_app
-from api.asgi.bodies import MIB, BodyLimits
-from api.asgi.connection import ConnectionLimits
+from api.http.bodies import MIB, BodyLimits
+from api.http.connection import ConnectionLimits
 from api.options import api_options
 from api.server import Server
 from api.settings import ApiSettings

@@ -11,8 +11,7 @@ from litestar.plugins.core import MsgspecDIPlugin
 from litestar.response import Redirect
 
 from api.console import console_routes
-from api.errors.errors import handle_in_shape
-from api.openapi.document import Document, document_routes
+from api.http.errors import handle_in_shape
 from api.process import Process
 from api.routes import (
     chats,
@@ -29,6 +28,7 @@ from api.routes import (
     tokens,
     usage,
 )
+from api.routes.document import Document, document_routes
 from api.routes.farm import farm_routes
 from api.routes.generation import identify
 from api.settings import ApiSettings

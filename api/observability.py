@@ -18,8 +18,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from api.asgi.tasks import PeriodicTask
-from api.rendering.chunks import Usage
+from api.http.tasks import PeriodicTask
+from api.schemas.answers import TokenCounts
 from control.clock import now_ms
 from control.records.ended import LONGEST_ERROR, EndedRequest
 from control.replicas.health.memory import ServerMemory
@@ -80,7 +80,7 @@ class Metrics:
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
 
-    def request_ended(self, status: int, usage: Usage | None, seconds: float) -> None:
+    def request_ended(self, status: int, usage: TokenCounts | None, seconds: float) -> None:
         self._ended.labels(str(status)).inc()
         if usage is not None:
             self._tokens.inc(usage.completion_tokens)
@@ -167,7 +167,7 @@ class RequestLog:
         log.error("request failed unexpectedly", action="http_error", exc_info=error, **self._facts)
 
     def end(
-        self, *, status: int, finish_reason: str | None, usage: Usage | None = None, error: str | None = None
+        self, *, status: int, finish_reason: str | None, usage: TokenCounts | None = None, error: str | None = None
     ) -> None:
         """The terminal line. `status` is what the client saw, 499 where it left; `usage` is None before a token."""
         if self.ended:
@@ -189,7 +189,9 @@ class RequestLog:
         if self._note_end is not None and "rid" in self._facts:
             self._note_end(self._record(status, finish_reason, usage, error))
 
-    def _record(self, status: int, finish_reason: str | None, usage: Usage | None, error: str | None) -> EndedRequest:
+    def _record(
+        self, status: int, finish_reason: str | None, usage: TokenCounts | None, error: str | None
+    ) -> EndedRequest:
         def text(name: str) -> str:
             return str(self._facts.get(name) or "")
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from api.access.gate import Gate, OriginCheck
-from api.access.keyring import Keyring
-from api.access.limits import Limiter, Settler
-from api.access.seals import Seals
-from api.asgi.bodies import Bodies
-from api.asgi.middleware import Admission
 from api.background.canary import Canary
 from api.background.completion import ResponseCompletion
 from api.background.ended_requests import EndedRequests
@@ -16,12 +10,19 @@ from api.background.heartbeat import Heartbeat
 from api.background.orphans import OrphanReaper
 from api.background.plot_history import PlotHistory
 from api.background.shared_reads import AccountReads, SharedReads
-from api.background.stored_chats import StoredChats
-from api.follow.follow import Follower
 from api.generation.archive import Archive
 from api.generation.existing import ExistingRequests
+from api.generation.follow import Follower
+from api.generation.seals import Seals
 from api.generation.session import Sessions, Shutdown
+from api.generation.stored_answers import StoredAnswers
+from api.generation.stored_chats import StoredChats
 from api.generation.submit import Submitter
+from api.http.bodies import Bodies
+from api.http.gate import Gate, OriginCheck
+from api.http.keyring import Keyring
+from api.http.limits import Limiter, Settler
+from api.http.middleware import Admission
 from api.images.fetching import Fetcher
 from api.images.hosts import Hosts
 from api.images.loading import ImageLoader
@@ -45,8 +46,15 @@ class Process:
         """For what reads much and seldom, in a thread."""
         self.metrics = Metrics()
         self.keyring = Keyring(self.batches)
-        self.gate = Gate(settings, self.keyring)
-        self.origins = OriginCheck(settings)
+        self.gate = Gate(
+            self.keyring,
+            asks_for_key=settings.asks_for_key,
+            farm_open=settings.farm_open,
+            fixed_keys=settings.api_keys,
+        )
+        self.origins = OriginCheck(
+            asks_for_key=settings.asks_for_key, cors_origins=settings.cors_origins, host=settings.host
+        )
         self.settler = Settler(self.batches)
         self.limiter = Limiter(self.batches, self.settler)
         self.admission = Admission(
@@ -82,10 +90,11 @@ class Process:
         self.shared_reads = SharedReads(self.sync_client)
         self.account_reads = AccountReads(self.sync_client)
         self.farm_events = FarmEvents(self.sync_client, lambda: self.shutdown.draining)
+        self.stored_answers = StoredAnswers(self.client, self.archive, self.existing, self.seals)
+        self.stored_chats = StoredChats(self.batches, self.archive, self.stored_answers)
         self.completion = ResponseCompletion(
-            self.client, self.sync_client, self.archive, self.existing, self.seals, self.metrics
+            self.client, self.sync_client, self.archive, self.existing, self.stored_answers, self.metrics
         )
-        self.stored_chats = StoredChats(self.batches, self.archive, self.completion)
 
     def start(self) -> None:
         self.heartbeat.start()

@@ -7,8 +7,8 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
-from api.asgi.bodies import BodyLimits
-from api.asgi.connection import ConnectionLimits
+from api.http.bodies import BodyLimits
+from api.http.connection import ConnectionLimits
 from api.schemas.view import CallFormat
 from control.listening import is_loopback
 

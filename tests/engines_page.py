@@ -21,7 +21,10 @@ def table() -> str:
     for engine in ENGINES.values():
         models = "GGUF files" if engine.gguf else "folders with safetensors"
         kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
-        refused = "; ".join(f"`{name}`: {why}" for name, why in engine.refused.items())
+        reasons: dict[str, list[str]] = {}
+        for field, why in engine.refused.items():
+            reasons.setdefault(why, []).append(f"`{field}`")
+        refused = "; ".join(f"{', '.join(fields)}: {why}" for why, fields in reasons.items())
         refused += f"; with a grammar {', '.join(f'`{name}`' for name in sorted(engine.not_with_grammar))}"
         options = ", ".join(f"`{name}`" for name in sorted(engine.options))
         name = f"`{engine.name}` ({engine.title})"

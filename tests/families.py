@@ -30,7 +30,7 @@ def _default(kind: Any, name: str) -> Any:
         return None
     whole = kind()
     if name == "rope_parameters":
-        return whole.rope_parameters
+        return getattr(whole, "rope_parameters", None)
     return getattr(whole, f"_{name}") if field is None else field.default
 
 

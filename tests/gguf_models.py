@@ -25,7 +25,7 @@ from tests.experts_layout import (
     stacked_together,
 )
 from worker.weights.dequantize import dequantize
-from worker.weights.formats import BLOCK_FORMATS, MXFP4
+from worker.weights.formats import FORMATS
 from worker.weights.stored_matrix import StoredMatrix
 
 Floats = NDArray[np.float32]
@@ -41,9 +41,26 @@ HALVES = {
     "q4_k": [0, 2],
     "q5_k": [0, 2],
     "q6_k": [208],
+    "iq4_nl": [0],
+    "iq4_xs": [0],
+    "iq3_s": [0],
+    "tq2_0": [64],
 }
 """Places of the 16-bit numbers in a block."""
-SCALE = {"q4_0": 30, "q5_0": 60, "q8_0": 500, "q2_k": 60, "q3_k": 400, "q4_k": 1000, "q5_k": 2000, "q6_k": 6000}
+SCALE = {
+    "q4_0": 30,
+    "q5_0": 60,
+    "q8_0": 500,
+    "q2_k": 60,
+    "q3_k": 400,
+    "q4_k": 1000,
+    "q5_k": 2000,
+    "q6_k": 6000,
+    "iq4_nl": 500,
+    "iq4_xs": 10000,
+    "iq3_s": 1000,
+    "tq2_0": 10,
+}
 
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -231,7 +248,6 @@ class Stored:
     data: bytes
 
 
-FORMATS = {**BLOCK_FORMATS, "mxfp4": MXFP4}
 WRITTEN = ("f32", "f16", "bf16", "q8_0")
 """Types that numpy writes and reads. Blocks of others are random, so that no quantiser of Furrow is needed."""
 

@@ -162,6 +162,26 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         **SLIDING_AND_FULL,
     },
     "exaone4": {"sliding_window_pattern": 2, **SLIDING_AND_FULL},
+    "falcon_h1": {
+        "mamba_d_ssm": 96,
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 2,
+        "mamba_d_conv": 4,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "initializer_range": 0.1,
+        "embedding_multiplier": 2.0,
+        "lm_head_multiplier": 4.0,
+        "key_multiplier": 0.5,
+        "attention_in_multiplier": 1.5,
+        "attention_out_multiplier": 0.8,
+        "mlp_multipliers": [0.7, 1.5],
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.6,
+        "ssm_multipliers": [0.7, 0.9, 0.8, 1.5, 0.6],
+    },
     "gemma": {"initializer_range": 0.1, "tie_word_embeddings": True},
     "gemma2": {
         "initializer_range": 0.1,
@@ -256,6 +276,18 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 33,
         "routed_scaling_factor": 1.5,
     },
+    "llama4_text": {
+        "intermediate_size": 33,
+        "intermediate_size_mlp": 90,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 0, 1, 0],
+        "attention_chunk_size": 12,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [0, 3],
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+    },
     "llama": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -284,6 +316,22 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "time_step_min": 1e-6,  # transformers limits the steps of prompts by it
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 33,
+        "moe_shared_expert_intermediate_size": 45,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+    },
     "olmo2": {},
     "olmo3": {
         "rope_parameters": {
@@ -354,9 +402,9 @@ def make(family: str, folder: Path, seed: int = 0, norm_noise: float | None = No
                 layers = NORM_NOISE.get(family, 0.1) if norm_noise is None else norm_noise
                 noise = 0.1 if name == "model.norm.weight" else layers
                 parameter.add_(noise * torch.randn_like(parameter))
-            elif name.endswith(("bias", "router.scale", "per_expert_scale", "mamba.D")):
+            elif name.endswith(("bias", "router.scale", "per_expert_scale", "mamba.D", "mixer.D")):
                 parameter.add_(0.1 * torch.randn_like(parameter))
-            if name.endswith("mamba.dt_bias"):
+            if name.endswith(("mamba.dt_bias", "mixer.dt_bias")):
                 parameter.sub_(4)  # as long as the tests' prompts are remembered
             if family == "gemma4_text" and name.endswith(("q_norm.weight", "router.scale")):
                 # Training makes up for what this type leaves out: attention is not scaled, scores of experts are.

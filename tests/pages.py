@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import detectors, engines_page, families, forms_page, rooms
+from tests import coverage_page, detectors, engines_page, families, forms_page, rooms
 from tests.rooms import ROOT
 from worker.families.family import DEFAULTS_FILE
 
@@ -55,6 +55,7 @@ class Whole:
 
 SECTIONS: list[Section | Whole] = [
     Section("rooms", ROOT / "docs/architecture.md", rooms.page_map),
+    Section("behaviours", ROOT / "docs/coverage.md", coverage_page.behaviours),
     Section("detectors", ROOT / "docs/reliability.md", detectors.table),
     Section("families", ROOT / "docs/engine.md", families.table),
     Section("forms", ROOT / "docs/tools.md", forms_page.table),

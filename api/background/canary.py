@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from api.follow.follow import Feeds, Follower
+from api.generation.follow import Feeds, Follower
 from api.models.models import Models, ServedModel
 from api.schemas.view import View
 from api.settings import ApiSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 
-from api.asgi.tasks import PeriodicTask
+from api.http.tasks import PeriodicTask
 from control.errors import RedisFull, RedisUnavailable
 from control.records.ended import EndedRequest, note
 from control.redis.clients import AsyncRedis

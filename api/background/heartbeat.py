@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 
-from api.asgi.tasks import PeriodicTask
+from api.http.tasks import PeriodicTask
 from api.settings import ApiSettings
 from control import constants, keys
 from control.errors import RedisUnavailable

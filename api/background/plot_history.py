@@ -3,7 +3,7 @@ from what it has read for its requests anyway."""
 
 from __future__ import annotations
 
-from api.asgi.tasks import PeriodicTask
+from api.http.tasks import PeriodicTask
 from api.models.models import Models
 from control.clock import now_ms
 from control.errors import RedisFull

@@ -1,1 +1,1 @@
-"""Chat templates, and the parsing of answers for reasoning and tool calls."""
+"""A conversation to tokens, and tokens to a message: templates, reasoning, calls of tools."""

@@ -11,7 +11,7 @@ from collections import deque
 from api.chat.piece import Piece, ScoredToken
 from api.chat.reading.parser import AnswerParser
 from api.chat.tokens import Vocabulary
-from api.errors.errors import GenerationFailed
+from api.http.errors import GenerationFailed
 from api.schemas.view import View
 from control.errors import RETRY_AFTER_S
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs

@@ -1,1 +1,1 @@
-"""One request from its body to its answer: validation, admission, enqueue, stream, storage."""
+"""One request from its body to its last byte: admission, enqueue, its tokens from Redis, rendering, storage."""

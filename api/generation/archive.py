@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from api.access.gate import Identity
-from api.asgi.turns import off_loop
+from api.http.gate import Identity
+from api.http.turns import off_loop
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound

@@ -6,8 +6,8 @@ import asyncio
 
 import structlog
 
-from api.errors.errors import ShuttingDown
 from api.generation.session import Caller, Session, Sessions, Shutdown
+from api.http.errors import ShuttingDown
 from api.models.models import Models, ServedModel
 from api.schemas.view import Cursor, decode_view
 from api.settings import ApiSettings

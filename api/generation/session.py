@@ -17,14 +17,18 @@ import structlog
 from litestar import Response
 from litestar.types import Receive, Scope, Send
 
-from api.access.gate import ANONYMOUS, Identity
-from api.access.limits import Settler
-from api.access.seals import Seals
-from api.asgi.connection import Client
-from api.asgi.turns import off_loop
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
-from api.errors.errors import (
+from api.generation.archive import Archive
+from api.generation.chunks import StreamRenderer
+from api.generation.event_rendering import EventRenderer
+from api.generation.follow import Feeds, Follower
+from api.generation.native_rendering import NativeRenderer
+from api.generation.ollama_rendering import OllamaRenderer
+from api.generation.seals import Seal, Seals
+from api.generation.vectors import VECTORS, VectorRenderer
+from api.http.connection import Client
+from api.http.errors import (
     CLIENT_LEFT,
     CLIENT_LEFT_TEXT,
     ClientDisconnected,
@@ -32,17 +36,12 @@ from api.errors.errors import (
     StreamInterrupted,
     problem,
 )
-from api.follow.follow import Feeds, Follower
-from api.generation.archive import Archive
+from api.http.gate import ANONYMOUS, Identity
+from api.http.limits import Settler
+from api.http.turns import off_loop
 from api.images.loading import RequestImages
 from api.models.models import ServedModel
 from api.observability import RequestLog, WaitLog
-from api.rendering.chunks import StreamRenderer
-from api.rendering.event_rendering import EventRenderer
-from api.rendering.native_rendering import NativeRenderer
-from api.rendering.ollama_rendering import OllamaRenderer
-from api.rendering.output_items import Seal
-from api.rendering.vectors import VECTORS, VectorRenderer
 from api.schemas.decoding import Warnings
 from api.schemas.view import Cursor, View, decode_view
 from api.settings import ApiSettings

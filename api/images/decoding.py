@@ -7,7 +7,7 @@ import signal
 import msgspec
 import structlog
 
-from api.asgi.turns import Turns
+from api.http.turns import Turns
 from api.images.jobs import Answer, Decoded, Job, Refusal
 from api.images.limits import MOST_PIXEL_BYTES
 from control.confinement import ConfinedFailure, ConfinedProcess, Ended, TooSlow

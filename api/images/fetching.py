@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 import httptools
 import structlog
 
-from api.errors.errors import TooManyBodies
+from api.http.errors import TooManyBodies
 from api.images.hosts import Hosts, Place, UrlRefused, is_public
 from control.errors import FurrowError
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from api.errors.errors import TooManyBodies
+from api.http.errors import TooManyBodies
 from api.images.decoding import Decoder, NotDecoded
 from api.images.fetching import Fetcher, Oversized
 from api.images.hosts import UrlRefused

@@ -9,9 +9,9 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import msgspec
 import structlog
 
-from api.asgi.turns import Turns
 from api.chat.template import refused
 from api.chat.tokens import Tokenized
+from api.http.turns import Turns
 from api.models.model_process import Answer, Encode, Files, Render, Task, Variables
 from control.confinement import ConfinedFailure, ConfinedProcess, TooLarge, TooSlow
 from control.errors import ModelFileBreach, TemplateFailed

@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from api.asgi.bodies import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
-from api.asgi.tasks import PeriodicTask
-from api.asgi.turns import off_loop
 from api.chat.forms import Forms, forms_of
 from api.chat.metered import NeedsProcess
 from api.chat.template import SHIPPED, MeteredTemplate, PlainTemplate, Template
 from api.chat.tokens import Vocabulary
+from api.http.bodies import IMAGE_BYTES, LEAST_TEXT_BYTES, text_bytes
+from api.http.tasks import PeriodicTask
+from api.http.turns import off_loop
 from api.images.loading import ImageLoader
 from api.models.confined import ConfinedFiles, Report
 from api.models.fill_in_middle import FillInMiddle, fill_in_middle_of
@@ -49,8 +49,7 @@ from control.process import give_back_memory
 from control.records import catalog
 from control.records.breaches import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
-from control.redis.connection import read, run_every
-from control.redis.rounds import arun_rounds, run_rounds
+from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
 from control.replicas.health import AssetsMark
 from control.replicas.health.state import ASLEEP
@@ -215,9 +214,9 @@ class OverviewReader:
         """`shared`: as another process read them within the last second. Raises RedisUnavailable."""
         rounds = health.reading_shared() if shared else health.reading_overviews()
         if self._async_client is not None and self._size < LARGE:
-            overviews = await arun_rounds(self._async_client, rounds)
+            overviews = await arun_steps(self._async_client, rounds)
         else:
-            overviews = await asyncio.to_thread(run_rounds, self._client, rounds)
+            overviews = await asyncio.to_thread(run_steps, self._client, rounds)
         self._size = sum(len(one.replicas) for one in overviews)
         return {overview.model: overview for overview in overviews}
 

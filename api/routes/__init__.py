@@ -1,1 +1,1 @@
-"""HTTP routes."""
+"""HTTP routes, and the OpenAPI document of them."""

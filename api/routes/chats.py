@@ -8,11 +8,11 @@ import msgspec
 from litestar import Request, Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 
-from api.access.gate import proxy_header
-from api.background.stored_chats import shown
-from api.errors.errors import Forbidden
-from api.openapi.openapi import taking
+from api.generation.stored_chats import shown
+from api.http.errors import Forbidden
+from api.http.gate import proxy_header
 from api.routes.generation import Http, identity_of, process_of, text_of
+from api.schemas.bodies import taking
 from api.schemas.decoding import decode_request
 from api.schemas.generation import check_labels, check_number
 from api.schemas.state import ChatList, ChatMessages, Deleted

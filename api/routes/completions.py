@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.asgi.turns import off_loop
-from api.background.stored_chats import kept_messages
 from api.generation.session import Caller, Session
-from api.openapi.openapi import taking
+from api.generation.stored_chats import kept_messages
+from api.http.turns import off_loop
 from api.routes.generation import Http, ParsedBody, generate, process_of, serve
+from api.schemas.bodies import taking
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.infill import InfillRequest, parse_infill

@@ -6,8 +6,8 @@ from typing import Any
 
 from litestar import Response, post
 
-from api.openapi.openapi import taking
 from api.routes.generation import Http, generate
+from api.schemas.bodies import taking
 from api.schemas.embeddings import (
     CohereEmbedRequest,
     EmbeddingRequest,

@@ -13,12 +13,12 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 from litestar.datastructures import Headers
 
-from api.access.gate import ANONYMOUS, Identity, secret_of
-from api.asgi.connection import client_of
-from api.asgi.turns import off_loop
-from api.errors.errors import error_response, problem
-from api.generation.preparation import Body
+from api.generation.client_request import Body
 from api.generation.session import Caller, EventStream, Session
+from api.http.connection import client_of
+from api.http.errors import error_response, problem
+from api.http.gate import ANONYMOUS, Identity, secret_of
+from api.http.turns import off_loop
 from api.images.loading import RequestImages
 from api.models.models import ServedModel
 from api.observability import RequestLog

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import msgspec
 from litestar import Response, get
 from litestar.openapi import ResponseSpec
 from litestar.response import Stream
@@ -13,6 +12,7 @@ from litestar.response import Stream
 from api.generation.session import STREAM_HEADERS
 from api.process import Process
 from api.routes.generation import Http, process_of
+from api.schemas.answers import Health, ModelState, Readiness, RedisMemory, encode
 from api.schemas.state import Load, Version
 from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
@@ -20,9 +20,9 @@ from control.version import VERSION
 
 
 @get(["/health", "/ping"])
-async def health(request: Http) -> dict[str, str]:
+async def health(request: Http) -> Health:
     """200 while this process runs."""
-    return {"status": "draining" if process_of(request).shutdown.draining else "ok"}
+    return Health("draining" if process_of(request).shutdown.draining else "ok")
 
 
 PROBE_EVENTS = 5
@@ -68,14 +68,14 @@ async def ready(request: Http) -> Response[bytes]:
     except RedisUnavailable as error:
         reason = str(error)
     models = [
-        {"id": overview.model, "state": overview.state, "paused": overview.paused, "detail": overview.detail}
+        ModelState(overview.model, overview.state, overview.paused, overview.detail)
         for overview in process.models.overviews
     ]
-    redis = [{"used_bytes": server.used, "max_bytes": server.most} for server in process.completion.servers]
-    body = {"ready": reason is None, "reason": reason, "models": models, "redis": redis}
+    redis = [RedisMemory(server.used, server.most) for server in process.completion.servers]
+    body = encode(Readiness(reason is None, reason, models, redis))
     status = 200 if reason is None else 503
     headers = {} if reason is None else {"retry-after": "1"}
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json", headers=headers)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
 async def _obstacle(process: Process) -> str | None:

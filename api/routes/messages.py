@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from litestar import Response, post
+from msgspec import UNSET
 
-from api.asgi.turns import off_loop
-from api.errors.errors import in_anthropic_shape
+from api.generation.client_request import count_tokens
 from api.generation.context import edited
-from api.generation.preparation import count_tokens
 from api.generation.session import Caller
-from api.openapi.openapi import taking
+from api.http.errors import in_anthropic_shape
+from api.http.turns import off_loop
 from api.routes.generation import (
     Http,
     ParsedBody,
@@ -24,6 +23,9 @@ from api.routes.generation import (
     serve,
     text_of,
 )
+from api.schemas.answers import encode
+from api.schemas.bodies import taking
+from api.schemas.message_answers import CountedTokens, OriginalTokens
 from api.schemas.message_request import CountTokensRequest, MessageRequest, parse_count, parse_message
 
 
@@ -64,9 +66,9 @@ async def count_message_tokens(request: Http) -> Response[Any]:
             edits = parsed.edits is not None
             parsed, original = await edited(parsed, served, size, caller.images)
             tokens = await count_tokens(parsed, served, size, caller.images)
-        edited_fields = {"context_management": {"original_input_tokens": original or tokens}} if edits else {}
+        counted = CountedTokens(tokens, OriginalTokens(original or tokens) if edits else UNSET)
         response = Response(
-            msgspec.json.encode({"input_tokens": tokens, **edited_fields}),
+            encode(counted),
             media_type="application/json",
             headers={"x-request-id": caller.rid},
         )

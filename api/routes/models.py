@@ -7,8 +7,8 @@ from collections import Counter
 from litestar import delete, get
 from litestar.params import FromPath
 
-from api.access.gate import check_operator
-from api.access.limits import moment
+from api.http.gate import check_operator
+from api.http.limits import moment
 from api.routes.farm.threaded import on_farm
 from api.routes.generation import Http, identity_of, process_of
 from api.schemas.state import Deleted, ModelBackend, ModelCard, ModelList

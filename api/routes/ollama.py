@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from api.asgi.turns import off_loop
-from api.errors.errors import in_ollama_shape
 from api.generation.session import Caller
-from api.openapi.openapi import taking
+from api.http.errors import in_ollama_shape
+from api.http.turns import off_loop
 from api.routes.generation import Http, ParsedBody, model_for, process_of, serve
-from api.schemas.ollama_answer import (
+from api.schemas.bodies import taking
+from api.schemas.ollama_answers import (
     AnsweredMessage,
     ChatAnswer,
     EmbedAnswer,

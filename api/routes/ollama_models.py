@@ -13,21 +13,21 @@ import msgspec
 from litestar import Response, delete, get, post
 from litestar.response import Stream
 
-from api.access.gate import is_still_operator, operators_only
-from api.asgi.connection import client_of
-from api.errors.errors import ClientDisconnected, Unauthorized, in_ollama_shape, ollama_error, problem
+from api.generation.ollama_rendering import OllamaRenderer
 from api.generation.session import STREAM_HEADERS
+from api.http.connection import client_of
+from api.http.errors import ClientDisconnected, Unauthorized, in_ollama_shape, ollama_error, problem
+from api.http.gate import is_still_operator, operators_only
 from api.models.models import ServedModel
-from api.openapi.openapi import taking
 from api.process import Process
-from api.rendering.ollama_rendering import OllamaRenderer
 from api.routes.farm.threaded import body_of, on_farm
 from api.routes.generation import Http, identity_of, model_for, process_of, text_of
+from api.schemas.answers import Shape
+from api.schemas.bodies import taking
 from api.schemas.decoding import decode_body
-from api.schemas.ollama_answer import (
+from api.schemas.ollama_answers import (
     ListedModel,
     ModelDetails,
-    OllamaAnswer,
     OllamaModels,
     OllamaVersion,
     PullStatus,
@@ -156,7 +156,7 @@ async def delete_model(request: Http) -> Response[Any]:
     return _answer(PullStatus(status=_DONE))
 
 
-def _answer(answer: OllamaAnswer) -> Response[Any]:
+def _answer(answer: Shape) -> Response[Any]:
     return Response(msgspec.json.encode(answer), status_code=200, media_type="application/json")
 
 

@@ -16,10 +16,10 @@ import msgspec
 from litestar.datastructures import Headers
 from litestar.types import ASGIApp
 
-from api.access.gate import secret_of
-from api.asgi.connection import Client, Upgrade, set_client
-from api.asgi.middleware import canonical
-from api.asgi.websocket import GOING_AWAY, WebSocket
+from api.http.connection import Client, Upgrade, set_client
+from api.http.gate import secret_of
+from api.http.middleware import canonical
+from api.http.websocket import GOING_AWAY, WebSocket
 from api.process import Process
 
 PATH = "/v1/responses"

@@ -11,13 +11,12 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
-from api.access.gate import Identity
-from api.asgi.turns import off_loop
+from api.generation.client_request import count_tokens
 from api.generation.context import fitted
-from api.generation.preparation import count_tokens
 from api.generation.session import Caller, Session
+from api.http.gate import Identity
+from api.http.turns import off_loop
 from api.models.models import ServedModel
-from api.openapi.openapi import taking
 from api.process import Process
 from api.routes.generation import (
     Http,
@@ -33,12 +32,15 @@ from api.routes.generation import (
     streamed,
     text_of,
 )
+from api.schemas.answers import encode
+from api.schemas.bodies import taking
 from api.schemas.compaction import is_compaction, kept_messages, since_compaction, summarising, with_summaries
 from api.schemas.converted import Converted
 from api.schemas.decoding import missing
 from api.schemas.generation import check_number
 from api.schemas.item_parts import has_images
 from api.schemas.items import Item, read_items, trigger
+from api.schemas.response_answers import StoredOutput
 from api.schemas.response_tools import unenforced
 from api.schemas.responses import ResponseRequest, parse_response
 from api.schemas.state import Deleted, InputItems, InputTokens
@@ -76,7 +78,7 @@ async def create_response(request: Http) -> Response[Any]:
                 await process.archive.accept(_record(session, caller.identity, previous, own))
             if not parsed.background or parsed.stream:
                 return None
-            response = _json(session.renderer.so_far() | {"status": "queued"}, session.rid)
+            response = _json(encode(session.renderer.so_far("queued")), session.rid)
             process.completion.follow(session)
             return response
 
@@ -129,10 +131,10 @@ async def _conversation(
     last = await process.archive.look_up(parsed.previous_response_id, who, _PARAM)
     items: list[Item] = []
     for stored in await process.archive.chain(last, _PARAM):
-        response = await process.completion.current(stored)
-        if response["status"] in ("queued", "in_progress"):
-            raise RequestError(f"Response '{response['id']}' has not ended yet; wait for it.", param=_PARAM)
-        output = response["output"]
+        response = msgspec.json.decode(await process.stored_answers.current(stored), type=StoredOutput)
+        if response.status in ("queued", "in_progress"):
+            raise RequestError(f"Response '{response.id}' has not ended yet; wait for it.", param=_PARAM)
+        output = response.output
         if any(item["type"] == "compaction" for item in output):
             output = with_summaries(output, await process.seals.opener(who.tenant))
         items += [*stored.input, *output]
@@ -146,7 +148,8 @@ async def _resolved(process: Process, item: Item, who: Identity) -> Item:
         return item
     stored = await process.archive.find(item["id"], who)
     if stored is not None:
-        for candidate in [*stored.input, *(await process.completion.current(stored))["output"]]:
+        response = msgspec.json.decode(await process.stored_answers.current(stored), type=StoredOutput)
+        for candidate in [*stored.input, *response.output]:
             if candidate["id"] == item["id"]:
                 return candidate
     raise RequestNotFound(f"Item with id '{item['id']}' not found.", param="input", code="item_not_found")
@@ -205,7 +208,7 @@ async def retrieve_response(
             check_number("starting_after", starting_after)
         stored = await process.archive.look_up(response_id, caller.identity)
         if not stream:
-            return _json(stored.response or await process.completion.current(stored), stored.rid)
+            return _json(stored.response or await process.stored_answers.current(stored), stored.rid)
         process.shutdown.refuse_when_draining()
         session = await process.existing.resume(Cursor(stored.rid, []), caller, stored.model)
         session.renderer.starting_after = -1 if starting_after is None else starting_after
@@ -230,7 +233,7 @@ async def delete_response(request: Http, response_id: FromPath[str]) -> Deleted:
     who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
     if stored.response is None:
-        await process.completion.cancel(stored)
+        await process.stored_answers.cancel(stored)
     await process.archive.drop(stored.rid, stored.owner)
     return Deleted(id=response_id)
 
@@ -241,7 +244,7 @@ async def cancel_response(request: Http, response_id: FromPath[str]) -> Response
     process = process_of(request)
     who = identity_of(request)
     stored = await process.archive.look_up(response_id, who)
-    return _json(await process.completion.cancelled(stored), stored.rid)
+    return _json(await process.stored_answers.cancelled(stored), stored.rid)
 
 
 @get("/v1/responses/{response_id:str}/input_items")
@@ -271,7 +274,5 @@ async def list_input_items(
     )
 
 
-def _json(body: dict[str, Any] | bytes, rid: str) -> Response[bytes]:
-    """`body` is sent as it is where it is JSON: one with log probabilities takes long to decode."""
-    text = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    return Response(text, status_code=200, media_type="application/json", headers={"x-request-id": rid})
+def _json(body: bytes, rid: str) -> Response[bytes]:
+    return Response(body, status_code=200, media_type="application/json", headers={"x-request-id": rid})

@@ -8,13 +8,13 @@ from typing import Any
 from litestar import Response, get, post
 from litestar.params import FromQuery
 
-from api.asgi.turns import off_loop
 from api.chat.template import special_tokens
-from api.generation.preparation import prompts_of
+from api.generation.client_request import prompts_of
+from api.http.turns import off_loop
 from api.images.loading import RequestImages
 from api.models.models import ServedModel
-from api.openapi.openapi import taking
 from api.routes.generation import Http, authenticate, caller_of, finish_headers, model_for, text_of
+from api.schemas.bodies import taking
 from api.schemas.decoding import decode_request
 from api.schemas.tokens import (
     DetokenizeAnswer,

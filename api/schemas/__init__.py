@@ -1,1 +1,1 @@
-"""Requests as clients send them, types and validation; and answers as structs."""
+"""Requests as clients send them, with their checks, and answers as they are encoded: one struct each."""

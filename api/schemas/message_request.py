@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from api.errors.errors import UNTHREADED
 from api.schemas.content_blocks import Block, chat_messages, referenced, text_of
 from api.schemas.context_edits import ContextManagement, edits_of
 from api.schemas.converted import Converted, converse
 from api.schemas.decoding import Warnings, decode_request, missing
+from api.schemas.error_answers import UNTHREADED
 from api.schemas.generation import SAMPLERS, check_number
 from api.schemas.image_parts import client_names
 from api.schemas.message_tools import offered_tools

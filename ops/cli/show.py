@@ -201,7 +201,12 @@ _FILE_TYPES: dict[int, str] = {
     **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
     **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"), 7)),
     **dict(enumerate(("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"), 14)),
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    30: "IQ4_XS",
     32: "BF16",
+    37: "TQ2_0",
     38: "MXFP4_MOE",
 }
 """`general.file_type` of GGUF files, by llama.cpp's numbers (llama.h, llama_ftype)."""

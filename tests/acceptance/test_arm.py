@@ -1,6 +1,7 @@
-"""The kernels for aarch64 in an emulator: their own check, and the bits of products beside those of x86.
+"""Kernels for aarch64 work in an emulator: their own check, and the bits of products beside those of x86.
 
-Optional (`.ci/wheels`): it takes the package ziglang as compiler and the program qemu-aarch64."""
+Optional (`.ci/wheels`): it takes the package ziglang as compiler and the program qemu-aarch64.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short seeded chaos run, as an operator would start it."""
+"""A short seeded `furrow chaos` run passes."""
 
 from __future__ import annotations
 

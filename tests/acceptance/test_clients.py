@@ -1,4 +1,4 @@
-"""Programs that nobody here wrote, each in its own environment, on the shared farm."""
+"""Third-party clients work: programs that nobody here wrote, each in its own environment, on the shared farm."""
 
 from __future__ import annotations
 

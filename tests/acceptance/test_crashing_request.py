@@ -1,4 +1,4 @@
-"""A request that kills a rank's process whenever it is prefilled, on a real farm."""
+"""A request that kills ranks is buried alone: whenever it is prefilled, on a real farm."""
 
 from __future__ import annotations
 

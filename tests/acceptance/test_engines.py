@@ -1,4 +1,4 @@
-"""A model on an external engine, whole: its engine, its leader and its agent are killed, and every stream goes on.
+"""Streams of external engines survive kills: of the engine, its leader and its agent.
 
 The engines are scripted servers, started by the farm as the real ones are. Their tokens follow from those before, so a
 stream that was struck equals one that was not. `ops/bench/engines/survival.py` does the same with real engines.

@@ -1,4 +1,4 @@
-"""A farm behind Sentinels, and on a Cluster: a primary dies with the newest writes, and every stream goes on."""
+"""Streams survive a Redis failover: of Sentinels and of a Cluster, where a primary dies with the newest writes."""
 
 from __future__ import annotations
 

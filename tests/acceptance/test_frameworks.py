@@ -1,4 +1,4 @@
-"""Programs built on LangChain and pydantic-ai, over each of the three APIs that they speak.
+"""LangChain and pydantic-ai work over three APIs.
 
 They have an environment of their own: `python -m venv X` and in it
 `pip install langchain-openai langchain-anthropic 'pydantic-ai-slim[openai,anthropic]'`; FURROW_FRAMEWORKS=X/bin/python.

@@ -1,4 +1,4 @@
-"""Published GGUF files beside transformers on their dequantised weights."""
+"""Published GGUF files give transformers' tokens: those of their dequantised weights."""
 
 from __future__ import annotations
 

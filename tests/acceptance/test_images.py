@@ -1,4 +1,4 @@
-"""Images through a whole farm of two ranks: the answers are transformers', before and after a rank is killed."""
+"""Answers to images are transformers': on a whole farm of two ranks, before and after a rank is killed."""
 
 from __future__ import annotations
 

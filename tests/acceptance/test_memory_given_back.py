@@ -1,4 +1,4 @@
-"""A second model gets KV memory that the first one does not use, while the first one serves on."""
+"""A second model gets unused KV memory of the first: while that one serves on."""
 
 from __future__ import annotations
 

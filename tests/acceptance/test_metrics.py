@@ -1,4 +1,4 @@
-"""Metrics of a real farm: a request that survives its leader counts once, and the farm's series have one source."""
+"""Metrics of a farm count each request once: also one that survives its leader; the farm's series have one source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models come and go while the farm runs: load, list, serve, unload, and what is refused on the way."""
+"""Models are loaded and unloaded while the farm runs: listed, served, and what is refused on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official OpenAI client against a whole farm: what it sends is honoured, what it parses is what comes."""
+"""The official OpenAI client works: what it sends is honoured, what it parses is what comes."""
 
 from __future__ import annotations
 

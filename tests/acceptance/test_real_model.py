@@ -1,4 +1,4 @@
-"""Short chats with a real model, SmolLM2-135M-Instruct, through the API and a worker.
+"""SmolLM2-135M-Instruct answers short chats: a real model, through the API and a worker.
 
 It answers short questions in English. Not held, as it can't: facts in German, and the city in a call's arguments.
 """

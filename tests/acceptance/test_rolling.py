@@ -1,4 +1,4 @@
-"""Reloads, scaling and a drained host under load: every answer is whole, and is that of the undisturbed farm."""
+"""Reloads, scaling and drained hosts cost no answer: every one is whole, and is that of the undisturbed farm."""
 
 from __future__ import annotations
 

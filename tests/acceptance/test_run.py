@@ -1,4 +1,4 @@
-"""`furrow run`: answers survive deaths of the farm's processes, and a private farm leaves nothing behind."""
+"""`furrow run` survives deaths of the farm's processes; and a private farm leaves nothing behind."""
 
 from __future__ import annotations
 

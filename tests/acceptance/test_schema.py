@@ -1,4 +1,4 @@
-"""schemathesis makes up requests from the OpenAPI document, good ones and bad ones, and judges every answer.
+"""schemathesis finds no answer outside the OpenAPI document: it makes up good requests and bad ones.
 
 It is a command of its own environment: `pipx install schemathesis`, or FURROW_SCHEMATHESIS=PATH of its `st`.
 """

@@ -1,4 +1,4 @@
-"""Log-likelihoods through the whole farm, two ranks and an API, are those of transformers."""
+"""Log-likelihoods are those of transformers: through the whole farm, two ranks and an API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`furrow serve` with several models and the options of an API process."""
+"""`furrow serve` serves several models; and takes the options of an API process."""
 
 from __future__ import annotations
 

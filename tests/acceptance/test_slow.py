@@ -1,4 +1,4 @@
-"""A machine that is slow is not dead, and one that hangs is found: a real farm with layers that take their time."""
+"""A slow machine is not dead: one that hangs is found; a real farm with layers that take their time."""
 
 from __future__ import annotations
 

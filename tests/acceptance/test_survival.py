@@ -1,4 +1,4 @@
-"""Processes are killed under a running stream, and the stream goes on: no token lost, repeated or changed."""
+"""Streams survive the kill of any process: no token lost, repeated or changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream goes on with the same text where weights, experts among them, are blocks of a GGUF file, on two ranks."""
+"""Streams of models in GGUF blocks survive kills: experts among the weights, two ranks."""
 
 from __future__ import annotations
 

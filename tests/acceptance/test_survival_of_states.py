@@ -1,4 +1,4 @@
-"""A stream of a model with recurrent layers, begun at a copy of a state, goes on when rank or leader are killed."""
+"""Streams of recurrent models survive kills: begun at a copy of a state, with rank or leader killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools against a whole farm: what is demanded is enforced, whatever the model would rather say."""
+"""Demanded tool calls are enforced: whatever the model would rather say, against a whole farm."""
 
 from __future__ import annotations
 

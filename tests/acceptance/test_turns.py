@@ -1,4 +1,4 @@
-"""Models that take turns in the memory of one host, with processes killed in the middle of wakes and evictions."""
+"""Models take turns in one host's memory: with processes killed in the middle of wakes and evictions."""
 
 from __future__ import annotations
 

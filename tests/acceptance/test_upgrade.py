@@ -1,4 +1,4 @@
-"""A host is upgraded between two installed builds: a link is repointed, and SIGUSR2 starts what the command names."""
+"""A host is upgraded between two builds: a link is repointed, and SIGUSR2 starts what the command names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A wheel in a bare environment: no compiler, no git, no extras.
+"""A wheel works in a bare environment: no compiler, no git, no extras.
 
-Optional (`.ci/wheels`): it takes the package ziglang as compiler, a package index and the network."""
+Optional (`.ci/wheels`): it takes the package ziglang as compiler, a package index and the network.
+"""
 
 from __future__ import annotations
 

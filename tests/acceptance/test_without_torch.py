@@ -1,4 +1,4 @@
-"""A farm on a host without torch and transformers: models of C++ are served whole, others refused with the command."""
+"""A farm without torch serves models of C++: others are refused with the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Specifications and assets as hashes."""
+"""Specifications and assets of models are hashes in Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which requests a leader gets, and in what order."""
+"""A leader claims the right requests in order: for the room that it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers that are absent, late, locked or unfit."""
+"""Clients wait for a server that is absent, late, locked or unfit: real servers."""
 
 from __future__ import annotations
 

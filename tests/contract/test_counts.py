@@ -1,5 +1,4 @@
-"""Counts of a queue that disagree with it, as after a fault: they are right again once a leader has found it empty, or
-has counted what waits."""
+"""Counts of a queue that are wrong are repaired: once a leader has found it empty, or has counted what waits."""
 
 from __future__ import annotations
 

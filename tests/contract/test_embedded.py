@@ -1,4 +1,4 @@
-"""The private server, as a process."""
+"""The private Redis server starts and stops as a process."""
 
 from __future__ import annotations
 

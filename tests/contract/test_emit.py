@@ -1,4 +1,4 @@
-"""The emission of a step's tokens: its effects, and which leaders may emit."""
+"""Only the lock's holder emits a step's tokens: its effects, and which leaders may emit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancel, expire, requeue and bury."""
+"""Requests are cancelled, expired, requeued and buried."""
 
 from __future__ import annotations
 

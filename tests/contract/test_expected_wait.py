@@ -1,4 +1,4 @@
-"""The expected wait of a request: its estimate, and the refusal of a request beyond the bound."""
+"""The expected wait is estimated; and a request beyond the bound is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that has reached its maxmemory refuses new work alone: what was admitted goes on to its end."""
+"""A server at its maxmemory refuses new work alone: what was admitted goes on to its end."""
 
 from __future__ import annotations
 

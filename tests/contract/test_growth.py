@@ -1,4 +1,4 @@
-"""No script does more work because more is stored: counted at two sizes, and looked for in the scripts' text."""
+"""No script's work grows with what is stored: counted at two sizes, and looked for in the scripts' text."""
 
 from __future__ import annotations
 

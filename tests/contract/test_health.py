@@ -1,4 +1,4 @@
-"""Heartbeats, poison, and the state that follows from them."""
+"""Heartbeats and poison decide a replica's state."""
 
 from __future__ import annotations
 

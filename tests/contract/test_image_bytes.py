@@ -1,4 +1,4 @@
-"""Images of a model's requests take a bounded part of Redis: over the bound a request is refused, and others stay."""
+"""Images of a model's requests take bounded Redis memory: over the bound a request is refused, and others stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are kept after their end: prompt and log stay for that long, and nobody brings one back."""
+"""Prompt and log of an ended request stay for a time; and nobody brings one back."""
 
 from __future__ import annotations
 

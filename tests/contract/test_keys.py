@@ -1,4 +1,4 @@
-"""API keys in Redis: written once, found by the id in the secret, revoked for good."""
+"""API keys are stored, found by id and revoked."""
 
 from __future__ import annotations
 

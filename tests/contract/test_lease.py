@@ -1,4 +1,4 @@
-"""The lock and its epoch."""
+"""One leader holds the lock and its epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of an API key: requests and tokens per minute, requests at one time."""
+"""Limits of an API key hold: requests and tokens per minute, requests at one time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that has forgotten everything: scripts, groups, keys."""
+"""A server that lost everything gets scripts, groups and keys again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of many choices end a few in a call, and the call says that there are more."""
+"""Requests of many choices end a few in a call; and the call says that there are more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deaths for lack of memory and times of loads, by host, in Redis."""
+"""Deaths for lack of memory and times of loads are recorded by host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places are sequences: what a claim takes of a leader's room, and whom it takes beyond that."""
+"""Admission counts sequences as places: what a claim takes of a leader's room, and whom it takes beyond that."""
 
 from __future__ import annotations
 

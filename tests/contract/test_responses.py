@@ -1,4 +1,4 @@
-"""Stored responses: written once, completed once, looked after in turn, and held to their owner's quota."""
+"""Stored responses are written once and completed once: looked after in turn, and held to their owner's quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failover promotes a replica that lacks the newest writes: what clients were given is written back, and stands.
+"""A failover that lost the newest writes is repaired: what clients were given is written back, and stands.
 
 The rollback itself is played with the server's own means: the keys of a request are dumped, and restored later.
 """

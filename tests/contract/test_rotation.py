@@ -1,4 +1,4 @@
-"""A password is rotated under clients whose URL is in a file: one server, old and new, Sentinel, and a Cluster."""
+"""Redis' password is rotated under running clients: one server, old and new, Sentinel, and a Cluster."""
 
 from __future__ import annotations
 

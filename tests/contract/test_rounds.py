@@ -1,4 +1,4 @@
-"""The rounds that one API process does for all: reaping, and reading the state of every model."""
+"""One API process does the rounds for all: reaping, and reading the state of every model."""
 
 from __future__ import annotations
 

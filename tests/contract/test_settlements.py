@@ -1,4 +1,4 @@
-"""Settlement of an API key's limits, from a record that the script of a request's end leaves."""
+"""A key's limits are settled at a request's end: from a record that the ending script leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of models of which every replica was given up, ended by the placement holder."""
+"""Requests of given-up models are ended: by the placement holder."""
 
 from __future__ import annotations
 

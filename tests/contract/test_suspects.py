@@ -1,4 +1,5 @@
-"""The model's docket: what a leader writes down before a step that may crash its group, and who inherits it."""
+"""Crash records name requests that may crash a group: a leader writes them before such a step, and another
+inherits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind Sentinels and on a Cluster: which server is meant changes while clients hold on to their URL."""
+"""Clients follow Sentinels and a Cluster to the right server: while they hold on to their URL."""
 
 from __future__ import annotations
 

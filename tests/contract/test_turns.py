@@ -1,4 +1,4 @@
-"""Fair order over time: who comes, who goes and comes back, and which class is next."""
+"""Tenants and classes are claimed in fair turns: who comes, who goes and comes back, and which class is next."""
 
 from __future__ import annotations
 

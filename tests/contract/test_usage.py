@@ -1,4 +1,4 @@
-"""Usage of a key: counted once, at the end of each request, whichever way it ends."""
+"""Usage of a key is counted once for each request: whichever way it ends."""
 
 from __future__ import annotations
 

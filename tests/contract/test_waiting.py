@@ -1,4 +1,4 @@
-"""Requests that no leader is there to end: past their deadline, or of a model that is taken out of service."""
+"""Requests that no leader will end are ended: past their deadline, or of a model that is taken out of service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One answer keeps one set of weights, and a replica that is gone for good leaves nothing behind."""
+"""One answer has one set of weights; and a replica that is gone for good leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on a GPU: kernels, graphs, running ahead and sampling together, against the CPU's plain torch."""
+"""The engine on a GPU equals plain torch: kernels, graphs, running ahead and sampling together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials on a GPU, and a whole farm that serves on it."""
+"""Trials of kernels on a GPU; and a whole farm that serves on it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The Mamba-2 layers of a model type that mixes them with attention (granitemoehybrid), read from config.json."""
+"""The Mamba-2 layers of model types that mix them with attention, read from config.json."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.recurrence import FULL, LARGEST, LINEAR, Recurrence, checked_kinds
@@ -39,6 +39,17 @@ class Mamba(Recurrence):
     groups: int
     head_dim: int
     state: int
+    conv_bias: bool
+    in_bias: bool
+    out_bias: bool
+    norm: Literal["gated", "before_gate"] | None = "gated"
+    """If the outputs of a group of heads are normed after they were gated, before that, or not at all."""
+    in_scale: float = 1.0
+    """Of the inputs."""
+    scales: tuple[float, ...] = (1.0,) * 5
+    """By what the parts of the first projection's outputs, as `regions`, are multiplied."""
+    out_scale: float = 1.0
+    """Of the outputs of a layer that attends as well."""
 
     @property
     def regions(self) -> tuple[int, ...]:
@@ -80,37 +91,52 @@ def mamba_of(config: dict[str, Any]) -> Mamba | None:
         if name in config and config[name] is None:
             raise ModelFilesError(f"config.json has {name} = null; remove the field, or give it a value.")
     taps, heads, groups, state, expand, _ = (_size(config, name) for name in DEFAULTS)
-    if taps < 2:
-        raise ModelFilesError(f"config.json has mamba_d_conv = {taps}; at least 2 is needed.")
-    if heads % groups:
-        raise UnsupportedArchitecture(
-            f"{heads} heads of Mamba layers can't share {groups} groups evenly (mamba_n_heads, mamba_n_groups)."
-        )
-    inner = expand * config["hidden_size"]
-    head_width = config.get("mamba_d_head", "auto")
-    head_dim = inner // heads if head_width == "auto" else head_width
-    if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1 or heads * head_dim != inner:
-        raise ModelFilesError(
-            f"config.json has mamba_n_heads = {heads} and mamba_d_head = {str(head_width)[:60]}; their product must be "
-            f"mamba_expand times hidden_size = {inner}."
-        )
+    check_heads(("mamba_d_conv", taps), ("mamba_n_heads", heads), ("mamba_n_groups", groups))
+    head_dim = head_width(config, heads, expand * config["hidden_size"], "mamba_expand times hidden_size")
     _check_features(config)
-    mamba = Mamba(_kinds(config), taps, heads, groups, head_dim, state)
+    conv_bias = switch(config, "mamba_conv_bias", True)
+    bias = switch(config, "mamba_proj_bias", False)
+    mamba = Mamba(_kinds(config), taps, heads, groups, head_dim, state, conv_bias, bias, bias)
     return mamba if mamba.layers else None
 
 
-def _check_features(config: dict[str, Any]) -> None:
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+def check_heads(taps: tuple[str, int], heads: tuple[str, int], groups: tuple[str, int]) -> None:
+    """Each is a field and its value."""
+    if taps[1] < 2:
+        raise ModelFilesError(f"config.json has {taps[0]} = {taps[1]}; at least 2 is needed.")
+    if heads[1] % groups[1]:
         raise UnsupportedArchitecture(
-            f"config.json has hidden_act = {str(config['hidden_act'])[:60]!r}; Mamba layers are served with silu."
+            f"{heads[1]} heads of Mamba layers can't share {groups[1]} groups evenly ({heads[0]}, {groups[0]})."
         )
-    if (positions := config.get("position_embedding_type")) not in POSITIONS:
+
+
+def head_width(config: dict[str, Any], heads: int, inner: int, described: str) -> int:
+    """`mamba_d_head`, by which `heads` have `inner` numbers."""
+    width = config.get("mamba_d_head", "auto")
+    head_dim = inner // heads if width == "auto" else width
+    if not isinstance(head_dim, int) or isinstance(head_dim, bool) or head_dim < 1 or heads * head_dim != inner:
+        raise ModelFilesError(
+            f"config.json has mamba_n_heads = {heads} and mamba_d_head = {str(width)[:60]}; their product must be "
+            f"{described} = {inner}."
+        )
+    return head_dim
+
+
+def switch(config: dict[str, Any], name: str, default: bool) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise ModelFilesError(f"config.json has {name} = {str(value)[:60]}; true or false is needed.")
+    return value
+
+
+def check_activation(config: dict[str, Any], name: str = "hidden_act") -> None:
+    if config.get(name, "silu") not in ("silu", "swish"):
         raise UnsupportedArchitecture(
-            f"config.json has position_embedding_type = {str(positions)[:60]!r}; served are 'nope' and 'rope'."
+            f"config.json has {name} = {str(config[name])[:60]!r}; Mamba layers are served with silu."
         )
-    for name in ("mamba_conv_bias", "mamba_proj_bias"):
-        if not isinstance(config.get(name, True), bool):
-            raise ModelFilesError(f"config.json has {name} = {str(config[name])[:60]}; true or false is needed.")
+
+
+def check_limits(config: dict[str, Any]) -> None:
     # transformers applies the limits to prompts alone, so a prompt and its answer would differ in them.
     limits = config.get("time_step_limit", [0.0, float("inf")])
     if not _is_no_limit(limits):
@@ -118,6 +144,15 @@ def _check_features(config: dict[str, Any]) -> None:
             f"config.json has time_step_limit = {str(limits)[:60]}; Mamba layers are served without one: "
             "from 0 to Infinity."
         )
+
+
+def _check_features(config: dict[str, Any]) -> None:
+    check_activation(config)
+    if (positions := config.get("position_embedding_type")) not in POSITIONS:
+        raise UnsupportedArchitecture(
+            f"config.json has position_embedding_type = {str(positions)[:60]!r}; served are 'nope' and 'rope'."
+        )
+    check_limits(config)
 
 
 def _is_no_limit(limits: Any) -> bool:

@@ -9,6 +9,10 @@ from control.errors import ModelFilesError, UnsupportedArchitecture
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
+HYBRID = "hybrid"
+"""A layer with both, whose outputs are added."""
+FEED_FORWARD_ALONE = "feed_forward"
+"""A layer with neither."""
 
 DEFAULTS = {
     "linear_conv_kernel_dim": 4,
@@ -26,17 +30,28 @@ TILED = "linear_value_heads_tiled"
 LARGEST = 2**20
 
 
+def recurs(kind: str) -> bool:
+    """True for a kind of layer with a recurrent state."""
+    return kind in (LINEAR, HYBRID)
+
+
+def attends(kind: str) -> bool:
+    """True for a kind of layer with keys and values."""
+    return kind not in (LINEAR, FEED_FORWARD_ALONE)
+
+
 @dataclass(frozen=True)
 class Recurrence:
-    """The recurrent layers of a model. `kinds` has LINEAR for each of them, whatever their type calls it, and FULL for
-    each layer with attention. `taps`: inputs that the convolution of a layer reads, the newest included."""
+    """The recurrent layers of a model. `kinds` has LINEAR for each of them, whatever their type calls it, FULL for
+    each layer with attention, HYBRID for one with both, and FEED_FORWARD_ALONE. `taps`: inputs that the convolution of
+    a layer reads, the newest included."""
 
     kinds: tuple[str, ...]
     taps: int
 
     @property
     def layers(self) -> int:
-        return self.kinds.count(LINEAR)
+        return sum(map(recurs, self.kinds))
 
     @property
     def regions(self) -> tuple[int, ...]:

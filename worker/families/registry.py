@@ -55,8 +55,7 @@ _UNKNOWN = "no record describes its layers"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "minicpm3"), _MLA),
     **dict.fromkeys(("kimi_linear", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
-    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h", "zamba2"), _RECURRENT),
-    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
+    **dict.fromkeys(("bamba", "jamba", "zamba2"), _RECURRENT),
     "mimo_v2_flash": _TWO_WIDTHS,
     "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),

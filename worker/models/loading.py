@@ -40,12 +40,12 @@ from worker.models.native.modules import LAYERS_TABLE, CausalModel, LatentWeight
 from worker.models.served import ServedModel
 from worker.models.shard import (
     DOWN,
-    GATE_UP,
     LinearGroup,
     RankWeights,
     Shard,
     are_experts,
     computed_in,
+    first_leaf,
     groups_of,
     have_biases,
     may_be_native,
@@ -331,15 +331,16 @@ class NativeLoader:
 
     def _packed_experts(self, name: str, experts: Any) -> PackedExperts:
         """Each expert read and packed by itself."""
-        layers: dict[str, list[PackedLinear]] = {GATE_UP: [], DOWN: []}
-        sizes = sizes_of(experts)
+        first = first_leaf(experts)
+        layers: dict[str, list[PackedLinear]] = {first: [], DOWN: []}
+        sizes = sizes_of(experts, self.model.family)
         read = self._weights
         for leaf, packed in layers.items():
             for number in range(getattr(experts, leaf).shape[0]):
                 parts = read.expert(name, leaf, sizes, number)
                 bias = joined(read.expert_biases(name, leaf, sizes, number)) if have_biases(experts) else None
                 packed.append(self._packed([self._converted(stored, part) for stored, part in parts], bias))
-        return PackedExperts(layers[GATE_UP], layers[DOWN], summed=self.plan.role(name) == "experts")
+        return PackedExperts(layers[first], layers[DOWN], summed=self.plan.role(name) == "experts")
 
     def _packed_heads(self, name: str, module: LatentWeights) -> PackedHeads:
         """Each head's matrices of keys, transposed, and of values. Codes become plain numbers: their scales would not

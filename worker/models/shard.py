@@ -16,8 +16,8 @@ import numpy as np
 from control.errors import SettingsError
 from worker.collective.base import Link
 from worker.families.family import Family
-from worker.families.parts import SLIDING
-from worker.families.recurrence import LINEAR, Recurrence
+from worker.families.parts import CHUNKED, SLIDING
+from worker.families.recurrence import Recurrence, attends
 from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
@@ -43,7 +43,7 @@ SIBLINGS = (
     ("in_proj_b", "in_proj_a"),
 )
 
-UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router"}
+UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router", "feed_forward.router"}
 """Layers that stay as they are: with one output, or whose scores choose experts."""
 
 
@@ -74,6 +74,7 @@ def groups_of(parent: str, linears: Mapping[str, tuple[int, bool]]) -> Iterator[
 
 
 GATE_UP = "gate_up_proj"
+UP = "up_proj"
 DOWN = "down_proj"
 
 
@@ -88,9 +89,8 @@ class RankWeights:
 
     def read(self, module: str, leaf: str, shape: tuple[int, ...]) -> Any:
         """The part of a parameter that has `shape` on all ranks together."""
-        name = stored = f"{module}.{leaf}"
-        for ours, theirs in self.family.stored_names:
-            stored = stored.replace(ours, theirs)
+        name = f"{module}.{leaf}"
+        stored = self._stored(name)
         # A parameter that is no module's has a role by its own name.
         sharded = module if self.plan.role(module) is not None else name
         role = self.plan.role(sharded)
@@ -102,9 +102,16 @@ class RankWeights:
         sizes[dim] = sum(stop - start for start, stop in intervals)
         return checked(stored, self.checkpoint.read(stored, dim, intervals), sizes)
 
+    def _stored(self, name: str) -> str:
+        """The name that files have for a parameter."""
+        for ours, theirs in self.family.stored_names:
+            name = name.replace(ours, theirs)
+        return name
+
     def vocabulary(self, name: str, shape: tuple[int, ...]) -> Any:
         """The rows of a vocabulary's tensor, whose `shape` is that of all ranks together, padded with zeros to the
         number that all ranks share. A bias has the shape of its weights here."""
+        name = self._stored(name)
         start, stop, width = padded_share(shape[0], self.plan.rank, self.plan.world_size)
         whole = self.plan.world_size == 1
         rows = self.checkpoint.read(name) if whole else self.checkpoint.read(name, 0, [(start, stop)])
@@ -129,7 +136,8 @@ class RankWeights:
         if leaf == DOWN:
             return [(down, checked(down, self.checkpoint.read(down, 1, [(start, stop)]), [hidden, stop - start]))]
         shape = [stop - start, hidden]
-        return [(key, checked(key, self.checkpoint.read(key, 0, [(start, stop)]), shape)) for key in (gate, up)]
+        keys = [key for key in (gate, up) if key]
+        return [(key, checked(key, self.checkpoint.read(key, 0, [(start, stop)]), shape)) for key in keys]
 
     def expert_biases(self, module: str, leaf: str, sizes: tuple[int, int], number: int) -> list[Any]:
         """The biases of one expert: of gate and up, or of down."""
@@ -145,7 +153,7 @@ class RankWeights:
     def _names(self, module: str, number: int) -> list[str]:
         layer = re.match(r".*\blayers\.\d+\.", module)
         assert layer is not None and self.family.experts is not None
-        return [layer[0] + key.format(number) for key in self.family.experts.tensors]
+        return [key and layer[0] + key.format(number) for key in self.family.experts.tensors]
 
 
 def are_experts(module: str) -> bool:
@@ -153,15 +161,25 @@ def are_experts(module: str) -> bool:
     return module.endswith(".experts")
 
 
+def first_leaf(experts: Any) -> str:
+    """The parameter of the experts' first layer: gate and up, or up alone where they have no gate."""
+    return GATE_UP if hasattr(experts, GATE_UP) else UP
+
+
 def have_biases(experts: Any) -> bool:
     """True for experts of gpt_oss. transformers keeps their matrices with the inputs first, gate and up in turn."""
     return hasattr(experts, f"{GATE_UP}_bias")
 
 
-def sizes_of(experts: Any) -> tuple[int, int]:
+def have_inputs_first(experts: Any, family: Family) -> bool:
+    """True for a module whose matrices have inputs before outputs."""
+    return have_biases(experts) or (family.experts is not None and family.experts.inputs_first)
+
+
+def sizes_of(experts: Any, family: Family) -> tuple[int, int]:
     """(hidden, inner width) of each expert of the whole model."""
     _, first, second = experts.down_proj.shape
-    return (second, first) if have_biases(experts) else (first, second)
+    return (second, first) if have_inputs_first(experts, family) else (first, second)
 
 
 def rounded(weights: Any, storage: np.dtype[Any] | None) -> Any:
@@ -299,7 +317,8 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Che
     if experts is not None and experts.together:
         return StoredTogether(tensors)
     if experts is not None and experts.stored_above is not None and scheme is None:
-        return StoredAbove(tensors, experts.stored_above, files.config["hidden_size"] if experts.any_order else None)
+        hidden = files.config["hidden_size"] if experts.any_order else None
+        return StoredAbove(tensors, experts.stored_above, hidden, experts.inputs_first)
     return Checkpoint(tensors) if scheme is None else QuantizedCheckpoint(tensors, scheme)
 
 
@@ -317,15 +336,16 @@ def cache_layout(
         return CacheLayout((LayerCache(1, latent.row, parts=1),) * config.num_hidden_layers, dtype, device)
 
     def cache(layer: int) -> LayerCache:
-        seen = window if kinds[layer] == SLIDING else None
+        chunked = kinds[layer] == CHUNKED
+        seen = config.attention_chunk_size if chunked else window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
             head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
-        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
+        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer), chunked=chunked)
 
-    caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if kind != LINEAR)
+    caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if attends(kind))
     state = None if recurrent is None else state_layout(recurrent, plan.world_size)
     return CacheLayout(caches, dtype, device, state)
 

@@ -19,7 +19,10 @@ from worker.selftest import switches
 from worker.selftest.shapes import Shapes
 
 PLAIN = ("float32", "bfloat16", "float16", "int8")
-BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+BLOCKS = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("mxfp4", "iq4_nl", "iq4_xs", "iq3_s", "tq2_0"),
+)
 GROUPED = ("e4m3", "int4", "e2m1")
 KINDS = (*PLAIN, *BLOCKS, *GROUPED)
 """Of packed weights that the library multiplies, in the order of their numbers there (layer.h)."""
@@ -190,7 +193,7 @@ class Gate(ctypes.Structure):
         ("slope", c_float),
         ("limit", c_float),
         ("alone", c_int32),
-        *((name, c_float) for name in ("positive", "negative", "linear", "least")),
+        *((name, c_float) for name in ("positive", "negative", "linear", "least", "scale")),
     ]
 
 
@@ -206,6 +209,7 @@ class Rotary(ctypes.Structure):
         ("neighbours", c_int32),
         ("growth", c_float),
         ("period", c_float),
+        ("offset", c_float),
     ]
 
 
@@ -231,6 +235,7 @@ class Mixture(ctypes.Structure):
         ("expert_scales", c_void_p),
         ("shared", c_int32),
         ("shared_gate", c_int32),
+        ("weighted_inputs", c_int32),
         ("before_router", Norm),
         ("before", Norm),
         ("after", Norm),
@@ -256,6 +261,10 @@ class RecurrentLayer(ctypes.Structure):
         ("kind", c_int32),
         ("tiled", c_int32),
         *((name, c_int64) for name in ("norm_groups", "first_group", "norm_width")),
+        ("gate_last", c_int32),
+        ("output_scales", c_void_p),
+        ("out", Linear),
+        ("out_scale", c_float),
     ]
 
 
@@ -293,9 +302,12 @@ class Layer(ctypes.Structure):
         ("input_gate", Linear),
         ("input_projection", Linear),
         ("after_input", Norm),
+        ("attended_scale", c_float),
+        ("fed_scale", c_float),
         ("scale", c_float),
         ("sinks", c_void_p),
         ("window", c_int64),
+        ("chunk", c_int64),
         ("rotary", c_int64),
         ("mixture", c_int64),
         ("recurrent", c_int64),
@@ -336,7 +348,6 @@ class Model(ctypes.Structure):
         ("attention_cap", c_float),
         ("logit_cap", c_float),
         ("inputs", LayerInputs),
-        ("residual_scale", c_float),
         ("logit_scale", c_float),
         ("last", Norm),
         ("head", Linear),

@@ -7,7 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.families.family import Family
-from worker.families.mamba import Mamba, mamba_of
+from worker.families.mamba import Mamba
 from worker.families.recurrence import Recurrence
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS, mechanism_of
 from worker.repository import config_fields
@@ -121,6 +121,11 @@ def recurrence(config: dict[str, Any]) -> Recurrence | None:
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
     """Raise SettingsError for a device that keeps no recurrent states, which models of the type have."""
     others = [device for device in devices if not device.startswith("cpu")]
+    if others and "attention_chunk_size" in family_of(config).fields:
+        raise SettingsError(
+            f"Model type '{config['model_type']}' has attention within chunks, which is served on CPUs only, not on "
+            f"{others[0]}. Use --devices cpu."
+        )
     if others and family_of(config).recurrent:
         raise SettingsError(
             f"Model type '{config['model_type']}' is one with recurrent layers: all its models are served on CPUs "
@@ -151,7 +156,8 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
         )
     experts = family.experts
     untried = experts is not None and experts.switch is not None and family.has_experts(config)  # gemma4_text
-    untried |= family.recurrent is mamba_of  # its projections are of unlike parts
+    untried |= experts is not None and experts.inputs_first  # llama4_text
+    untried |= "mamba" in family.roles.values()  # its projections are of unlike parts
     together = experts is not None and experts.together
     if scheme is not None and (untried or (scheme.method == "mxfp4") != together):
         raise UnsupportedArchitecture(
@@ -169,7 +175,10 @@ def _check_features(config: dict[str, Any], family: Family) -> None:
 def _check_widths(config: dict[str, Any], family: Family, tp: int) -> None:
     """Feed-forward widths are split unevenly where they must be, but every rank needs at least one column."""
     experts = (
-        ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+        (
+            *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+            "moe_shared_expert_intermediate_size",
+        )
         if family.experts
         else ()
     )

@@ -44,15 +44,23 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     )
 }
 MXFP4 = BlockFormat("mxfp4", 39, 32, 17)
-"""Four bits (E2M1) and a power of two by block; no quantiser makes it, files of published MXFP4 models have it."""
+"""Four bits (E2M1) and a power of two by block."""
+READ_FORMATS: dict[str, BlockFormat] = {
+    MXFP4.name: MXFP4,
+    "iq4_nl": BlockFormat("iq4_nl", 20, 32, 18),
+    "iq4_xs": BlockFormat("iq4_xs", 23, 256, 136),
+    "iq3_s": BlockFormat("iq3_s", 21, 256, 110),
+    "tq2_0": BlockFormat("tq2_0", 35, 256, 66),
+}
+"""Formats that files have and that no quantiser here makes."""
 SMALLER: dict[str, str] = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 """Formats with blocks of 256 → those with blocks of 32 that llama.cpp's quantiser takes where 256 does not divide a
 row. For Q2_K and Q3_K that is IQ4_NL there."""
 
-FORMATS: dict[str, BlockFormat] = {**BLOCK_FORMATS, MXFP4.name: MXFP4}
+FORMATS: dict[str, BlockFormat] = {**BLOCK_FORMATS, **READ_FORMATS}
 """All formats of blocks by name."""
 
-BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in (*BLOCK_FORMATS.values(), MXFP4)}
+BY_GGML_TYPE: dict[int, BlockFormat] = {one.ggml_type: one for one in FORMATS.values()}
 
 
 def format_for(name: str, inputs: int) -> BlockFormat | None:
@@ -107,10 +115,7 @@ REFUSED_TYPES: dict[int, str] = {
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
@@ -118,7 +123,6 @@ REFUSED_TYPES: dict[int, str] = {
     28: "F64",
     29: "IQ1_M",
     34: "TQ1_0",
-    35: "TQ2_0",
     40: "NVFP4",
 }
 """Names of the other types, for messages."""

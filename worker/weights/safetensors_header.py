@@ -24,6 +24,8 @@ _OTHER = re.compile(
 )
 _STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
 _TOWER = "vision_tower."
+_BACKBONE = "backbone."
+"""What files of nemotron_h have before the names of the body."""
 _INNER = "vision_tower.vision_model."
 
 
@@ -33,7 +35,7 @@ def text_name(stored: str) -> str | None:
         return None
     match = _TEXT.match(stored)
     if match is None:
-        return stored
+        return f"model.{stored.removeprefix(_BACKBONE)}" if stored.startswith(_BACKBONE) else stored
     return f"{'lm_head.' if match['head'] else 'model.'}{stored[match.end() :]}"
 
 

@@ -44,6 +44,8 @@ def ends_at(size: int, border: int, borders: tuple[int, ...], world_size: int) -
 IN_LAYER = re.compile(r"(?:model\.)?layers\.\d+\.(.+)")
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 
+FEED_FORWARDS = (".mlp.", ".feed_forward.", ".shared_mlp.", ".mixer.up_proj", ".mixer.down_proj", ".shared_experts.")
+"""Parts of the names of modules with inner widths, which are cut at borders."""
 OUTPUTS: set[Role | None] = {"colwise", "halves", "query_key_value", "width_norm", "regions", "mamba"}
 """Roles that keep rows of a weight, and parts of a vector."""
 
@@ -118,7 +120,7 @@ class ShardPlan:
                 tiles = max(1, len(self.regions) - 2)
                 start, stop = self._share(size // tiles)
                 return [(at + start, at + stop) for at in range(0, size, size // tiles)]
-            case _ if any(part in module for part in (".mlp.", ".feed_forward.", ".shared_mlp.")):
+            case _ if any(part in module for part in FEED_FORWARDS):
                 return [self.feed_forward_share(size)]
             case _:
                 return [self._share(size)]

@@ -139,8 +139,15 @@ PACKED_FROM = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16),
 """The types from which plain numbers are packed; those that are kept as int8 are rounded in C++, from float32."""
 
 
-BLOCK_BYTES = {name: FORMATS[name].bytes for name in BLOCKS} | {"q3_k": 114, "q4_k": 148, "q5_k": 180}
-"""Bytes of a packed block. The scales of 6 bits of three formats are widened to 8."""
+BLOCK_BYTES = {name: FORMATS[name].bytes for name in BLOCKS} | {
+    "q3_k": 114,
+    "q4_k": 148,
+    "q5_k": 180,
+    "iq4_xs": 138,
+    "iq3_s": 138,
+}
+"""Bytes of a packed block. The scales of 4 and 6 bits of these formats are widened to 8, and IQ3_S' indices of a grid
+become 4 bits for each weight."""
 
 
 def packed_bytes(kind: Kept, inputs: int, outputs: int, group: int, panel: int) -> int:

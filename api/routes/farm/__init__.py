@@ -6,7 +6,7 @@ from typing import Any
 
 from litestar import Response, Router
 
-from api.access.gate import operators_only
+from api.http.gate import operators_only
 from api.routes.farm.access import change_limits, create_key, list_keys, revoke_key, show_usage
 from api.routes.farm.letters import drop_letter, list_letters, retry_letter, show_letter
 from api.routes.farm.models import (

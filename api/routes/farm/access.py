@@ -9,8 +9,8 @@ import msgspec
 from litestar import Response, get, post
 from litestar.params import FromQuery
 
-from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
+from api.schemas.bodies import taking
 from api.schemas.farm import KeyCard, KeyLimits, KeyNamed, Keys, KeyToChange, KeyToCreate, UsageList, key_card
 from api.schemas.generation import check_number
 from control import access

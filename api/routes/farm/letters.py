@@ -7,8 +7,8 @@ import uuid
 from litestar import get, post
 from litestar.params import FromPath, FromQuery
 
-from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
+from api.schemas.bodies import taking
 from api.schemas.farm import Done, Letter, LetterNamed, Letters, letter_card
 from control import requests
 from control.records import catalog

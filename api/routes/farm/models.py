@@ -6,8 +6,8 @@ import msgspec
 from litestar import get, post
 from litestar.params import FromQuery
 
-from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
+from api.schemas.bodies import taking
 from api.schemas.farm import Done, History, ModelNamed, Models, ModelToLoad, ModelToScale
 from api.schemas.generation import check_number
 from control.errors import RequestError, SettingsError

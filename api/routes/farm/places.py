@@ -8,11 +8,11 @@ from litestar.openapi import ResponseSpec
 from litestar.params import FromQuery
 from litestar.response import Stream
 
-from api.access.gate import is_still_operator
-from api.background.farm_events import read_farm
-from api.openapi.openapi import taking
+from api.http.gate import is_still_operator
+from api.models.farm import read_farm
 from api.routes.farm.threaded import Http, body_of, on_farm
 from api.routes.generation import process_of
+from api.schemas.bodies import taking
 from api.schemas.farm import Done, FarmCard, HostNamed, Hosts, HostToDrain, Plots, ReplicaNamed
 from control.errors import RequestError
 from control.operations.checks.report import host_reports

@@ -5,8 +5,8 @@ from __future__ import annotations
 from litestar import get, post
 from litestar.params import FromPath, FromQuery
 
-from api.openapi.openapi import taking
 from api.routes.farm.threaded import Http, body_of, on_farm
+from api.schemas.bodies import taking
 from api.schemas.farm import Done, EndedRequests, RequestNamed, Requests
 from control import requests
 from control.records import catalog

@@ -8,7 +8,7 @@ from litestar import get
 from litestar.params import FromPath, FromQuery
 
 from api.chat.tokens import Vocabulary
-from api.errors.errors import Forbidden
+from api.http.errors import Forbidden
 from api.routes.farm.letters import letter_card
 from api.routes.farm.threaded import Http, on_farm
 from api.routes.generation import process_of

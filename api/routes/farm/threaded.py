@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from api.asgi.bodies import OPERATOR_BYTES
+from api.http.bodies import OPERATOR_BYTES
 from api.routes.generation import Http, identity_of, process_of
 from api.schemas.decoding import decode_body
 from control.redis.clients import SyncRedis

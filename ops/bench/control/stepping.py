@@ -261,8 +261,8 @@ def stepping(
 def _time_emissions(serving: Serving, exchange: TimedExchange) -> None:
     emit = serving.emit
 
-    def timed_emit() -> None:
-        exchange.seconds += timed(emit)
+    def timed_emit(step_s: float) -> None:
+        exchange.seconds += timed(lambda: emit(step_s))
 
     serving.emit = timed_emit  # type: ignore[method-assign]
 

@@ -376,7 +376,7 @@ def _key(client: SyncRedis, tenant: str) -> str:
 CONTROLS = {
     "no-turns": Sabotage(
         "all requests of the API process wait in one line, first come, first served",
-        "api.asgi.middleware",
+        "api.http.middleware",
         """
 in_turn = module.Admission.in_turn
 module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, app, lambda scope: "")
@@ -385,7 +385,7 @@ module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, 
     ),
     "no-leaving": Sabotage(
         "the API process does not ask whether a client is still there",
-        "api.asgi.connection",
+        "api.http.connection",
         """
 module.Client.leave = lambda client: client.begin()
 """,
@@ -402,7 +402,7 @@ module._template = lambda name, source, trusted: module.PlainTemplate(source)
     ),
     "no-hesitation": Sabotage(
         "requests of a tenant whose clients leave at once are begun at once",
-        "api.asgi.middleware",
+        "api.http.middleware",
         """
 assert module.Departures.hesitation
 module.Departures.hesitation = lambda departures, tenant: 0.0
@@ -411,7 +411,7 @@ module.Departures.hesitation = lambda departures, tenant: 0.0
     ),
     "no-addresses": Sabotage(
         "connections of all addresses wait in one line",
-        "api.asgi.connection",
+        "api.http.connection",
         """
 assert module.address_of
 module.address_of = lambda peer: ""
@@ -420,7 +420,7 @@ module.address_of = lambda peer: ""
     ),
     "no-shared-look": Sabotage(
         "each waiting request is looked at by itself, twice a second",
-        "api.follow.follow",
+        "api.generation.follow",
         """
 assert module.PLACES > 1 and module._LONGEST_PATIENCE > 1
 module.PLACES = module._LONGEST_PATIENCE = 1

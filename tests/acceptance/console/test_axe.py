@@ -1,4 +1,4 @@
-"""Every page of the console, narrow and wide, light and dark, without a finding of axe-core."""
+"""Pages of the console are accessible: axe-core has no finding, narrow and wide, light and dark."""
 
 from __future__ import annotations
 

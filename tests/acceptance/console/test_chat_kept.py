@@ -1,4 +1,4 @@
-"""The chat over a reload of the tab: its messages, an answer under way, and what is not kept."""
+"""The console's chat survives a reload of the tab: its messages, and an answer under way; and what is not stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat and the keys in a browser."""
+"""The console's chat and its page of keys work in a browser."""
 
 from __future__ import annotations
 

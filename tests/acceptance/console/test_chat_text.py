@@ -1,4 +1,4 @@
-"""Answers as elements, and what can be done with a message: copied, changed, asked again, and sent with images."""
+"""The console shows answers as elements: a message can be copied, changed, asked again, and sent with images."""
 
 from __future__ import annotations
 

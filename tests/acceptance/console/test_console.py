@@ -1,4 +1,4 @@
-"""The console in a browser, on a scripted farm: every act changes the farm, and names are text."""
+"""Every act of the console changes the farm: in a browser, on a scripted farm; names are text."""
 
 from __future__ import annotations
 

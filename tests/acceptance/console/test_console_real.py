@@ -1,4 +1,4 @@
-"""The console beside a real farm: the death of a leader."""
+"""The console shows the death of a real farm's leader."""
 
 from __future__ import annotations
 

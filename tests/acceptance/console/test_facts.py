@@ -1,4 +1,4 @@
-"""Facts about hosts and Redis in the console: what is wrong is marked, with its remedy, and every name is text."""
+"""The console marks wrong facts about hosts and Redis: with the remedy, and every name is text."""
 
 from __future__ import annotations
 

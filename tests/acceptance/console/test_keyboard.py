@@ -1,4 +1,4 @@
-"""Acts by the keyboard alone: from the beginning of a page to the effect in Redis, with the focus in sight."""
+"""The console works by keyboard alone: from the beginning of a page to the effect in Redis, with the focus in sight."""
 
 from __future__ import annotations
 

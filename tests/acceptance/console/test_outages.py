@@ -1,4 +1,4 @@
-"""The console while Redis or the API process is away, and where a key is needed."""
+"""The console recovers from outages of Redis and API: without a reload; and where a key is needed."""
 
 from __future__ import annotations
 

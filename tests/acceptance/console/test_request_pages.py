@@ -1,4 +1,4 @@
-"""The pages of requests, one request's life, dead letters and history in a browser."""
+"""The console shows requests: those that run, one's life, dead letters and history, in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Requests that real clients sent, with their default settings, answered by a scripted model: captures/<client>.json.
+"""Captured requests of real clients are answered: sent with their default settings, to a scripted model;
+captures/<client>.json.
 
 Each file holds two turns and a tool call of one client, shortened, as `python -m ops.compat run` makes it send them:
 `client` with its version, and `requests`, each with `path`, `body`, `headers` where they matter, what the model answers

@@ -1,4 +1,4 @@
-"""A model of which every replica is given up, or that is unloaded, while its requests wait."""
+"""Requests of a model that is given up or unloaded end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An API process whose Redis goes away, hangs, or loses its data."""
+"""An API process survives outages of Redis: one that goes away, hangs, or loses its data."""
 
 from __future__ import annotations
 

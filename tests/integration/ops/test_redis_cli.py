@@ -1,4 +1,4 @@
-"""Every snippet of the operator's cheat-sheet says what its text claims, on the oldest server and on the newest."""
+"""Snippets of ops/redis-cli.md say what their text claims: on the oldest server and on the newest."""
 
 from __future__ import annotations
 

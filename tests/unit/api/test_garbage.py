@@ -1,4 +1,4 @@
-"""The collection of garbage in an API process."""
+"""Garbage is collected between requests of an API process."""
 
 import gc
 import weakref

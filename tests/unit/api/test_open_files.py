@@ -1,4 +1,4 @@
-"""The connections that an API process takes, and the files that it may open."""
+"""Connections are bounded by open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stop of the API's server waits for nothing but what runs."""
+"""A stop of the API's server waits only for what runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of external engines the control plane knows: names, options, and what each can serve."""
+"""External engines' names and options; and what each can serve."""
 
 from __future__ import annotations
 

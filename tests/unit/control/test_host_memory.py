@@ -1,4 +1,4 @@
-"""The memory of a host, as the files of control groups of both versions limit it."""
+"""A host's memory under control groups: as the files of both versions limit it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logged exceptions: their contents, and the secrets that they must not show."""
+"""Logged exceptions show causes and no secrets."""
 
 from __future__ import annotations
 

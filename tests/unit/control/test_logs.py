@@ -1,4 +1,4 @@
-"""Log lines: one shape, and no secrets."""
+"""Log lines have one shape and no secrets."""
 
 from __future__ import annotations
 

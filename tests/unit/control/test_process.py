@@ -1,4 +1,4 @@
-"""The command by which a process can be started anew, and the version of a checkout."""
+"""The command that starts a process anew; and the version of a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Struct types are described before a process has threads."""
+"""Structs are described before threads begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of a build, told by the names of its files."""
+"""A build's version from its files' names."""
 
 from __future__ import annotations
 

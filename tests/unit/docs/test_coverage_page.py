@@ -1,24 +1,30 @@
-"""docs/coverage.md and the attacks of docs/reliability.md name tests that are there; no row is without a test."""
+"""No behaviour of docs/coverage.md is without a test. Attacks of docs/reliability.md and refusals name
+theirs."""
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 
 import pytest
 
-from tests.unit.ops.compose_file import ROOT
+from tests.coverage_page import DOCS, FARM, TESTS, Module, first_clause, modules, read
+from tests.rooms import ROOT, TOPS, rooms
 
-PAGE = (ROOT / "docs/coverage.md").read_text()
+REFUSED = (ROOT / "docs/coverage.md").read_text().partition("\n## Not yet, and refused\n")[2].partition("\n## ")[0]
 ATTACKS = (ROOT / "docs/reliability.md").read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
-ROWS = [line for line in (PAGE + ATTACKS).splitlines() if line.startswith("| ") and not re.match(r"\|[ -]*\|", line)]
+MODULES = modules()
 
 
-def named() -> dict[str, set[str]]:
+def rows(table: str) -> list[str]:
+    """The rows below its head."""
+    return [line for line in table.splitlines() if line.startswith("| ")][1:]
+
+
+def named(table: str) -> dict[str, set[str]]:
     """File → the tests of every mention; a bare `::test` belongs to the file before it in its row."""
     tests = defaultdict[str, set[str]](set)
-    for row in ROWS:
+    for row in rows(table):
         file = ""
         for path, test in re.findall(r"([\w/]+\.py)?::(\w+|\*)", row):
             file = path or file
@@ -26,32 +32,48 @@ def named() -> dict[str, set[str]]:
     return tests
 
 
-NAMED = named()
+NAMED = named(REFUSED + ATTACKS)
 
 
 @pytest.mark.parametrize("file", sorted(NAMED))
 def test_every_test_that_it_names_exists(file: str) -> None:
     """A test that was renamed or dropped would leave a promise without its proof."""
-    tree = ast.parse((ROOT / "tests" / file).read_text())
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert any(name.startswith("test_") for name in functions)
-    assert NAMED[file] - functions - {"*"} == set()
+    tests = read(TESTS / file).tests
+    assert tests
+    assert NAMED[file] - set(tests) - {"*"} == set()
 
 
-def test_every_attack_has_a_test() -> None:
-    """Each row ends with at least one."""
-    rows = [line for line in ATTACKS.splitlines() if line in ROWS and not line.startswith("| attack ")]
-    assert len(rows) >= 15
-    for row in rows:
+@pytest.mark.parametrize(("table", "least"), [(ATTACKS, 15), (REFUSED, 5)], ids=["attacks", "refused"])
+def test_every_row_names_a_test(table: str, least: int) -> None:
+    """In its last cell."""
+    assert len(rows(table)) >= least
+    for row in rows(table):
         assert "::" in row.rstrip("| ").rpartition("|")[2], row
 
 
-def test_every_row_names_a_test() -> None:
-    """A behaviour is shown by tests, unless it is not there yet; the last tables have their own columns."""
-    judged = PAGE[PAGE.index("## The rank group") : PAGE.index("## Load scenarios")]
-    rows = [line for line in judged.splitlines() if line in ROWS]
-    assert len(rows) > 80
-    for row in rows:
-        _, _, behaviour, shown, _ = re.split(r"(?<!\\)\|", row)
-        assert behaviour.strip(), row
-        assert re.search(r"::|acceptance/\*", shown) or "**not yet" in behaviour, row
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.path.relative_to(TESTS).as_posix())
+def test_every_behaviour_has_its_tests_and_its_owner(module: Module) -> None:
+    """The list has a row for each file of tests: a few words that say the behaviour, and a folder that is there."""
+    assert module.tests
+    assert 2 <= len(module.behaviour.split()) <= 14, module.behaviour
+    top, _, room = module.owner.partition("/")
+    assert module.owner in (FARM, DOCS) or top in TOPS
+    assert not room or room in rooms(top)
+
+
+def test_no_behaviour_is_said_twice() -> None:
+    """Two files that show the same thing of one folder would be one."""
+    said = [(module.owner, module.behaviour) for module in MODULES]
+    assert len(said) == len(set(said)) > 400
+
+
+@pytest.mark.parametrize(
+    ("text", "clause"),
+    [
+        ("A lock is lost: its epoch ends.", "A lock is lost"),
+        ('`truncation: "auto"` drops\nitems. More.', '`truncation: "auto"` drops items'),
+        ("config.json is read; twice", "config.json is read"),
+    ],
+)
+def test_a_row_is_the_first_clause(text: str, clause: str) -> None:
+    assert first_clause(text) == clause

@@ -1,4 +1,4 @@
-"""The table of failure detectors: the page shows it, and the code takes its time-outs from it."""
+"""The table of failure detectors is the code's: the page shows it, and the code takes its time-outs from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's documents: each command, request and key that they name exists."""
+"""Commands, requests and keys in documents exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated sections of pages, and generated files, are those that the code generates."""
+"""Generated sections and files are up to date."""
 
 from __future__ import annotations
 

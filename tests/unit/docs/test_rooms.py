@@ -1,4 +1,4 @@
-"""The layout that docs/architecture.md shows: rooms and their order."""
+"""Rooms and their order are those of docs/architecture.md."""
 
 from __future__ import annotations
 

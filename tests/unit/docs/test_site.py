@@ -1,4 +1,4 @@
-"""The documentation as a site: every link and every anchor leads somewhere, and no page needs a network."""
+"""The documentation is built as a site: every link and every anchor leads somewhere, and no page needs a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of tolerance in docs/api.md is the one that requests are read by."""
+"""The table of tolerance in docs/api.md is in force: requests are read by the same one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make chat`: its command, and the one place of its package's version."""
+"""`make chat` names one version of its package; and its command."""
 
 from __future__ import annotations
 

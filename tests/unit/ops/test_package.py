@@ -1,4 +1,4 @@
-"""The contents of the wheel, as setuptools finds them by the settings of pyproject.toml."""
+"""The wheel has the right contents: as setuptools finds them by the settings of pyproject.toml."""
 
 from __future__ import annotations
 

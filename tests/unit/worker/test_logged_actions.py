@@ -1,4 +1,4 @@
-"""Log lines of worker and control: a short event name, and fields, of which `action` is one."""
+"""Log lines have an event and an `action`: of worker and control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays and tensors over the same memory."""
+"""Arrays and tensors share memory."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from worker.repository.config_fields import fields_of
 _ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH, "relu2": RELU_SQUARED, "xielu": XIELU}
 HALF_VECTORS = WHOLE_VECTORS // 2
 """B and C of a group are convolved side by side."""
-EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon")
+ACTIVATION_NAMES = ("hidden_activation", "hidden_act", "mlp_hidden_act")
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 
 
 def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
@@ -47,7 +48,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     by_layer = _heads_by_layer(config, family, head_dim)
     for one in by_layer:
         require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
-    activation: Any = fields.get("hidden_activation", fields.get("hidden_act", "silu"))
+    activation: Any = next((fields[name] for name in ACTIVATION_NAMES if name in fields), "silu")
     require(activation in family.activations, f"its activation is {activation}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
@@ -56,6 +57,12 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     modes = _sharing_modes(kinds, fields.get("num_kv_shared_layers") or 0)
     all_biased = family.biased or bool(fields.get("use_bias"))
     attention_bias = bool(fields.get("attention_bias", all_biased))
+    # A scale of inputs is one of queries, keys and values.
+    attention_in = fields.get("attention_in_multiplier", 1.0)
+    require(attention_in == 1 or not attention_bias, "the inputs of its attention have a scale")
+    residual = fields.get("residual_multiplier", 1.0)
+    gate_scale, down_scale = fields.get("mlp_multipliers") or (1.0, 1.0)
+    scaling = _latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim)
     return SimpleNamespace(
         model_type=kind,
         vocab_size=config["vocab_size"],
@@ -79,12 +86,17 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         rms_norm_eps=float(next(fields[name] for name in EPSILONS if name in fields)),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_window=fields.get("sliding_window") or None,
+        attention_chunk_size=fields.get("attention_chunk_size"),
+        unweighted_head_norms=bool(fields.get(family.unweighted_head_norms or "")),
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
-        scaling=_latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim),
+        scaling=scaling * attention_in**2 * fields.get("key_multiplier", 1.0),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
-        residual_scale=fields.get("residual_multiplier", 1.0),
-        logit_scale=fields.get("logit_scale", 1.0) / fields.get("logits_scaling", 1.0),
+        attended_scale=residual * attention_in * fields.get("attention_out_multiplier", 1.0),
+        fed_scale=residual * down_scale,
+        gate_scale=gate_scale,
+        logit_scale=fields.get("logit_scale", fields.get("lm_head_multiplier", 1.0))
+        / fields.get("logits_scaling", 1.0),
         head_norms=family.head_norms if fields.get(family.head_norm_switch or "", True) else None,
         head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
@@ -128,8 +140,8 @@ class Latent:
 def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> float:
     """As transformers' `yarn_apply_mscale`."""
     scale = (latent.plain + latent.turned) ** -0.5
-    given = config.get("rope_scaling") or config.get("rope_parameters")
-    rope: dict[str, Any] = given or family.defaults["rope_parameters"]
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    rope: dict[str, Any] = scaling or family.defaults["rope_parameters"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     every = rope.get("mscale_all_dim")
     if kind == "default" or not every:
@@ -204,11 +216,10 @@ def _recurrent(config: dict[str, Any], ranks: int) -> dict[str, Any]:
     if isinstance(recurrence, Mamba):
         require(recurrence.head_dim % WHOLE_VECTORS == 0, f"its Mamba heads are {recurrence.head_dim} wide")
         require(recurrence.state % HALF_VECTORS == 0, f"the states of its Mamba heads have {recurrence.state} rows")
+        require(recurrence.in_scale == 1 or not recurrence.in_bias, "the inputs of its Mamba layers have a scale")
         return {
             "layer_types": list(recurrence.kinds),
             "mamba": recurrence,
-            "conv_bias": config.get("mamba_conv_bias", True),
-            "proj_bias": config.get("mamba_proj_bias", False),
         }
     require(isinstance(recurrence, DeltaRule), f"its recurrent layers are {type(recurrence).__name__}s")
     assert isinstance(recurrence, DeltaRule)
@@ -240,6 +251,7 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
     )
     inner = fields.get("moe_intermediate_size", fields.get("intermediate_size"))
     shared = fields.get("shared_expert_intermediate_size", fields.get("shared_intermediate_size", inner))
+    shared = fields.get("moe_shared_expert_intermediate_size", shared)
     if experts.shared in fields:
         shared = inner * fields[experts.shared]
         require(shared > 0, "it has no shared expert")
@@ -253,7 +265,8 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         "chosen_groups": chosen_groups,
         "expert_scale": fields.get("routed_scaling_factor", 1.0),
         # Types without the field have weights of the chosen experts that always add up to 1.
-        "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
+        "norm_topk_prob": bool(fields.get("norm_topk_prob", not experts.weighted_inputs)),
+        "weighted_inputs": experts.weighted_inputs,
         "expert_layers": [layer for layer in range(layers) if experts.layers(fields, layer)],
         "expert_correction": experts.correction if fields.get(experts.correction_switch or "", True) else None,
         "expert_jitter": fields[experts.jitter] if experts.jitter else None,

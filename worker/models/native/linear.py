@@ -157,7 +157,8 @@ class PackedEmbedding(Module):
 
 
 class PackedExperts(Module):
-    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width, or width
+    where they have no gate) and `down[i]` (width → hidden)."""
 
     def __init__(self, gate_up: list[PackedLinear], down: list[PackedLinear], summed: bool) -> None:
         """`summed`: their outputs are a part of a sum over the ranks."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.families.family import Family
 from worker.families.mamba import Mamba
-from worker.families.recurrence import LINEAR
+from worker.families.recurrence import FEED_FORWARD_ALONE, attends, recurs
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
 from worker.models.native.config import Latent
@@ -74,23 +74,24 @@ class _Layer(Module):
         family = FAMILIES[config.model_type]
         roles = family.natively_named().roles
         norms = family.norms
-        if config.layer_types[layer] == LINEAR:
+        kind = config.layer_types[layer]
+        if recurs(kind):
             if "conv.in_proj" in roles:
                 self.conv = _Convolution(config)
             elif "mamba.in_proj" in roles:
                 self.mamba = _Mamba(config)
             else:
                 self.linear_attn = _Recurrent(config, roles)
-        elif config.latent is not None:
-            self.self_attn = _LatentAttention(config)
-        else:
-            self.self_attn = _Attention(config, roles, layer)
+        if attends(kind):
+            self.self_attn = _Attention(config, roles, layer) if config.latent is None else _LatentAttention(config)
         sparse = layer in getattr(config, "expert_layers", ())
         if sparse and family.experts is not None and family.experts.beside is not None:
             norms = (*norms, *family.experts.beside)
             _add_experts(self, config)
             sparse = False
-        self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, config.feed_forward_widths[layer])
+        if kind == FEED_FORWARD_ALONE or FEED_FORWARD_ALONE not in config.layer_types:
+            inner = config.feed_forward_widths[layer]
+            self.mlp = _Mixture(config, roles) if sparse else _FeedForward(config, roles, inner)
         for name in norms:
             if name is not None:
                 setattr(self, name, _norm(config, config.hidden_size))
@@ -245,12 +246,17 @@ class _Experts(Module):
         count = config.num_experts
         hidden = config.hidden_size
         inner = config.moe_intermediate_size
-        if config.clamp is None:
-            self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
-            self.down_proj = _unfilled(count, hidden, inner)
-        else:
+        family = FAMILIES[config.model_type]
+        if config.clamp is not None or (family.experts is not None and family.experts.inputs_first):
             self.gate_up_proj = _unfilled(count, hidden, 2 * inner)
             self.down_proj = _unfilled(count, inner, hidden)
+        else:
+            if family.is_gated:
+                self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
+            else:
+                self.up_proj = _unfilled(count, inner, hidden)
+            self.down_proj = _unfilled(count, hidden, inner)
+        if config.clamp is not None:
             self.gate_up_proj_bias = _unfilled(count, 2 * inner)
             self.down_proj_bias = _unfilled(count, hidden)
 
@@ -293,12 +299,12 @@ class _Mamba(Module):
         shape: Mamba = config.mamba
         inner = shape.heads * shape.head_dim
         hidden = config.hidden_size
-        bias = config.proj_bias
-        self.in_proj = Linear(hidden, sum(shape.regions), bias)
-        self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=config.conv_bias)
+        self.in_proj = Linear(hidden, sum(shape.regions), shape.in_bias)
+        self.conv1d = _Weights(shape.channels(1), 1, shape.taps, bias=shape.conv_bias)
         self.dt_bias, self.A_log, self.D = (_unfilled(shape.heads) for _ in range(3))
-        self.norm = _Weights(inner)
-        self.out_proj = Linear(inner, hidden, bias)
+        if shape.norm is not None:
+            self.norm = _Weights(inner)
+        self.out_proj = Linear(inner, hidden, shape.out_bias)
 
 
 class _Weights(Module):

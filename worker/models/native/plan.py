@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from worker.families.family import Family
-from worker.families.recurrence import LINEAR
+from worker.families.recurrence import attends, recurs
 from worker.families.registry import FAMILIES
 from worker.kv.base import CacheLayout, LayerCache
 from worker.models.native import modules
@@ -20,7 +20,7 @@ from worker.models.native.linear import PackedExperts, PackedHeads, PackedLinear
 from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CORRECTION, CausalModel
 from worker.models.native.recurrent import RecurrentLayers
-from worker.models.native.rotary import Rotary
+from worker.models.native.rotary import UNTURNED, Rotary
 from worker.native import library
 from worker.native.library import (
     ALL_HEADS,
@@ -99,6 +99,7 @@ class Mixtures:
                 sparse_mixer=int(config.expert_jitter is not None),
                 jitter=config.expert_jitter or 0.0,
                 scale=config.expert_scale,
+                weighted_inputs=int(config.weighted_inputs),
                 shared=int(shared is not None),
                 shared_gate=int(shared_gate is not None),
             ),
@@ -110,7 +111,8 @@ def _shared(expert: Any, summed: bool) -> Expert:
     """Raises NotNative for an expert of which each rank has the whole beside others that are split."""
     down: PackedLinear = expert.down_proj
     require(down.summed == summed, "its shared expert is whole on each rank")
-    both = getattr(expert, "gate_up_proj", getattr(expert, "gate_proj_up_proj", None))
+    names = ("gate_up_proj", "gate_proj_up_proj", "up_proj")
+    both = next((getattr(expert, name) for name in names if hasattr(expert, name)), None)
     if both is None:
         raise NotNative("its shared expert's layers of one input are no single product")
     return Expert(both.struct, down.struct)
@@ -158,19 +160,19 @@ class Plan:
         self._ones = list[NDArray[Any]]()
         for one, kind, rotated in zip(body.layers, config.layer_types, config.rotated, strict=True):
             beside = None if family.experts is None else family.experts.beside
-            mixture = mixtures.add(one.mlp if beside is None else one, config)
+            mixture = mixtures.add(getattr(one, "mlp", None) if beside is None else one, config)
             layers.append(_layer(one, config, family, mixture))
             if mixture >= 0 and beside is not None:
                 layers[-1].beside = 1
                 layers[-1].after_network, mixtures.structs[mixture].before, mixtures.structs[mixture].after = (
                     _norm(getattr(one, name)) for name in beside
                 )
-            if kind == LINEAR:
+            if recurs(kind):
                 module: Any = next(getattr(one, name) for name in RECURRENT if hasattr(one, name))
                 recurrent.add(layers[-1], module)
                 layers[-1].attention_out = _packed(module.out_proj).struct
-            else:
-                place = sum(layer.recurrent < 0 for layer in layers) - 1
+            if attends(kind):
+                place = sum(map(attends, config.layer_types[: len(layers) - 1]))
                 if config.latent is None:
                     _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
                 else:
@@ -178,7 +180,11 @@ class Plan:
                 if family.value_norm:
                     layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
-                layers[-1].rotary = rotaries.index(kind) if rotated else -1
+                layers[-1].rotary = rotaries.index(kind) if rotated else rotaries.unturned
+                if rotated and config.unweighted_head_norms:
+                    norm = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
+                    layers[-1].query = layers[-1].key = norm
+                    layers[-1].head_norms = EACH_TURNED_HEAD
         self._layers = (Layer * len(layers))(*layers)
         self._mixtures = mixtures
         self._recurrent = recurrent
@@ -201,7 +207,6 @@ class Plan:
             attention_cap=config.attention_cap,
             logit_cap=config.logit_cap,
             inputs=_layer_inputs(body, config),
-            residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
             last=_norm(body.norm),
             head=self.head.struct,
@@ -255,19 +260,27 @@ class Rotaries:
 
     def index(self, kind: str) -> int:
         """The place of a layer's embedding among `structs`."""
-        return self._kinds.index(kind) if len(self._kinds) > 1 or kind in self._kinds else 0
+        if kind in self._kinds or len(self._kinds) == 1:
+            return self._kinds.index(kind) if kind in self._kinds else 0
+        return self._kinds.index("")
+
+    @property
+    def unturned(self) -> int:
+        """That of layers that don't rotate queries; -1 where they get nothing."""
+        return self._kinds.index(UNTURNED) if UNTURNED in self._kinds else -1
 
 
 def _heads(layers: list[Layer], config: Any) -> int:
     """Query heads of this rank."""
-    first = next(one for one in layers if one.recurrent < 0)
+    first = next(one for one in layers if one.shared_heads)
     return first.attention_out.inputs // (first.head_dim if config.latent is None else config.latent.value_dim)
 
 
 def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
     """A layer but for its attention, or what it has instead."""
-    feed_forward = layer.mlp
-    dense = mixture < 0 or (family.experts is not None and family.experts.beside is not None)
+    feed_forward = getattr(layer, "mlp", None)
+    beside = family.experts is not None and family.experts.beside is not None
+    dense = feed_forward is not None and (mixture < 0 or beside)
     has_input = hasattr(layer, "per_layer_input_gate")
     norms = [_norm(getattr(layer, name) if name else None) for name in family.norms]
     before_attention, after_attention, before_feed_forward, after_feed_forward = norms
@@ -277,7 +290,7 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
         before_feed_forward=before_feed_forward,
         after_feed_forward=after_feed_forward,
         gate_up=_joined(feed_forward, "gate_proj_up_proj", "gate_up_proj", "up_proj") if dense else Linear(),
-        down=_packed(feed_forward.down_proj).struct if dense else Linear(),
+        down=_packed(feed_forward.down_proj).struct if feed_forward is not None and dense else Linear(),
         gate=_gate(feed_forward, config, family),
         mixture=mixture,
         recurrent=-1,
@@ -285,6 +298,8 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
         input_gate=_packed(layer.per_layer_input_gate).struct if has_input else Linear(),
         input_projection=_packed(layer.per_layer_projection).struct if has_input else Linear(),
         after_input=_norm(layer.post_per_layer_input_norm if has_input else None),
+        attended_scale=config.attended_scale,
+        fed_scale=config.fed_scale,
         scale=layer.layer_scalar.item() if family.layer_scales else 1.0,
     )
 
@@ -308,8 +323,8 @@ def _gate(feed_forward: Any, config: Any, family: Family) -> Gate:
         return _xielu(feed_forward.act_fn)
     clamp: tuple[float, float] | None = getattr(config, "clamp", None)
     if clamp is not None:
-        return Gate(CLAMPED_SWIGLU, *clamp)
-    return Gate(config.activation, alone=int(not family.is_gated))
+        return Gate(CLAMPED_SWIGLU, *clamp, scale=1.0)
+    return Gate(config.activation, alone=int(not family.is_gated), scale=config.gate_scale)
 
 
 def _xielu(learned: Any) -> Gate:
@@ -317,7 +332,7 @@ def _xielu(learned: Any) -> Gate:
     positive, negative = (_softplus(one.item()) for one in (learned.alpha_p, learned.alpha_n))
     linear = learned.beta.item()
     least = learned.eps.item()
-    return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least)
+    return Gate(XIELU, alone=1, positive=positive, negative=linear + negative, linear=linear, least=least, scale=1.0)
 
 
 def _softplus(number: float) -> float:
@@ -343,6 +358,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache)
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0
+    to.chunk = to.window if cache.chunked else 0
     to.shared_heads = cache.kv_heads
     to.head_dim = cache.head_dim
 

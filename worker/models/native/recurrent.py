@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.families.mamba import Mamba
-from worker.families.recurrence import LINEAR, DeltaRule, Recurrence
+from worker.families.recurrence import DeltaRule, Recurrence, recurs
 from worker.families.short_convolution import ShortConvolution
 from worker.kv.base import StateLayout
 from worker.models.native.linear import PackedLinear
@@ -78,15 +78,27 @@ class MambaLayer(Module):
         self.decay = _decay(loaded.A_log)
         self.step_bias = loaded.dt_bias
         self.skip = loaded.D
-        self.norm_weight = loaded.norm.weight
+        self.norm_weight: NDArray[Any] | None = None if shape.norm is None else loaded.norm.weight
+        self.gate_last = shape.norm == "before_gate"
         self.eps: float = config.rms_norm_eps
+        self.output_scales = _output_scales(shape, self.heads, self.groups)
+        self.out_scale = shape.out_scale
+
+
+def _output_scales(shape: Mamba, heads: int, groups: int) -> NDArray[np.float32] | None:
+    """By output of the first projection, of a rank with so many heads and groups; None where all are 1."""
+    scales = [shape.in_scale * one for one in shape.scales]
+    if all(one == 1 for one in scales):
+        return None
+    widths = heads * shape.head_dim, heads * shape.head_dim, groups * shape.state, groups * shape.state, heads
+    return np.repeat(np.asarray(scales, np.float32), widths)
 
 
 def install(model: Any, recurrent: Recurrence, plan: ShardPlan) -> None:
     """Replace the recurrent layers' modules, which hold this rank's weights."""
     number = 0
     for layer, kind in zip(model.model.layers, recurrent.kinds, strict=True):
-        if kind == LINEAR:
+        if recurs(kind):
             match recurrent:
                 case DeltaRule():
                     layer.linear_attn = GatedDelta(layer.linear_attn, model.config, number, recurrent.tiled)
@@ -161,7 +173,11 @@ def _mamba(module: MambaLayer, layout: StateLayout) -> RecurrentLayer:
         decay=module.decay.ctypes.data,
         decay_bias=module.step_bias.ctypes.data,
         skip=module.skip.ctypes.data,
-        norm=Norm(module.norm_weight.ctypes.data, module.eps),
+        norm=Norm(None if module.norm_weight is None else module.norm_weight.ctypes.data, module.eps),
+        gate_last=int(module.gate_last),
+        output_scales=None if module.output_scales is None else module.output_scales.ctypes.data,
+        out=module.out_proj.struct,
+        out_scale=module.out_scale,
         key_heads=module.groups,
         value_heads=module.heads,
         key_dim=module.state,

@@ -20,7 +20,7 @@ BLOCK = 32
 """Inputs of a row that share a scale."""
 TOGETHER = 16
 """Tokens of a chunk whose heads share the reading of keys."""
-VALUE_BYTES = 32 * 1024
+VALUE_BYTES = 16 * 1024
 """Cached rows that are read together, as floats."""
 COLUMNS = 4
 """Vectors of columns of a state that a thread takes at once."""
@@ -38,15 +38,19 @@ class _Widths:
         place = 0
         for layer in model.model.layers:
             one: Any = layer
-            mixture = one if hasattr(one, "experts") else one.mlp if hasattr(one.mlp, "experts") else None
+            network = getattr(one, "mlp", None)
+            mixture = one if hasattr(one, "experts") else network if hasattr(network, "experts") else None
             if mixture is not None:
                 self.mixtures.append(mixture)
-            if mixture is None or hasattr(one, "experts"):
-                self.inner = max(self.inner, one.mlp.down_proj.inputs)
-            self.sum_rows = max(self.sum_rows, 2 if mixture is not None and beside else int(family.parallel))
+            if network is not None and (mixture is None or hasattr(one, "experts")):
+                self.inner = max(self.inner, network.down_proj.inputs)
             recurrent = next((getattr(one, name) for name in RECURRENT if hasattr(one, name)), None)
+            attends = hasattr(one, "self_attn")
+            both = family.parallel or (recurrent is not None and attends)
+            self.sum_rows = max(self.sum_rows, 2 if mixture is not None and beside else int(both))
             if recurrent is not None:
                 self._add_recurrent(recurrent, layout, lanes)
+            if not attends:
                 continue
             cache, place = layout.layers[place], place + 1
             if config.latent is not None:

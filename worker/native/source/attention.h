@@ -12,7 +12,7 @@ namespace furrow {
 constexpr int QUERIES = 4;         // that meet a key at once
 constexpr int64_t TOKENS = 16;     // of a chunk, whose heads share the reading of keys
 constexpr int WIDEST = LANES / 2;  // vectors of a value that are summed at once, for two heads
-constexpr int64_t VALUE_BYTES = 32 * 1024;  // that a task's tokens and heads take before the next: they stay in a first-level cache
+constexpr int64_t VALUE_BYTES = 16 * 1024;  // that a task's tokens and heads take before the next: with what they are read from, they stay in a first-level cache
 
 // The work of one thread: `tokens` of one sequence, and the heads that share the key-value head `shared`.
 struct Task {
@@ -24,12 +24,14 @@ struct Task {
   int64_t head_stride, stride, out_stride, dim, heads, tokens;
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
+  int64_t chunk;     // 0: sees across borders of chunks
   const int64_t* ends;  // by token, the position before which it sees the sequence; null: its own included
   float scale, cap;  // cap 0: scores stay
   const float* sinks;  // by head; null: none
 };
 
 inline int64_t first_seen(const Task& task, int64_t token) {
+  if (task.chunk) return (task.position + token) / task.chunk * task.chunk;
   return task.window ? std::max<int64_t>(0, task.position + token + 1 - task.window) : 0;
 }
 

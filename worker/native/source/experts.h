@@ -145,6 +145,7 @@ class MixturePass {
     const Inputs inputs = inputs_of(room_.rows, hidden_, slot_count(), room_.quantized);
     each_slot(hand, [&](int64_t slot) {
       std::memcpy(room_.rows + slot * hidden_, x + room_.tokens[slot] * hidden_, hidden_ * sizeof(float));
+      if (mixture_.weighted_inputs) multiply_all(room_.rows + slot * hidden_, hidden_, weight_of(slot));
       prepare(owner(slot).gate_up, inputs, slot);
     });
     multiply(hand, &Expert::gate_up, room_.gate_up_costs, inputs, room_.both, 2 * room_.width);
@@ -152,7 +153,7 @@ class MixturePass {
     each_slot(hand, [&](int64_t slot) {
       const Expert& expert = owner(slot);
       const int64_t first = room_.starts[room_.owners[slot]], width = expert.down.inputs;
-      gate(gate_, room_.both + first * 2 * room_.width + (slot - first) * 2 * width, width, room_.gated + slot * room_.width);
+      gate(gate_, room_.both + first * 2 * room_.width + (slot - first) * expert.gate_up.outputs, width, room_.gated + slot * room_.width);
       prepare(expert.down, gated, slot);
     });
     multiply(hand, &Expert::down, room_.down_costs, gated, room_.rows, hidden_);
@@ -164,6 +165,13 @@ class MixturePass {
  private:
   int64_t slot_count() const { return tokens_ * choices(mixture_); }
   const Expert& owner(int64_t slot) const { return mixture_.experts[room_.owners[slot]]; }
+
+  // Of the slot's expert for its row.
+  float weight_of(int64_t slot) const {
+    int64_t place = room_.tokens[slot] * choices(mixture_);
+    while (room_.slots[place] != slot) ++place;
+    return room_.weights[place];
+  }
 
   template <typename Work>
   void each_slot(Hand& hand, const Work& work) {
@@ -215,15 +223,16 @@ class MixturePass {
     const int64_t per_token = choices(mixture_);
     const int32_t* slots = room_.slots + token * per_token;
     const float* weights = room_.weights + token * per_token;
+    const auto weight = [&](int64_t i) { return mixture_.weighted_inputs ? 1.0f : weights[i]; };
     int64_t at = 0;
     for (; at + LANES <= hidden_; at += LANES) {
       Floats sum = all(0.0f);
-      for (int64_t i = 0; i < per_token; ++i) sum = fma(all(weights[i]), load(room_.rows + slots[i] * hidden_ + at), sum);
+      for (int64_t i = 0; i < per_token; ++i) sum = fma(all(weight(i)), load(room_.rows + slots[i] * hidden_ + at), sum);
       store(out + at, sum);
     }
     for (; at < hidden_; ++at) {
       float sum = 0.0f;
-      for (int64_t i = 0; i < per_token; ++i) sum += weights[i] * room_.rows[slots[i] * hidden_ + at];
+      for (int64_t i = 0; i < per_token; ++i) sum += weight(i) * room_.rows[slots[i] * hidden_ + at];
       out[at] = sum;
     }
   }

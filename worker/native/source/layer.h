@@ -22,6 +22,10 @@ enum Kind : int32_t {
   Q5_K_BLOCKS,
   Q6_K_BLOCKS,
   MXFP4_BLOCKS,
+  IQ4_NL_BLOCKS,
+  IQ4_XS_BLOCKS,
+  IQ3_S_BLOCKS,
+  TQ2_0_BLOCKS,
   E4M3_GROUPS,  // see blocks/groups.h
   INT4_GROUPS,
   E2M1_GROUPS,
@@ -44,6 +48,7 @@ struct Gate {
   float slope, limit;  // of CLAMPED_SWIGLU
   int32_t alone;       // 1: there is but one projection
   float positive, negative, linear, least;  // of XIELU
+  float scale;  // of the gate, before its activation
 };
 
 // Outputs [first, first + outputs) of a linear layer, with weights of one kind.
@@ -84,6 +89,7 @@ struct Rotary {
   int32_t neighbours;        // 1: the numbers of a pair lie next to each other instead
   float growth;              // queries are multiplied by 1 + growth · log(1 + ⌊position / period⌋); 0: they are not
   float period;
+  float offset;              // added to positions for the growth
 };
 
 // The numbers that a norm of queries or keys takes together: a head, a head that was turned already, or all heads.
@@ -114,6 +120,7 @@ struct Mixture {
   const float* expert_scales;  // by expert, of its weight; null: none
   int32_t shared;         // 1: one more expert that every token goes to
   int32_t shared_gate;    // 1: the shared expert is weighted by the sigmoid of its gate; 0: by 1
+  int32_t weighted_inputs;  // 1: an expert's input is multiplied by its weight, and not its output
   Norm before_router, before, after;  // of a mixture beside a network (see Layer): of the hidden rows for the router and for experts; of the output
 };
 
@@ -144,6 +151,10 @@ struct RecurrentLayer {
   int32_t tiled;
   int64_t norm_groups, first_group;  // of MAMBA: groups whose squares are summed, and the first of this rank's among them
   int64_t norm_width;                // of MAMBA: numbers of a group on all of its ranks
+  int32_t gate_last;                 // of MAMBA, 1: outputs are normed before they are multiplied by the gate
+  const float* output_scales;        // by output of `projections`; null: none
+  Linear out;                        // of a layer that attends as well: beside the layer's `attention_out`
+  float out_scale;                   // of its outputs
 };
 
 // The projections of attention over compressed keys and values: see latent.h.
@@ -155,7 +166,8 @@ struct Latent {
   int64_t query_rank, rank, turned, plain, value_dim;
 };
 
-// Any norm may be absent. `after_…` norms the output of a sublayer before it is added.
+// Any norm may be absent. `after_…` norms the output of a sublayer before it is added. A layer may have attention, a recurrent layer, or both,
+// whose outputs are added; or neither; and a feed-forward network, or none.
 struct Layer {
   Norm before_attention, after_attention, before_feed_forward, after_feed_forward, query, key;
   HeadNorms head_norms;
@@ -168,13 +180,15 @@ struct Layer {
   Gate gate;
   Linear input_gate, input_projection;  // of the layer's own input, see LayerInputs
   Norm after_input;
+  float attended_scale, fed_scale;  // of the outputs of attention or of a recurrent layer alone, and of the feed-forward network, before they are added
   float scale;  // of the hidden rows behind the layer
   const float* sinks;  // by head, the score of an additional position without a value; null: none
   int64_t window;  // positions that a token sees, itself included; 0: all
+  int64_t chunk;   // positions of a chunk, beyond whose begin a token does not see; 0: there are none
   int64_t rotary;  // index into the model's; -1: the layer's heads are not rotated
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down` or beside them; -1: none
-  int64_t recurrent;    // index into the model's, instead of attention; -1: none
-  int64_t shared_heads, head_dim;  // of keys and values, of all heads
+  int64_t recurrent;    // index into the model's, instead of attention or beside it; -1: none
+  int64_t shared_heads, head_dim;  // of keys and values, of all heads; no shared heads: the layer does not attend
   KeysAndValues stored;
   Norm value;      // of a head's value
   int64_t slab;    // index into those of a span: layers of one shape have one
@@ -207,7 +221,6 @@ struct Model {
   float attention_scale;
   float attention_cap, logit_cap;  // x becomes cap · tanh(x / cap); 0: stays
   LayerInputs inputs;
-  float residual_scale;            // the output of a sublayer is multiplied by it before it is added
   float logit_scale;
   Norm last;
   Linear head;

@@ -155,7 +155,7 @@ inline void multiply_all(float* values, int64_t count, float factor) {
 // What a query at `position` is multiplied by.
 inline float grown(const Rotary& rotary, int64_t position) {
   if (!rotary.growth) return 1.0f;
-  return 1.0f + rotary.growth * std::log(1.0f + std::floor(static_cast<float>(position) / rotary.period));
+  return 1.0f + rotary.growth * std::log(1.0f + std::floor((static_cast<float>(position) + rotary.offset) / rotary.period));
 }
 
 // Turns the pairs of a head's first `dim` numbers, which lie half of `dim` apart, by the position's angles.

@@ -27,8 +27,8 @@ class Scratch {
     for (int64_t i = 0; i < model.depth; ++i) {
       const Layer& layer = model.layers[i];
       if (layer.mixture < 0 || layer.beside) inner = std::max(inner, layer.down.inputs);
-      sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.parallel);
-      if (layer.recurrent >= 0) continue;
+      sum_rows = std::max<int64_t>(sum_rows, layer.beside ? 2 : layer.parallel || (layer.recurrent >= 0 && layer.shared_heads));
+      if (!layer.shared_heads) continue;
       const int64_t heads = model.heads / layer.shared_heads, together = std::min(tokens, TOKENS);
       width = std::max(width, layer.query_key_value.outputs);
       attended_width = std::max(attended_width, model.heads * layer.head_dim);

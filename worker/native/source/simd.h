@@ -188,12 +188,12 @@ inline void cap_all(float* values, int64_t count, float cap) {
   for (; at < count; ++at) values[at] = cap * std::tanh(values[at] / cap);
 }
 
-template <int STRIDE, int HIGH, int... LANE>
-inline Floats exchanged(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
-  if constexpr (HIGH)
-    return __builtin_shufflevector(a, b, ((LANE & STRIDE) ? LANES + LANE : LANE + STRIDE)...);
-  else
-    return __builtin_shufflevector(a, b, ((LANE & STRIDE) ? LANES + LANE - STRIDE : LANE)...);
+// Sums of lanes that lie STRIDE apart: of a where the lane's bit STRIDE is clear, of b where it is set.
+template <int STRIDE, int... LANE>
+inline Floats paired(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+  const Floats own = __builtin_shufflevector(a, b, (LANE & STRIDE ? LANES + LANE : LANE)...);
+  const Floats others = __builtin_shufflevector(a, b, (LANE & STRIDE ? LANE : LANES + LANE)...);
+  return own + __builtin_shufflevector(others, others, (LANE ^ STRIDE)...);  // blends and one exchange: two shuffles take longer
 }
 
 // Sums across the lanes of COUNT vectors at once. Neighbouring lanes are added in pairs, then neighbouring sums, until
@@ -203,12 +203,10 @@ inline Floats across(const Floats (&rows)[COUNT]) {
   if constexpr (COUNT == 1) {
     return rows[0];
   } else {
-    using Order = std::make_integer_sequence<int, LANES>;
     Floats half[COUNT / 2];
 #pragma GCC unroll 8
     for (size_t i = 0; i < COUNT / 2; ++i)
-      half[i] = exchanged<STRIDE, 0>(rows[2 * i], rows[2 * i + 1], Order{}) +
-                exchanged<STRIDE, 1>(rows[2 * i], rows[2 * i + 1], Order{});
+      half[i] = paired<STRIDE>(rows[2 * i], rows[2 * i + 1], std::make_integer_sequence<int, LANES>{});
     return across<2 * STRIDE>(half);
   }
 }

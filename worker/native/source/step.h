@@ -44,17 +44,9 @@ class Step {
     });
     if (batch_.layer_inputs) prepare_inputs(hand);
     for (const Layer& layer : layers_) {
-      normalize_all(hand, layer.before_attention);
-      if (layer.recurrent >= 0)
-        recur(hand, layer.recurrent);
-      else
-        attend_all(hand, layer);
+      if (layer.recurrent >= 0 || layer.shared_heads) mix_tokens(hand, layer);
       if (failure_.load(std::memory_order_relaxed)) return;
-      if (layer.parallel) {
-        add_both(hand, layer);
-      } else {
-        add(hand, layer.attention_out, scratch_.attended, layer.after_attention);
-        if (failure_.load(std::memory_order_relaxed)) return;
+      if (!layer.parallel && (layer.mixture >= 0 || layer.down.outputs)) {
         normalize_all(hand, layer.before_feed_forward);
         feed_forward(hand, layer);
       }
@@ -117,14 +109,34 @@ class Step {
     product(hand, linear, x, batch_.tokens, out, false, scratch_.quantized);
   }
 
+  // Adds what a layer makes of several tokens: by attention, a recurrent layer or both.
+  void mix_tokens(Hand& hand, const Layer& layer) {
+    const bool both = layer.recurrent >= 0 && layer.shared_heads;
+    normalize_all(hand, layer.before_attention);
+    if (layer.recurrent >= 0) recur(hand, layer.recurrent);
+    if (both) multiply(hand, recurrent_[layer.recurrent].out, scratch_.attended, scratch_.sums);
+    if (layer.shared_heads) attend_all(hand, layer);
+    if (failure_.load(std::memory_order_relaxed)) return;
+    if (layer.parallel) return add_both(hand, layer);
+    if (!both) return add(hand, layer.attention_out, scratch_.attended, layer.after_attention, layer.attended_scale);
+    multiply(hand, layer.attention_out, scratch_.attended, scratch_.normed);
+    each_token(hand, [&](int64_t token) {
+      float *sum = scratch_.sums + token * model_.hidden, *other = scratch_.normed + token * model_.hidden;
+      multiply_all(sum, model_.hidden, recurrent_[layer.recurrent].out_scale);
+      multiply_all(other, model_.hidden, layer.attended_scale);
+      for (int64_t i = 0; i < model_.hidden; ++i) sum[i] += other[i];
+    });
+    add_sums(hand, layer.after_attention, scratch_.sums, 1.0f);
+  }
+
   void feed_forward(Hand& hand, const Layer& layer) {
     if (layer.beside) return add_beside(hand, layer);
     if (layer.mixture >= 0) {
       mix(hand, layer, scratch_.normed, scratch_.normed);
-      return add_sums(hand, layer.after_feed_forward, scratch_.normed, behind(layer));
+      return add_sums(hand, layer.after_feed_forward, scratch_.normed, layer.fed_scale, behind(layer));
     }
     multiply_gated(hand, layer);
-    add(hand, layer.down, scratch_.gated, layer.after_feed_forward, behind(layer));
+    add(hand, layer.down, scratch_.gated, layer.after_feed_forward, layer.fed_scale, behind(layer));
   }
 
   // The output of a layer's mixture in place of `x`.
@@ -153,7 +165,7 @@ class Step {
       normalize(layer.after_network, sum, hidden_size, sum);
       normalize(mixture.after, other, hidden_size, other);
       for (int64_t i = 0; i < hidden_size; ++i) sum[i] += other[i];
-      add_row(token, layer.after_feed_forward, sum, behind(layer));
+      add_row(token, layer.after_feed_forward, sum, layer.fed_scale, behind(layer));
     });
   }
 
@@ -186,7 +198,7 @@ class Step {
     });
     multiply(hand, layer.input_projection, scratch_.gated, scratch_.normed);
     each_token(hand, [&](int64_t token) {
-      add_row(token, layer.after_input, scratch_.normed + token * model_.hidden, layer.scale);
+      add_row(token, layer.after_input, scratch_.normed + token * model_.hidden, 1.0f, layer.scale);
     });
   }
 
@@ -195,37 +207,40 @@ class Step {
     const int64_t inner = layer.down.inputs;
     multiply(hand, layer.gate_up, scratch_.normed, scratch_.both);
     each_token(hand, [&](int64_t token) {
-      gate(layer.gate, scratch_.both + token * layer.gate_up.outputs, inner, scratch_.gated + token * inner);
+      float* both = scratch_.both + token * layer.gate_up.outputs;
+      if (layer.gate.scale != 1.0f) multiply_all(both, inner, layer.gate.scale);
+      gate(layer.gate, both, inner, scratch_.gated + token * inner);
     });
   }
 
-  // Adds attention and feed-forward network, which both read `normed`, to the hidden rows.
+  // Adds attention and feed-forward network, which both read `normed` and have one scale, to the hidden rows.
   void add_both(Hand& hand, const Layer& layer) {
-    const bool direct = !batch_.reduce && model_.residual_scale == 1.0f && behind(layer) == 1.0f;
+    const bool direct = !batch_.reduce && layer.fed_scale == 1.0f && behind(layer) == 1.0f;
     float* sums = direct ? batch_.hidden : scratch_.sums;
     product(hand, layer.attention_out, scratch_.attended, batch_.tokens, sums, direct, scratch_.quantized);
     multiply_gated(hand, layer);
     product(hand, layer.down, scratch_.gated, batch_.tokens, sums, true, scratch_.quantized);
-    if (!direct) add_sums(hand, {}, sums, behind(layer));
+    if (!direct) add_sums(hand, {}, sums, layer.fed_scale, behind(layer));
   }
 
   // Adds a product, as `add_sums` does, to the hidden rows.
-  void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm, float scale = 1.0f) {
-    if (!batch_.reduce && !norm.weight && model_.residual_scale == 1.0f && scale == 1.0f)
+  void add(Hand& hand, const Linear& linear, const float* x, const Norm& norm, float share, float scale = 1.0f) {
+    if (!batch_.reduce && !norm.weight && share == 1.0f && scale == 1.0f)
       return product(hand, linear, x, batch_.tokens, batch_.hidden, true, scratch_.quantized);
     multiply(hand, linear, x, scratch_.normed);
-    add_sums(hand, norm, scratch_.normed, scale);
+    add_sums(hand, norm, scratch_.normed, share, scale);
   }
 
-  // Adds `sums`, which are the sum of the ranks' parts, normed where `norm` is present, to the hidden rows. `scale`: of these afterwards.
-  void add_sums(Hand& hand, const Norm& norm, float* sums, float scale) {
+  // Adds `sums`, which are the sum of the ranks' parts, normed where `norm` is present and multiplied by `share`, to the hidden rows.
+  // `scale`: of these afterwards.
+  void add_sums(Hand& hand, const Norm& norm, float* sums, float share, float scale = 1.0f) {
     reduce(hand, sums, batch_.tokens * model_.hidden);
-    each_token(hand, [&](int64_t token) { add_row(token, norm, sums + token * model_.hidden, scale); });
+    each_token(hand, [&](int64_t token) { add_row(token, norm, sums + token * model_.hidden, share, scale); });
   }
 
-  void add_row(int64_t token, const Norm& norm, float* sum, float scale) {
+  void add_row(int64_t token, const Norm& norm, float* sum, float share, float scale) {
     if (norm.weight) normalize(norm, sum, model_.hidden, sum);
-    if (model_.residual_scale != 1.0f) multiply_all(sum, model_.hidden, model_.residual_scale);
+    if (share != 1.0f) multiply_all(sum, model_.hidden, share);
     for (int64_t i = 0; i < model_.hidden; ++i) hidden(token)[i] += sum[i];
     if (scale != 1.0f) multiply_all(hidden(token), model_.hidden, scale);
   }
@@ -338,6 +353,11 @@ class Step {
   void recur(Hand& hand, int64_t number) {
     const RecurrentLayer& recurrent = recurrent_[number];
     multiply(hand, recurrent.projections, scratch_.normed, scratch_.projected);
+    if (recurrent.output_scales)
+      each_token(hand, [&](int64_t token) {
+        float* row = scratch_.projected + token * recurrent.projections.outputs;
+        for (int64_t i = 0; i < recurrent.projections.outputs; ++i) row[i] *= recurrent.output_scales[i];
+      });
     if (recurrent.kind == DELTA_RULE) multiply(hand, recurrent.rates, scratch_.normed, scratch_.rates);
     with_pass(recurrent, spans_, scratch_.projected, scratch_.rates, scratch_.attended, guesses_[number], scratch_.held, [&](const auto& pass) {
       pass.run(hand);
@@ -348,6 +368,7 @@ class Step {
   // Norms the outputs of a Mamba layer over groups of heads, which ranks may share.
   void normalize_groups(Hand& hand, const RecurrentLayer& recurrent, const MambaPass& pass) {
     each_token(hand, [&](int64_t token) { pass.gate(token, scratch_.squares); });
+    if (!recurrent.norm.weight) return;
     if (pass.shares_group()) sum_squares(hand, recurrent.norm_groups);
     each_token(hand, [&](int64_t token) { pass.normalize(token, scratch_.squares); });
   }
@@ -368,7 +389,7 @@ class Step {
     task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
     task.head_stride = query_stride(layer), task.stride = layer.query_key_value.outputs, task.out_stride = model_.heads * dim;
     task.dim = dim, task.heads = heads, task.tokens = piece.count;
-    task.position = span.offset + piece.first, task.window = layer.window;
+    task.position = span.offset + piece.first, task.window = layer.window, task.chunk = layer.chunk;
     task.ends = batch_.ends ? batch_.ends + token : nullptr;
     task.sinks = layer.sinks ? layer.sinks + shared * heads : nullptr;
     task.scale = model_.attention_scale, task.cap = model_.attention_cap;

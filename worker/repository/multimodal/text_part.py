@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.families.registry import SAME, TEXT_PARTS
+from worker.families.registry import FAMILIES, SAME, TEXT_PARTS
 
 _FROM_THE_WHOLE = ("dtype", "torch_dtype", "eos_token_id", "quantization_config", "compression_config")
 """Fields that checkpoints have beside `text_config`, and that are meant for it too."""
@@ -19,8 +19,14 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration of the text part, as that of a model alone; of another model type `config` itself, under the
-    name of the type that has the same models. Raises
-    ModelFilesError for a `text_config` that is none."""
+    name of the type that has the same models. Fields that follow from others are there. Raises ModelFilesError for a
+    `text_config` that is none."""
+    text = _text_config(config)
+    family = FAMILIES.get(str(text.get("model_type")))
+    return text if family is None else family.completed(text)
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     kind = str(config.get("model_type"))
     part = TEXT_PARTS.get(kind)
     if part is None:

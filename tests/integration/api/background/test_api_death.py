@@ -1,4 +1,4 @@
-"""Two API processes, one of them killed: what becomes of the requests that it followed."""
+"""An API process that dies leaves no request behind: two of them, one killed."""
 
 from __future__ import annotations
 

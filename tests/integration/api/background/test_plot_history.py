@@ -1,4 +1,4 @@
-"""Samples for plots: what they follow from, who writes them, how many are kept."""
+"""Samples for the console's plots: what they follow from, who writes them, how many are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored responses have a quota for each tenant with a key, and one for all callers without: nobody fills Redis."""
+"""Stored responses have a quota per tenant; and one for all callers without a key; nobody fills Redis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from api.access.gate import tenant_of
+from api.http.gate import tenant_of
 from control import keys
 from control.records.responses import KEYLESS
 from tests.integration.api.conftest import ApiProcess, running_api

@@ -1,4 +1,4 @@
-"""Responses and messages outlive the API process that began them: resumed elsewhere, and stored by another."""
+"""Responses and messages outlive their API process: resumed elsewhere, and stored by another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of a model whose chat template takes none, in chat, responses and messages."""
+"""Tools work with templates that take none: in chat, responses and messages."""
 
 from __future__ import annotations
 

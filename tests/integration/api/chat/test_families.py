@@ -1,4 +1,4 @@
-"""Agents' turns with models of three families, in the three dialects: calls, reasoning, and what is sent back.
+"""Agents' turns work with three families in three dialects: calls, reasoning, and what is sent back.
 
 The templates are those of the scripted model: short ones with the marks of the published ones.
 """

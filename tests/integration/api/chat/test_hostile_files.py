@@ -1,4 +1,4 @@
-"""A model whose files want all time or memory: its requests are refused by its name, and the API serves on."""
+"""A hostile template or tokenizer harms no other model: its requests are refused by its name, and the API serves on."""
 
 from __future__ import annotations
 

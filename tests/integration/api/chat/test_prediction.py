@@ -1,4 +1,5 @@
-"""`prediction` of chat completions: passed to the leader as tokens, counted in the usage, refused where malformed."""
+"""`prediction` of chat completions becomes guesses: passed to the leader as tokens, counted in the usage, refused where
+malformed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that continue the last message, in chat and Messages: only the continuation, read from the middle."""
+"""An answer continues the last message: in chat and Messages; only the continuation comes, read from the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat completions with `store: true`: read, listed, relabelled and deleted by OpenAI's client; by their tenant."""
+"""Stored chat completions are read, listed, relabelled and deleted: by OpenAI's client, and by their tenant only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it: what reaches a leader, and what is refused before."""
+"""Structured output reaches the leader or is refused: as clients ask for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools and what goes with them: a request that can't be served is told which of its fields is why."""
+"""Malformed tools are refused by field."""
 
 from __future__ import annotations
 

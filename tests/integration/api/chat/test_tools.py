@@ -1,4 +1,4 @@
-"""Tools and reasoning through the official client: what it sends reaches the model, what the model says it parses."""
+"""Tools and reasoning through OpenAI's client: what it sends reaches the model, what the model says it parses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console's files: what is served, with which headers, and to whom."""
+"""The console's files are served: which ones, with which headers, and to whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that is stuck in a step holds up nothing but its own tokens."""
+"""A stuck leader delays only its own tokens."""
 
 from __future__ import annotations
 

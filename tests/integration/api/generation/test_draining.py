@@ -1,4 +1,5 @@
-"""After a signal: what runs goes on, new requests go elsewhere, and what outlives the grace is told how to go on."""
+"""A draining API process finishes what runs: new requests go elsewhere, and what outlives the grace is told how to go
+on."""
 
 from __future__ import annotations
 

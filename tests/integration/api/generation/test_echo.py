@@ -1,4 +1,5 @@
-"""Prompts that come back: echo and prompt_logprobs, in whole answers and in streams that are resumed."""
+"""Prompts are echoed with log probabilities: echo and prompt_logprobs, in whole answers and in streams that are
+resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private server has a maxmemory: full, it refuses new requests in clear words, and what runs goes on."""
+"""A full Redis refuses new requests in clear words; and what runs goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of tokens beyond the context, in every API and with `--strict`."""
+"""A token limit beyond the context is honoured: in every API and with `--strict`."""
 
 from __future__ import annotations
 

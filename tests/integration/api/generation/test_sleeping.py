@@ -1,4 +1,4 @@
-"""Clients of a model that is asleep: they wait in its queue, are told how far it is, and no longer than is allowed."""
+"""Clients wait for a sleeping model: in its queue; they are told how far it is, and wait no longer than is allowed."""
 
 from __future__ import annotations
 

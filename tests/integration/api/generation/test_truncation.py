@@ -1,4 +1,4 @@
-"""`truncation: "auto"` on /v1/responses: what no longer fits goes, and what was asked is answered."""
+"""`truncation: "auto"` drops the oldest items; and what was asked is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints that neighbours have and this server has not yet: a clear 404, no half answer."""
+"""Endpoints that are not served are a clear 404."""
 
 from __future__ import annotations
 

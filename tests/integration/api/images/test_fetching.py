@@ -1,5 +1,5 @@
-"""Images from hosts: a local server stands for the allowed ones, by a resolver and a connector of the test. Names,
-addresses, answers and times are checked by the code that runs in production."""
+"""Images are fetched from allowed hosts alone: a local server stands for them, by a resolver and a connector of the
+test. Names, addresses, answers and times are checked by the code that runs in production."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of coding agents in /v1/responses, through the official client: offered, called, answered, and continued."""
+"""Tools of coding agents in /v1/responses: offered, called, answered, and continued through the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`system_fingerprint` in answers, and the backends of a model in GET /v1/models, as the official client reads them."""
+"""`system_fingerprint` and the backends in GET /v1/models: as the official client reads them."""
 
 from __future__ import annotations
 

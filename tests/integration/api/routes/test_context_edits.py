@@ -1,4 +1,4 @@
-"""`context_management` of /v1/messages: what is cleared from the prompt, and what is said of it."""
+"""`context_management` of /v1/messages clears parts of the prompt; and the answer says which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v2/embed, /v1/rerank and /score before a real leader with tiny models."""
+"""/v1/embeddings, /v2/embed, /v1/rerank and /score answer: before a real leader with tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's routes: who gets in, and that they do what the `furrow` command does."""
+"""The operator's routes do what `furrow` does: for operators only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Images in chat, messages and responses, through the official clients: each at its place in the prompt, every refusal
-in the endpoint's own names."""
+"""Images in chat, messages and responses: each at its place in the prompt, every refusal in the endpoint's own
+names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaps: `suffix` of completions and llama.cpp's /infill reach the leader as marks, and are answered in their forms."""
+"""`suffix` of completions and /infill fill a gap: they reach the leader as marks, and are answered in their forms."""
 
 from __future__ import annotations
 

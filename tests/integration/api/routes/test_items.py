@@ -1,4 +1,4 @@
-"""Thoughts and calls of tools, as /v1/responses and /v1/messages show them, through the official clients."""
+"""Reasoning and tool calls in /v1/responses and /v1/messages: through the official clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own routes, in the forms of its server: /completion, /apply-template, /props, /slots, /tokenize."""
+"""llama.cpp's own routes: /completion, /apply-template, /props, /slots, /tokenize, in the forms of its server."""
 
 from __future__ import annotations
 

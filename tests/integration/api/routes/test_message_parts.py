@@ -1,4 +1,4 @@
-"""Parts of Anthropic's requests that their clients send by themselves: tools, blocks and hints."""
+"""Parts that Anthropic's clients send unasked: tools, blocks and hints."""
 
 from __future__ import annotations
 

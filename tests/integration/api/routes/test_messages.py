@@ -1,4 +1,4 @@
-"""/v1/messages through the official Anthropic client: what it sends is served, and what it parses is what it gets."""
+"""/v1/messages through Anthropic's client: what it sends is served, and what it parses is what it gets."""
 
 from __future__ import annotations
 

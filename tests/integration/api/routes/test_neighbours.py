@@ -1,4 +1,4 @@
-"""What clients of vLLM, llama.cpp and Hugging Face send beyond OpenAI's API, as it reaches a leader."""
+"""Fields of vLLM, llama.cpp and Hugging Face reach a leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile numbers against a running API: each is an answer or a refusal, and none takes a place of the queue."""
+"""Hostile numbers are answered or refused: none takes a place of the queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate: Ollama's bodies reach the leader, and its clients get lines of JSON with real counts."""
+"""/api/chat and /api/generate of Ollama: bodies reach the leader, and clients get lines of JSON with real counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""/api/tags, /api/show, /api/ps, /api/version, /api/pull and /api/delete, and the second port."""
+"""Ollama's routes about models and the second port: /api/tags, /api/show, /api/ps, /api/version, /api/pull,
+/api/delete."""
 
 from __future__ import annotations
 

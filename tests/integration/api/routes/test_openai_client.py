@@ -1,4 +1,4 @@
-"""The official OpenAI client: its requests are served, and it parses the answers."""
+"""OpenAI's client is served; and it parses the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths with and without /v1, the neighbours' small routes, and errors in the dialect of the request."""
+"""Paths with and without /v1: the neighbours' small routes, and errors in the dialect of the request."""
 
 from __future__ import annotations
 

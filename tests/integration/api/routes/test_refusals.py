@@ -1,4 +1,4 @@
-"""Bad input gets OpenAI's error body, the right status, and the name of what was wrong."""
+"""Bad input gets OpenAI's error body: the right status, and the name of what was wrong."""
 
 from __future__ import annotations
 

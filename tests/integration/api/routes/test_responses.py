@@ -1,4 +1,4 @@
-"""/v1/responses through the official client: what it sends is served, and what it parses is what it gets."""
+"""/v1/responses through OpenAI's client: what it sends is served, and what it parses is what it gets."""
 
 from __future__ import annotations
 

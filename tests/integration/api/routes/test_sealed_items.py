@@ -1,4 +1,4 @@
-"""Sealed items of /v1/responses, through the official client: reasoning and summaries that a client keeps."""
+"""Sealed reasoning and summaries come back from a client: in /v1/responses, through the official one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reads of fifty open pages: Redis gets the commands of one or two."""
+"""Fifty open pages cost Redis the reads of one or two."""
 
 from __future__ import annotations
 

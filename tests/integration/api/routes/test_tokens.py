@@ -1,4 +1,4 @@
-"""The tokenizer's routes: the same tokens that a request would have, in vLLM's shape."""
+"""The tokenizer's routes give a request's tokens: in vLLM's shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Unknown fields over HTTP: a Warning header on whole answers and streams, a log line, and a 400 with --strict."""
+"""Unknown fields are a Warning header or a 400: on whole answers and streams, with a log line; the 400 with
+--strict."""
 
 from __future__ import annotations
 

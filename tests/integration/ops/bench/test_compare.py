@@ -1,4 +1,4 @@
-"""The comparison with real engines: they do the same work on the same weights."""
+"""The comparison gives all engines the same work: on the same weights."""
 
 from __future__ import annotations
 

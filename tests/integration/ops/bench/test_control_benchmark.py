@@ -1,4 +1,4 @@
-"""ops.bench.control: every figure is measured on the real loop; a missed limit sets the exit status."""
+"""`bench control` measures the real loop: a missed limit sets the exit status."""
 
 from __future__ import annotations
 

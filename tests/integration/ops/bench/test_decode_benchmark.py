@@ -1,4 +1,4 @@
-"""The offline benchmark compares two engines that do the same work."""
+"""The offline benchmark compares two engines at the same work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of attacks ends by itself, each attack is seen to be refused, and each row of it does what it says."""
+"""The benchmark of attacks sees each attack refused: it ends by itself, and each row of it does what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator against a real farm, and against a Redis that knows nothing of its requests."""
+"""The load generator works on a real farm; and against a Redis that knows nothing of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark that compares what ranks take with what they are said to need."""
+"""A benchmark compares ranks' memory with their need."""
 
 from __future__ import annotations
 

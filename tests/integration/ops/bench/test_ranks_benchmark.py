@@ -1,4 +1,4 @@
-"""The benchmarks of several ranks really run several ranks."""
+"""Benchmarks of several ranks run several ranks."""
 
 from __future__ import annotations
 

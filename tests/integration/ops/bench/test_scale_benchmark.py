@@ -1,4 +1,4 @@
-"""`furrow bench scale` at a tiny size: every figure is measured, and a limit that is missed is the exit status."""
+"""`furrow bench scale` measures every figure: at a tiny size; a limit that is missed is the exit status."""
 
 from __future__ import annotations
 

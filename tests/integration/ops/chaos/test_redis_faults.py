@@ -1,4 +1,4 @@
-"""Each fault of Redis and of the way to it proves itself on a private server, and ends with the strike."""
+"""Each fault of Redis proves its effect: on a private server, and ends with the strike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`furrow api` and API keys on an address that others can reach."""
+"""`furrow api` asks for keys on a public address."""
 
 from __future__ import annotations
 

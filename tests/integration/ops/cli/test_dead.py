@@ -1,4 +1,4 @@
-"""`furrow dead` as an operator types it, against a real server."""
+"""`furrow dead` lists, retries and drops: as an operator types it, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`furrow doctor` over a farm in a real Redis, and over an API behind a proxy."""
+"""`furrow doctor` over a farm and over an API behind a proxy."""
 
 from __future__ import annotations
 

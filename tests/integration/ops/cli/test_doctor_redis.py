@@ -1,4 +1,5 @@
-"""`furrow doctor` and Redis: a real server is broken in one way, the finding is read, and its remedy is followed."""
+"""`furrow doctor` finds what is wrong with Redis: a real server is broken in one way, the finding is read, and its
+remedy is followed."""
 
 from __future__ import annotations
 

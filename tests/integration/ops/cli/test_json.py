@@ -1,5 +1,5 @@
-"""`--json` and the tables of every command that lists or shows: on a farm in the middle of its work, on an empty one,
-and on one whose names and causes are hostile."""
+"""`--json` and tables of every listing command: on a farm in the middle of its work, on an empty one, and on one whose
+names and causes are hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`furrow keys` as an operator types it, against a real server."""
+"""`furrow keys` creates, limits and revokes: as an operator types it, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The password of Redis stands on no command line, in no output and in no log; a path can name the server instead."""
+"""Redis' password stands in no command line, output or log: a path can name the server instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child never outlives its parent, however the parent ends."""
+"""A child process never outlives its parent: however the parent ends."""
 
 from __future__ import annotations
 

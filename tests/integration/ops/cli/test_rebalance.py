@@ -1,4 +1,5 @@
-"""`furrow models rebalance` on a real server; what hosts and ranks would say of a move is written by the tests."""
+"""`furrow models rebalance` moves replicas: on a real server; what hosts and ranks would say of a move is written by
+the tests."""
 
 from __future__ import annotations
 

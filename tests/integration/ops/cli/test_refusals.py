@@ -1,4 +1,4 @@
-"""Refusals of the command line: one line with the value and the remedy, no traceback, and a clean end."""
+"""The command line refuses in one line with the remedy: no traceback, and a clean end."""
 
 from __future__ import annotations
 

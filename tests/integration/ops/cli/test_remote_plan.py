@@ -1,4 +1,4 @@
-"""`furrow models plan` of a repository that is only on the hub: headers alone are read."""
+"""`furrow models plan` reads a hub's headers alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `furrow serve`, and its desired state."""
+"""Options of `furrow serve` become the desired state."""
 
 from __future__ import annotations
 

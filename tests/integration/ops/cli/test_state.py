@@ -1,4 +1,4 @@
-"""`furrow top`, `hosts`, `history` and `requests` as an operator types them, against a real server."""
+"""`furrow top`, `hosts`, `history` and `requests`: as an operator types them, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chaos client against a server that cuts, refuses and falls silent: it goes on where it was, or says why not."""
+"""The chaos client resumes or says why not: against a server that cuts, refuses and falls silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The farm whose model takes orders: a tool loop, and an answer whose leader is killed."""
+"""A farm with a scripted model: a tool loop, and an answer whose leader is killed."""
 
 from __future__ import annotations
 

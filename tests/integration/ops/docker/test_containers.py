@@ -1,4 +1,5 @@
-"""The commands of the containers, run here: Redis by compose's command, and every health check, well and ill."""
+"""The containers' commands and health checks work: run here, Redis by compose's command, and every check well and
+ill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new agent goes on where the one before it was, whatever that one was at when it died."""
+"""A new agent goes on where the last one was: whatever that one was at when it died."""
 
 from __future__ import annotations
 

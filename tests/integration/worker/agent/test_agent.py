@@ -1,4 +1,5 @@
-"""A whole agent on a real server, with a script in the place of rank processes: assignments, exits, giving up."""
+"""The agent carries out assignments: a whole agent on a real server, with a script in the place of rank processes;
+exits, giving up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model folder that is away for a moment: looked for again, with its cause told, and found by itself."""
+"""A model folder that is away is looked for again: with its cause told, and found by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads that hang: nobody waits for them, an unload ends them, and the next one goes on where they were."""
+"""A download that hangs blocks nobody: an unload ends it, and the next one goes on where it was."""
 
 from __future__ import annotations
 

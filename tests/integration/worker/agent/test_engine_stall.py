@@ -1,4 +1,4 @@
-"""An external engine that does nothing is found, whatever its own interface says."""
+"""A stalled external engine is detected: whatever its own interface says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts about a host that its agent publishes, against a real server, real files and real sockets."""
+"""An agent publishes facts about its host: against a real server, real files and real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The failure detector of an agent: ranks that live but make no progress, as seen through Redis."""
+"""The agent detects ranks without progress: ranks that live, as seen through Redis."""
 
 from __future__ import annotations
 

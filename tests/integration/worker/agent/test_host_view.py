@@ -1,4 +1,4 @@
-"""The state of a host's replicas on a real server."""
+"""The state of a host's replicas, on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's /metrics and /health over HTTP, as a scraper and a hostile client meet them."""
+"""The agent serves /metrics and /health: as a scraper and a hostile client meet them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models on demand, turn by turn of the agent that plans, on a real server: no rank is started, and what an agent and a
-leader would say of one is written by the tests."""
+"""Models on demand are woken and evicted: turn by turn of the agent that plans, on a real server. No rank is started,
+and what an agent and a leader would say of one is written by the tests."""
 
 from __future__ import annotations
 

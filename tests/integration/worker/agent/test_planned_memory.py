@@ -1,4 +1,4 @@
-"""Hosts that plan their memory: what fits is started with its share, and what does not is reported with the figures."""
+"""A model starts only where its memory fits: with its share; what does not fit is reported with the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of the planner on a real server: desired models become assignments, and what nobody will serve is ended."""
+"""Desired models become assignments: turns of the planner on a real server, and what nobody will serve is ended."""
 
 from __future__ import annotations
 

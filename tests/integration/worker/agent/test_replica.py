@@ -1,4 +1,4 @@
-"""The processes of a replica: one per rank on its own device, watched, started again, stopped in order."""
+"""A replica has one process per rank: each on its own device, watched, started again, stopped in order."""
 
 from __future__ import annotations
 

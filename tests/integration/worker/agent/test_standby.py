@@ -1,4 +1,5 @@
-"""The standby of a host: ready before it is needed, then a rank like any other; and what happens without one."""
+"""Ranks are forked from a ready standby: ready before it is needed, then a rank like any other; and what happens
+without one."""
 
 from __future__ import annotations
 

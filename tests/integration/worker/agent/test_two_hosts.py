@@ -1,4 +1,4 @@
-"""One group under two agents, as if on two hosts: the tokens are those of one rank."""
+"""A group under two agents has the tokens of one rank: as if on two hosts."""
 
 from __future__ import annotations
 

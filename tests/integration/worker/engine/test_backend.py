@@ -1,4 +1,4 @@
-"""The backend of a loaded shard: which code computes it, of which version, and in which type."""
+"""A loaded shard names its backend: which code computes it, of which version, and in which type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints packed into ggml's blocks at load: near their dequantised weights, on one rank and two, alone and not."""
+"""Weights packed into ggml's blocks stay near: to their dequantised weights, on one rank and two, alone and not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as processes that share memory: what kills one, and what is left of it."""
+"""Ranks share memory across processes: what kills one, and what is left of it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The records of families against transformers' plans, and the tiny models of the parity tests against their types:
-each has the parts that its type is about."""
+"""Records of families fit transformers' plans; and the tiny models of the parity tests have the parts that their types
+are about."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from worker.families.registry import FAMILIES
 from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
-WITHOUT_PLAN = {"gpt_oss", "hunyuan_v1_dense", "lfm2"}
+WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2"}
 """Types of which transformers has no plan."""
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
@@ -48,6 +49,11 @@ BEYOND_THE_PLAN = {
         *(f"feed_forward.w{number}" for number in (1, 2, 3)),
     },
     "phimoe": ATTENTION,
+    "nemotron_h": {
+        *(f"mixer.{name}_proj" for name in ("in", "out", "q", "k", "v", "o", "up", "down")),
+        *(f"mixer.{name}" for name in ("conv1d", "A_log", "D", "dt_bias", "norm")),
+        *("mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"),
+    },
     "granitemoehybrid": {
         *ATTENTION,
         *("shared_mlp.input_linear", "shared_mlp.output_linear"),
@@ -73,7 +79,7 @@ def test_roles_are_those_of_transformers(family: str) -> None:
         name.removeprefix("layers.*."): role
         for name, role in plan.items()
         # Within experts the roles are those of whole tensors, which the loader knows.
-        if role not in WHOLE and ".experts." not in name
+        if role not in WHOLE and ".experts." not in name and role != "embedding_rowwise"
     }
     roles, gathered = FAMILIES[family].roles, {name for name, role in theirs.items() if role in GATHERED}
     assert (not plan) == (family in WITHOUT_PLAN)
@@ -93,7 +99,7 @@ def test_every_matrix_has_a_role(family: str) -> None:
     assert set(roles) - either <= inside.keys() | parameters
     assert len(either & inside.keys()) == len(either) // 2
     linears = {name for name, module in inside.items() if isinstance(module, nn.Linear)}
-    routers = {"mlp.gate", "mlp.gate.wg", "mlp.router", "router.proj"}
+    routers = {"mlp.gate", "mlp.gate.wg", "mlp.router", "router.proj", "feed_forward.router"}
     shared = {"self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"}  # what all heads are made of
     assert linears - roles.keys() <= {"mlp.shared_expert_gate", *shared, *routers, *INPUTS_BY_LAYER}
 
@@ -182,7 +188,10 @@ def tied(model: Any) -> bool:
 
 def neighbours(model: Any) -> bool:
     """Pairs of the rotary embedding lie next to each other."""
-    turned = sys.modules[type(model).__module__].rotate_half(torch.arange(4.0))
+    module = sys.modules[type(model).__module__]
+    if not hasattr(module, "rotate_half"):  # they are complex numbers
+        return "view_as_complex" in inspect.getsource(module.apply_rotary_emb)
+    turned = module.rotate_half(torch.arange(4.0))
     return turned.tolist() == [-1.0, 0.0, -3.0, 2.0]
 
 
@@ -216,6 +225,24 @@ def mamba(model: Any) -> bool:
         and all((one.num_heads, one.ssm_state_size, one.conv_kernel_size) == (8, 8, 4) for one in layers if one)
         and model.model.rotary_emb is None
     )
+
+
+def chunks(model: Any) -> bool:
+    """Chunks that the prompts of the parity tests outgrow, beside layers without positions, and norms of heads."""
+    kinds = {"chunked_attention", "full_attention"}
+    attentions = [layer.self_attn for layer in model.model.layers]
+    normed = [hasattr(one, "qk_norm") for one in attentions]
+    return (
+        model.config.attention_chunk_size == 12
+        and set(model.config.layer_types) == kinds
+        and normed == [True, False] * 2
+    )
+
+
+def mamba_everywhere(model: Any) -> bool:
+    """A Mamba layer of two groups beside the attention of each layer."""
+    layers = model.model.layers
+    return all(layer.mamba.n_groups == 2 and layer.self_attn.key_multiplier == 0.5 for layer in layers)
 
 
 def parts_of_record(family: Family) -> Iterator[Callable[[Any], bool]]:
@@ -261,6 +288,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(part("mlp.experts"), part("mlp.shared_experts"), part("mlp.gate_proj")),
     ],
     "exaone4": [alternating, norm_over(16), part("post_feedforward_layernorm")],
+    "falcon_h1": [mamba_everywhere, part("mamba.norm"), biased("mamba.conv1d"), config("ssm_out_multiplier", 0.6)],
     "gemma": [tied, config("hidden_act", "gelu_pytorch_tanh")],
     "gemma2": [sliding, tied, config("attn_logit_softcapping", 5.0), part("pre_feedforward_layernorm")],
     "gemma3_text": [alternating, tied, norm_over(16), part("pre_feedforward_layernorm")],
@@ -304,6 +332,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(biased("conv.in_proj"), part("self_attn.k_layernorm"), part("operator_norm"), part("feed_forward.w3")),
         *(part("feed_forward.experts"), config("use_expert_bias"), config("routed_scaling_factor", 1.5)),
     ],
+    "llama4_text": [chunks, part("feed_forward.experts"), part("feed_forward.shared_expert"), config("floor_scale", 8)],
     "llama": [lambda model: model.config.rope_parameters["rope_type"] == "llama3"],
     "minimax_m2": [norm_over(64), part("mlp.experts"), partly_rotated],
     "ministral": [alternating],
@@ -314,6 +343,7 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(config("n_group", 2), lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1),
     ],
     "mixtral": [part("mlp.experts")],
+    "nemotron_h": [part("mixer.experts"), part("mixer.shared_experts"), biased("mixer.conv1d"), part("mixer.q_proj")],
     "olmo2": [norm_over(64), part("post_feedforward_layernorm")],
     "olmo3": [alternating, norm_over(64), scaled_rotary, part("post_feedforward_layernorm")],
     "phi": [partly_rotated, part("self_attn.q_layernorm"), biased("self_attn.dense")],

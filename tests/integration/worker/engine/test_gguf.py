@@ -1,4 +1,4 @@
-"""Models of GGUF files beside transformers on the numbers that their weights are."""
+"""GGUF models compute as transformers does: on the numbers that their weights are."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
     "qwen3": (["q8_0", "q4_1", "q5_0"], {}),
     "qwen3_moe": (["f16", "q8_0"], {"mlp_only_layers": [], "moe_intermediate_size": 96}),
     "gpt_oss": (["mxfp4", "q8_0"], {"swiglu_limit": 7.0}),
-    "gemma3_text": (["q6_k", "q4_k", "q3_k"], {"hidden_size": 256, "head_dim": 64, "num_hidden_layers": 6}),
+    "gemma3_text": (
+        ["q6_k", "iq4_xs", "q4_k", "iq3_s", "q3_k", "tq2_0"],
+        {"hidden_size": 256, "head_dim": 64, "num_hidden_layers": 6},
+    ),
     "qwen3_5_text": (["q8_0", "q4_0", "f16"], WIDE_HEADS),
     "qwen3_5_moe_text": (
         ["q8_0", "q5_1"],
@@ -69,7 +72,7 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
             **WIDE_HEADS,
         },
     ),
-    "arcee": (["q8_0", "q4_0"], {}),
+    "arcee": (["q8_0", "iq4_nl"], {}),
     "ernie4_5": (["q8_0", "q4_0"], {}),
     "hunyuan_v1_dense": (["q5_1", "q8_0"], {}),
     "seed_oss": (["q8_0", "q4_1"], {"attention_out_bias": False}),

@@ -1,4 +1,4 @@
-"""The books of captured decode steps, with a graph that runs its work again: buckets, filling, when none is used."""
+"""Captured decode steps: buckets, filling, when none is used; with a graph that runs its work again."""
 
 from __future__ import annotations
 

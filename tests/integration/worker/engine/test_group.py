@@ -1,4 +1,4 @@
-"""The state of a rank group through a recovery and a failing sampler, and on each rank."""
+"""A rank group stays equal through recoveries; and a failing sampler, and on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows with guesses: right ones are kept, wrong ones leave no trace, and every rank goes on from the same token."""
+"""Guessed rows change no token: right ones stay, wrong ones leave no trace, and every rank goes on from the same
+token."""
 
 from __future__ import annotations
 

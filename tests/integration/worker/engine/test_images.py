@@ -1,4 +1,4 @@
-"""Images against transformers: the tokens are those of its processor and whole model, chunk borders inside an image."""
+"""Image models give transformers' tokens: those of its processor and whole model, chunk borders inside an image."""
 
 from __future__ import annotations
 

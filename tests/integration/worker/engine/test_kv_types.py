@@ -1,4 +1,4 @@
-"""Keys and values in 16 and 8 bits: near those in 32, the same to the last bit in any company."""
+"""KV in 16 and 8 bits is near 32: the same to the last bit in any company."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: types, files and groups that fit or don't."""
+"""Loading checks types, files and groups."""
 
 from __future__ import annotations
 

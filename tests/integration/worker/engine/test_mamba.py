@@ -1,4 +1,4 @@
-"""Mamba layers: their formula in float64, the forms of the type, and what becomes of a state."""
+"""Mamba layers equal their formula: in float64; the forms of the type, and what becomes of a state."""
 
 from __future__ import annotations
 

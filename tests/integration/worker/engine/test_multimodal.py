@@ -1,4 +1,4 @@
-"""Checkpoints with images serve their text: the tokens are those of transformers' whole model on text."""
+"""Multimodal checkpoints serve their text: the tokens are those of transformers' whole model on text."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ TEXT: dict[str, dict[str, Any]] = {
     # Without experts, and with values of their own, as the small ones of Gemma 4.
     "gemma4": {**models.FAMILY_SHAPES["gemma4_text"], "enable_moe_block": False, "attention_k_eq_v": False},
     "kimi_k25": {"model_type": "deepseek_v3", "tie_word_embeddings": True, **models.FAMILY_SHAPES["deepseek_v3"]},
+    "llama4": models.FAMILY_SHAPES["llama4_text"],
     "mistral3": {"model_type": "ministral3", **models.FAMILY_SHAPES["ministral3"]},
     "qwen2_5_vl": {"rope_parameters": SECTIONS, "tie_word_embeddings": True},
     "qwen3_5": {"rope_parameters": PART_SECTIONS, **models.FAMILY_SHAPES["qwen3_5_text"]},
@@ -51,6 +52,15 @@ VISION: dict[str, dict[str, Any]] = {
     },
     "gemma3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "kimi_k25": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "llama4": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vision_output_dim": 32,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+    },
     "mistral3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
     "qwen2_5_vl": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
     "qwen3_5": {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64},
@@ -69,6 +79,7 @@ SERVED_AS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "kimi_k25": "deepseek_v3",
+    "llama4": "llama4_text",
     "mistral3": "ministral3",
     "qwen2_5_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",

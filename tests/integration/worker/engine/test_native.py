@@ -1,4 +1,4 @@
-"""The forward in C++: near torch's, the same to the last bit in any company, and out of the way where it can't be."""
+"""The forward in C++ is near torch's: the same to the last bit in any company, and out of the way where it can't be."""
 
 from __future__ import annotations
 

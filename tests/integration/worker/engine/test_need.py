@@ -1,4 +1,4 @@
-"""The memory that a rank needs, as headers say it, beside what a load has."""
+"""A rank's memory need is known from headers: beside what a load has."""
 
 from __future__ import annotations
 

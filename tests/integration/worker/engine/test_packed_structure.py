@@ -1,4 +1,4 @@
-"""The structure of packed modules: what comes back, and that a file with anything else is refused."""
+"""The structure of packed modules is restored or refused."""
 
 from __future__ import annotations
 

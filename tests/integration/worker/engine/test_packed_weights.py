@@ -1,4 +1,4 @@
-"""Packed weights in the cache: a start that reads them computes the same bits, and nothing but them is taken."""
+"""Packed weights from the cache give the same bits; and nothing but them is taken."""
 
 from __future__ import annotations
 

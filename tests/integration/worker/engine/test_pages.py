@@ -1,4 +1,4 @@
-"""Whole models over the store of pages, which GPUs have, against the same models over slabs."""
+"""Paged KV equals slabs on whole models: pages are what GPUs have."""
 
 from __future__ import annotations
 

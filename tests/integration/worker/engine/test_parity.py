@@ -1,4 +1,4 @@
-"""Every family against transformers' own forward and generate, alone and in company, on one rank and on several."""
+"""Every family equals transformers' forward and generate: alone and in company, on one rank and on several."""
 
 from __future__ import annotations
 

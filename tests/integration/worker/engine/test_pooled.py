@@ -1,4 +1,4 @@
-"""Vectors and scores of tiny models beside transformers' models and sentence-transformers' formula."""
+"""Vectors and scores equal transformers'; and sentence-transformers' formula."""
 
 from __future__ import annotations
 

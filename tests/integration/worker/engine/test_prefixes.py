@@ -1,4 +1,4 @@
-"""Sequences that begin with another's keys and values against transformers' generate on the whole prompt."""
+"""Shared prefixes change no token: against transformers' generate on the whole prompt."""
 
 from __future__ import annotations
 

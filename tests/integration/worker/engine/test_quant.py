@@ -1,4 +1,4 @@
-"""Models whose weights were packed at load: near the float32 ones, on one rank and two, in less memory."""
+"""`int8` and `f16` models stay near float32: on one rank and two, in less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantized already: the tokens of the weights that their formulas give, at the stored width."""
+"""Quantized checkpoints keep tokens and width: the tokens of the weights that their formulas give."""
 
 from __future__ import annotations
 

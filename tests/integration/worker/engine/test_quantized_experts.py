@@ -1,4 +1,4 @@
-"""Experts of checkpoints that are quantized already: their formulas' weights and tokens, at the stored width."""
+"""Experts of quantized checkpoints keep tokens and width: their formulas' weights."""
 
 from __future__ import annotations
 

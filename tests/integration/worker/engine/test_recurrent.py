@@ -1,4 +1,4 @@
-"""Recurrent layers: their formula in float64, the layers of the models, and what becomes of a state."""
+"""Recurrent layers equal their formula: in float64; the layers of the models, and what becomes of a state."""
 
 from __future__ import annotations
 

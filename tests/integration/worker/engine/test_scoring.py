@@ -1,4 +1,4 @@
-"""Logits at every position of a prompt, against transformers' own forward, on one rank and on two."""
+"""Logits at every prompt position equal transformers': on one rank and on two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals of a step, and the state that they leave untouched."""
+"""Refused steps leave the state untouched."""
 
 from __future__ import annotations
 

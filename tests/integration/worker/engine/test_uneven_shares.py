@@ -1,4 +1,4 @@
-"""Ranks with uneven shares of the heads and widths of a model: what one rank computes, they compute together."""
+"""Ranks with uneven shares compute what one computes: shares of the heads and widths of a model."""
 
 from __future__ import annotations
 

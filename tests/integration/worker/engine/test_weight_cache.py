@@ -1,4 +1,4 @@
-"""The files of packed weights on a host: written whole or not at all, bounded, and never in a model's way."""
+"""Files of packed weights are bounded and whole: written whole or not at all, and never in a model's way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole path of a GPU without one: no tensor on the wrong device, no wrong type, no hidden wait for the device."""
+"""The path of a GPU on fake tensors: no tensor on the wrong device, no wrong type, no hidden wait for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader publishes its backend and names it in the logs of its requests, once."""
+"""A leader publishes its backend; and names it in the logs of its requests, once."""
 
 from __future__ import annotations
 

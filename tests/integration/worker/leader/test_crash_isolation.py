@@ -1,4 +1,4 @@
-"""Requests that crash their group, with a tiny real model: found, buried alone, and nobody else harmed."""
+"""Requests that crash their group are buried alone: with a tiny real model; nobody else is harmed."""
 
 from __future__ import annotations
 

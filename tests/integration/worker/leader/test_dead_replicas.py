@@ -1,4 +1,4 @@
-"""Two replicas share a queue: when one is gone for good the other finishes its requests, and not before."""
+"""A replica finishes a dead one's requests: two share a queue, and not before the other is gone for good."""
 
 from __future__ import annotations
 

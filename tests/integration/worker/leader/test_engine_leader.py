@@ -1,4 +1,4 @@
-"""A leader of an external engine, seen through Redis: what kills, stops or breaks the engine costs no token."""
+"""The leader of an external engine loses no token: seen through Redis, whatever kills, stops or breaks the engine."""
 
 from __future__ import annotations
 

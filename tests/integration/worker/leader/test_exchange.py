@@ -1,4 +1,4 @@
-"""Calls of a leader while its next step runs, on a real server: order, outages, and the end of an epoch."""
+"""A leader calls Redis while its step runs: order, outages, and the end of an epoch, on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader whose rows, steps or forwards fail: only the requests concerned end."""
+"""A failed row, step or forward ends only its requests."""
 
 from __future__ import annotations
 

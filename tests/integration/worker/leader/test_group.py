@@ -1,4 +1,4 @@
-"""The leader's side of a group, against scripted ranks on real streams: order, accounting, and whose fault it was."""
+"""The leader commands its ranks: scripted ranks on real streams; order, accounting, and whose fault it was."""
 
 from __future__ import annotations
 

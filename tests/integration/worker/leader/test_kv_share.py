@@ -1,4 +1,4 @@
-"""A leader whose replica is asked for a part of its KV memory: it does with less, and loses no request."""
+"""A leader gives KV memory back: it does with less, and loses no request."""
 
 from __future__ import annotations
 

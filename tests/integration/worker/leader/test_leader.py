@@ -1,4 +1,4 @@
-"""A leader over several epochs, with a tiny real model: whatever ends one, answers go on exactly where they were."""
+"""Answers go on over epochs: with a tiny real model, exactly where they were, whatever ends one."""
 
 from __future__ import annotations
 

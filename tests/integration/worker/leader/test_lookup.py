@@ -1,4 +1,4 @@
-"""A leader that guesses tokens from the context: the answers are those without guesses, in fewer forwards."""
+"""Lookup saves forwards and changes no answer."""
 
 from __future__ import annotations
 

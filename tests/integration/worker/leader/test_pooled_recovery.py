@@ -1,4 +1,4 @@
-"""Inputs outlive their leader's epoch: what was told stays, and the rest is computed again, to equal vectors."""
+"""Embedding inputs outlive their epoch: what was told stays, and the rest is computed again, to equal vectors."""
 
 from __future__ import annotations
 

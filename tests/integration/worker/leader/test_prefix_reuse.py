@@ -1,4 +1,4 @@
-"""A leader whose requests begin with what others have computed: told in the log, exact, and never across an epoch."""
+"""Prefixes are reused within an epoch: told in the log, exact, and never across one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A leader of a model with recurrent layers: states are lost with an epoch, a preemption or a failed step, and no
-token is."""
+"""Lost recurrent states cost no token: with an epoch, a preemption or a failed step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that is not where its leader left it, as after a failover to a server that lagged: repaired or believed."""
+"""A leader repairs a log that Redis changed: after a failover to a server that lagged; repaired or believed."""
 
 from __future__ import annotations
 

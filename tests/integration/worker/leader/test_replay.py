@@ -1,4 +1,4 @@
-"""Kept requests that are computed again under other circumstances: the same tokens from the same logits, to the bit."""
+"""Replayed requests have the same logits: under other circumstances, the same tokens from the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that is asked for log probabilities of prompts: those of transformers, each told once, whatever happens."""
+"""Prompts' log probabilities are told once: those of transformers, whatever happens."""
 
 from __future__ import annotations
 

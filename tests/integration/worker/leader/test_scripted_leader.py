@@ -1,4 +1,4 @@
-"""The contract of the scripted leader of tests and benchmarks: it leaves in Redis what the real leader leaves."""
+"""The scripted leader of tests acts like a real one: it leaves in Redis what the real leader leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants that share a leader with a tiny real model: who comes soon, and that nobody's tokens change by it."""
+"""Tenants share a leader: who comes soon, and that nobody's tokens change by it."""
 
 from __future__ import annotations
 

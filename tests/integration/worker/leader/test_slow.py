@@ -1,4 +1,4 @@
-"""A machine that is slow is not dead: its steps are long, and nothing is killed, poisoned or buried for it.
+"""Slow steps kill, poison and bury nothing: a machine that is slow is not dead.
 
 Deadlines are a twentieth of the real ones, and 50 prompt tokens a second stand for less than 10.
 """

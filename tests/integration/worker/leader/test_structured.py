@@ -1,4 +1,4 @@
-"""Constrained answers of a random model: valid to the last one, next to others, over crashes and preemptions."""
+"""Constrained answers are valid: to the last one, next to others, over crashes and preemptions."""
 
 from __future__ import annotations
 

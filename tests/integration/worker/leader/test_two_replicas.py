@@ -1,4 +1,4 @@
-"""A request that crashes its group, where two replicas share the queue: it is found as soon as by one alone."""
+"""Two replicas isolate a crashing request as soon as one."""
 
 from __future__ import annotations
 

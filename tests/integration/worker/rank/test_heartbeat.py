@@ -1,4 +1,4 @@
-"""The side thread of a rank: renews leases, reads and writes poison, ends a process that is stuck."""
+"""A rank's side thread renews, reads poison and ends stuck processes."""
 
 from __future__ import annotations
 

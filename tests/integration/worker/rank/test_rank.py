@@ -1,4 +1,4 @@
-"""A rank behind its mailbox: one reply per frame whatever it holds, and out of an epoch that is over."""
+"""A rank answers each command once: whatever a frame holds, and out of an epoch that is over."""
 
 from __future__ import annotations
 

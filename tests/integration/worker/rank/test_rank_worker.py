@@ -1,4 +1,4 @@
-"""One rank's answers to the wire's ops, with a real tiny model: exactly one reply, and clear refusals."""
+"""A rank answers each op of the wire: with a real tiny model, exactly one reply, and clear refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduler, engine and sampler together on a tiny model: company, preemption and adoption change no token."""
+"""Scheduling changes no token of a model: scheduler, engine and sampler together; company, preemption and adoption."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Scheduler, engine and sampler together on models that take images: company, preemption and shared beginnings change
-no token."""
+"""Scheduling changes no token of an image model: company, preemption and shared beginnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that are wrong on purpose are switched off by name, and models serve the plain way."""
+"""Wrong kernels are switched off by name; and models serve the plain way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored response that is rebuilt from its token log while its request ends."""
+"""A stored response is rebuilt from its token log: while its request ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 import api.background.completion
-from api.access.seals import Seals
+import api.generation.stored_answers
 from api.background.completion import ResponseCompletion
 from api.chat.tokens import Vocabulary
+from api.generation.seals import Seals
+from api.generation.stored_answers import StoredAnswers
 from api.observability import Metrics
+from api.schemas.response_answers import IncompleteDetails, ResponseObject
 from api.schemas.view import View
 from control import requests
 from control.errors import RequestNotFound
@@ -22,14 +25,17 @@ from control.messages import LogEntry
 from control.records.responses import StoredResponse
 from control.redis.connection import Call
 from tests.byte_model import byte_assets
+from tests.unit.api.response_fields import response_fields
 
-TOLD = {"background": True, "store": True, "include": [], "reasoning": {"summary": None}}
-VIEW = View(endpoint="responses", created=0, model="m", extra_fields=TOLD)
+VIEW = View(endpoint="responses", created=0, model="m", extra_fields=response_fields(background=True, store=True))
 RUNNING = {"view": VIEW.encode(), "prompt_tokens": "3", "state": "running"}
 STORED = StoredResponse(rid="1" * 32, owner="o", tenant="t", model="m", view=VIEW.encode(), input=[])
 
 
-async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> dict[str, Any]:
+response_of = msgspec.json.Decoder(ResponseObject).decode
+
+
+async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> ResponseObject:
     """The response whose log has its end, where Redis shows one of `looks` after the other as the request's hash."""
 
     async def pages(*_: Any) -> AsyncIterator[list[LogEntry]]:
@@ -44,19 +50,19 @@ async def rebuilt(monkeypatch: pytest.MonkeyPatch, *looks: dict[str, str]) -> di
     left = list(looks)
     monkeypatch.setattr(requests, "aread_pages", pages)
     parts: Any = SimpleNamespace(find_in=find_in, complete=complete)
-    completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics())
-    return msgspec.json.decode(msgspec.json.encode(await completion.current(STORED)))
+    answers = StoredAnswers(cast(Any, None), parts, parts, Seals(cast(Any, None)))
+    return response_of(await answers.current(STORED))
 
 
 async def test_a_request_that_ends_while_its_log_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hash was read before its end and has no time of it: it is read again."""
     response = await rebuilt(monkeypatch, RUNNING, RUNNING | {"state": "finished", "t_last": "5000"})
-    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (response.status, response.incomplete_details) == ("incomplete", IncompleteDetails("max_output_tokens"))
 
 
 async def test_a_log_with_all_ends_whose_request_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a failover is repaired: the response has not ended yet."""
-    assert (await rebuilt(monkeypatch, RUNNING, RUNNING))["status"] == "in_progress"
+    assert (await rebuilt(monkeypatch, RUNNING, RUNNING)).status == "in_progress"
 
 
 class Farm:
@@ -67,9 +73,8 @@ class Farm:
         self.written: list[Any] = []
         self.dropped: list[str] = []
         parts: Any = self
-        self.completion = ResponseCompletion(
-            cast(Any, None), cast(Any, None), parts, parts, Seals(cast(Any, None)), Metrics()
-        )
+        self.answers = StoredAnswers(cast(Any, None), parts, parts, Seals(cast(Any, None)))
+        self.completion = ResponseCompletion(cast(Any, None), cast(Any, None), parts, parts, self.answers, Metrics())
 
     async def find_in(self, *_: Any) -> tuple[None, dict[str, str]]:
         if self.fields is None:
@@ -93,6 +98,7 @@ def farm_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Farm]:
             return [(stored.rid, stored.owner)] if call.script else farm.stored
 
         monkeypatch.setattr(api.background.completion, "arun", arun)
+        monkeypatch.setattr(api.generation.stored_answers, "arun", arun)
         return farm
 
     return make
@@ -101,10 +107,11 @@ def farm_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Farm]:
 async def test_an_answer_whose_vocabulary_is_gone_names_the_cause(farm_of: Callable[..., Farm]) -> None:
     """It is no 503, and nothing is stored: the model may be loaded again while the log is there."""
     waiting = farm_of(RUNNING | {"state": "queued"})
-    assert (await waiting.completion.current(STORED))["status"] == "queued"
+    assert response_of(await waiting.answers.current(STORED)).status == "queued"
     farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"})
-    response = await farm.completion.current(STORED)
-    assert response["status"] == "failed" and "model 'm' was unloaded" in response["error"]["message"]
+    response = response_of(await farm.answers.current(STORED))
+    assert response.status == "failed" and response.error is not None
+    assert "model 'm' was unloaded" in response.error.message
     await farm.completion.look_round()
     assert (farm.written, farm.dropped) == ([], [])
 
@@ -114,11 +121,11 @@ async def test_an_unreadable_record_is_dropped_with_its_log(farm_of: Callable[..
     broken = replace(STORED, view="{")
     farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"}, broken)
     with pytest.raises(RequestNotFound, match="can't be read, as it was damaged"):
-        await farm.completion.current(broken)
+        await farm.answers.current(broken)
     await farm.completion.look_round()
     assert (farm.written, farm.dropped) == ([], [])
     farm.fields = None
     with pytest.raises(RequestNotFound, match="can't be read"):
-        await farm.completion.current(broken)
+        await farm.answers.current(broken)
     await farm.completion.look_round()
     assert (farm.written, set(farm.dropped)) == ([], {STORED.rid})

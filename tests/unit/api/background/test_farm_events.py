@@ -1,4 +1,4 @@
-"""Snapshots of the farm for any number of followers."""
+"""Any number of followers share snapshots of the farm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads that many share: one for all who ask the same, and none that keeps others waiting."""
+"""Equal reads are shared: one for all who ask the same, and none that keeps others waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entries become text: characters whole, stop strings cut, log probabilities in step with the text."""
+"""Log entries become text: characters whole, stop strings cut, log probabilities in step with the text."""
 
 from __future__ import annotations
 

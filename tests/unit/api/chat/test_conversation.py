@@ -1,4 +1,4 @@
-"""A chat request becomes a prompt in its model's own form, and says how the answer is to be read."""
+"""A chat becomes a prompt in its model's form; and says how the answer is to be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The grammar of demanded calls takes what the model's form says and nothing else."""
+"""The grammar of demanded calls fits the model's form; and takes nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family's answers become reasoning, text and calls, however they are cut."""
+"""Every family's answers become reasoning, text and calls: however they are cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is demanded is in the family's own form: whatever the grammar allows is read as calls that fit the schema."""
+"""Enforced calls are in the family's form: whatever the grammar allows is read as calls that fit the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A form is told by the shape of calls in a chat template; a model's own response template goes before the table."""
+"""A form of calls is recognised in the template: by the shape of its calls; a model's own response template goes before
+the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading is linear in the white space of an answer: what a push reads again is counted, not timed."""
+"""Reading is linear in white space: what a push reads again is counted, not timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates that are rendered in the API's process: bounded work and memory, and the same text as without."""
+"""Chat templates have bounded work and memory: rendered in the API's process, and the same text as without."""
 
 from __future__ import annotations
 

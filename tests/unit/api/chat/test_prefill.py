@@ -1,4 +1,5 @@
-"""A prompt that ends within the last message is the one that transformers makes; its answer is read from the middle."""
+"""Continued messages have transformers' prompt: one that ends within the last message; its answer is read from the
+middle."""
 
 from __future__ import annotations
 

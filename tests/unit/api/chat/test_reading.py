@@ -1,4 +1,4 @@
-"""An answer's text becomes reasoning, text and calls; how it is cut does not matter, and nothing is lost."""
+"""An answer's text becomes reasoning, text and calls: how it is cut does not matter, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts: the model's own template, exactly one BOS; and tokens as bytes."""
+"""Prompts have the model's template and one BOS; and tokens as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Redis' memory is shared out among those who store responses."""
+"""Redis' memory is shared among those who store responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals that still stand."""
+"""Refusals for a full queue stand for a time."""
 
 from __future__ import annotations
 

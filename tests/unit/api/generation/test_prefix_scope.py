@@ -1,4 +1,4 @@
-"""Whose prompts a request may begin with."""
+"""Prefixes are shared within a scope: whose prompts a request may begin with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from api.generation.preparation import scoped_salt
+from api.generation.client_request import scoped_salt
 
 OWNERS = ("a", "b", "shared", "tenant", "~keyless")
 

@@ -1,4 +1,5 @@
-"""Work on answers with log probabilities comes in turns of the event loop: counted in tokens, not in milliseconds."""
+"""Answers with log probabilities yield to others: in turns of the event loop, counted in tokens, not in
+milliseconds."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.follow.feed import Feed
-from api.follow.follow import Feeds
+from api.generation.chunks import StreamRenderer, token_logprobs
+from api.generation.feed import Feed
+from api.generation.follow import Feeds
 from api.generation.session import (
     TURN_ENTRIES,
     TURN_PROMPTS,
@@ -24,16 +26,16 @@ from api.generation.session import (
     renderer_of,
 )
 from api.observability import Metrics, RequestLog
-from api.rendering.chunks import StreamRenderer, scored_tokens
 from api.schemas.view import View
 from api.settings import ApiSettings
 from control.messages import LogEntry, PromptToken, TokenLogprobs
 from tests.byte_model import byte_assets
+from tests.unit.api.response_fields import response_fields
 
 VOCABULARY = Vocabulary(byte_assets())
 TOP = TokenLogprobs(-0.5, [(65 + place, -1.0 - place) for place in range(20)])
 STEPS = 4
-STORED = {"store": True, "background": False, "include": [], "reasoning": {"summary": None}}
+STORED = response_fields(store=True)
 
 
 def entries(n: int, scored: bool, steps: int = STEPS) -> list[LogEntry]:
@@ -190,5 +192,5 @@ def test_a_score_is_encoded_once_and_shown_often() -> None:
     """The last four events of /v1/responses repeat all of them."""
     answer = Turns(view(logprobs=20), entries(1, True))
     piece = answer.renderer.answers[0].feed(entries(1, True)[0])
-    [score] = scored_tokens(VOCABULARY, VOCABULARY.token_text, piece.scored)
+    [score] = token_logprobs(VOCABULARY, VOCABULARY.token_text, piece.scored)
     assert isinstance(score, msgspec.Raw) and msgspec.json.decode(score)["token"] == "b"

@@ -1,4 +1,4 @@
-"""Truncation of a long conversation: the items that go first, and those that go with them."""
+"""Truncation drops the oldest items together; and those that go with them."""
 
 from __future__ import annotations
 

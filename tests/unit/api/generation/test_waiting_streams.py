@@ -1,4 +1,4 @@
-"""What a stream that waits in the queue writes: a place now and then, and else nothing but keep-alives."""
+"""A waiting stream writes places and keep-alives."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import api.generation.session
 from api.chat.tokens import Vocabulary
-from api.follow.feed import Feed
-from api.follow.follow import Feeds
+from api.generation.feed import Feed
+from api.generation.follow import Feeds
 from api.generation.session import Caller, Session, Shutdown, events, renderer_of
 from api.observability import Metrics, RequestLog
 from api.schemas.view import View

@@ -1,4 +1,5 @@
-"""Files that are cheap to send and dear to read: their images are taken out, or refused, before anything is decoded."""
+"""Images in deceptive containers are taken out or refused: files that are cheap to send and dear to read, before
+anything is decoded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Images as hostile clients send them: none ends the process that decodes, and each limit is checked before
-decoding."""
+"""Hostile images end no process: each limit is checked before decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which URLs images may come from, and which addresses are connected to."""
+"""Allowed URLs and addresses of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fetch of an image begins: bounds for hosts and tenants, and the order of those that wait."""
+"""Fetches of images begin in a bounded order: bounds for hosts and tenants, and the order of those that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a grammar: verdicts in the library's words, in bounded time, for hostile ones too."""
+"""Grammars are checked in bounded time: verdicts in the library's words, for hostile ones too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a model in a process of their own: the same results, bounded time and memory, and nobody else is harmed."""
+"""A model's files run in a confined process: the same results, bounded time and memory, and nobody else is harmed."""
 
 from __future__ import annotations
 

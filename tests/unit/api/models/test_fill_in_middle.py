@@ -1,4 +1,4 @@
-"""Prompts with a gap: each family's marks in its order, put in as ids; a user's text never becomes a mark."""
+"""Prompts with a gap have the family's marks: in its order, put in as ids; a user's text never becomes a mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a request means, beside models that failed, leave, or are on their way up."""
+"""Which model a request means: beside models that failed, leave, or are on their way up."""
 
 from __future__ import annotations
 

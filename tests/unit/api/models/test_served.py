@@ -1,4 +1,4 @@
-"""The objects that an API process makes of a model's assets, and keeps when a new epoch publishes them again."""
+"""Objects of a model's assets are reused: when a new epoch publishes them again."""
 
 from __future__ import annotations
 

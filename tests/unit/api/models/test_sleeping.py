@@ -1,4 +1,4 @@
-"""Models that sleep: listed without a tokenizer, which is made for the first request."""
+"""Sleeping models are listed without a tokenizer: it is made for the first request."""
 
 from __future__ import annotations
 

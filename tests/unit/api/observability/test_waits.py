@@ -1,4 +1,4 @@
-"""Requests that wait are told in the log, in few lines however many they are."""
+"""Waiting requests are logged in few lines: however many they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request may hold so much of each thing, and is told which and how much."""
+"""Contents of a request are bounded: so much of each thing, and the refusal says which and how much."""
 
 from __future__ import annotations
 

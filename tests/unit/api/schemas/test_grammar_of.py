@@ -1,4 +1,4 @@
-"""Under which parameters a grammar is asked for, and which bodies are refused before anything is compiled."""
+"""Parameters that ask for a grammar; and which bodies are refused before anything is compiled."""
 
 from __future__ import annotations
 

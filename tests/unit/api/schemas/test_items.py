@@ -1,4 +1,4 @@
-"""Items and blocks become a chat's messages, and back to what a client may send again."""
+"""Items and blocks become messages and back: what a client may send again."""
 
 from __future__ import annotations
 

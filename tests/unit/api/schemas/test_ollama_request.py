@@ -1,4 +1,4 @@
-"""Ollama's bodies as the requests that they stand for."""
+"""Ollama's bodies become the farm's requests."""
 
 from __future__ import annotations
 

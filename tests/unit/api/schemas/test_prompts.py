@@ -1,4 +1,4 @@
-"""Prompts that are shown again: their text, and where each token lies in it."""
+"""Echoed prompts: their text, and where each token lies in it."""
 
 from __future__ import annotations
 

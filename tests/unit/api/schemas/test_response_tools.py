@@ -1,4 +1,4 @@
-"""The tools of /v1/responses as functions, and `tool_choice` about them."""
+"""Tools of /v1/responses become functions; and `tool_choice` about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of a model that broke its bounds: what the doctor and the console tell of it."""
+"""Breaches of a model's files are told: what the doctor and the console show of one that broke its bounds."""
 
 from __future__ import annotations
 

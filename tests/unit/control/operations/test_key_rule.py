@@ -1,4 +1,4 @@
-"""When a key is asked for."""
+"""The rule when a key is asked for."""
 
 from __future__ import annotations
 

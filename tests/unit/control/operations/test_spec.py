@@ -1,4 +1,4 @@
-"""The specification of a model from the name that an operator gives."""
+"""A model's name becomes its specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many replicas run on demand: by requests alone, and by turns where memory is short."""
+"""Replicas on demand: by requests alone, and by turns where memory is short."""
 
 from __future__ import annotations
 

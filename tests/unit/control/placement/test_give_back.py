@@ -1,4 +1,4 @@
-"""KV memory that replicas give back while they serve: asked for by the planner, assigned once their leaders tell."""
+"""Serving replicas are asked to give KV memory back: by the planner; it is assigned once their leaders tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement by the memory of GPUs: no GPU is given more than it has, and several models share one where they fit."""
+"""No GPU is planned beyond its memory; and several models share one where they fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sequences take of KV memory."""
+"""The KV memory that sequences take."""
 
 from __future__ import annotations
 

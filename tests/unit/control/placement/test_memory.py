@@ -1,4 +1,4 @@
-"""Placement by memory: no host is given more than it has, and what fits is placed."""
+"""No host is planned beyond its memory; and what fits is placed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves between hosts: nothing is exceeded while one is made, and what one move can place is placed."""
+"""Moves between hosts exceed no memory: while one is made; what one move can place is placed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change is rolled out replica by replica; played through here turn by turn, with agents that do as they are told."""
+"""Changes are rolled out replica by replica: played through here turn by turn, with agents that do as they are told."""
 
 from __future__ import annotations
 

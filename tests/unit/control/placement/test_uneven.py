@@ -1,4 +1,4 @@
-"""Ranks with uneven shares of a model, where hosts have unequal memory."""
+"""Uneven shares are planned on unequal hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fingerprint changes with each part of a backend, and with nothing else."""
+"""A fingerprint changes with each part of a backend; and with nothing else."""
 
 from __future__ import annotations
 

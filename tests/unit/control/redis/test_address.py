@@ -1,4 +1,4 @@
-"""URLs: what is shown of them, and which are refused."""
+"""URLs of Redis: what is shown of them, and which are refused."""
 
 from __future__ import annotations
 

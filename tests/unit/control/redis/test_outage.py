@@ -1,4 +1,4 @@
-"""Log lines and messages of a process while Redis is away."""
+"""Outages of Redis in logs and messages."""
 
 from __future__ import annotations
 

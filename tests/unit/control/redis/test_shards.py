@@ -1,4 +1,4 @@
-"""The way of a batch of commands to the nodes of a Cluster, and through redirections."""
+"""Batches of commands reach a Cluster's nodes; and through redirections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which refusals of a server are to be waited for."""
+"""Refusals of Redis that are waited for."""
 
 from __future__ import annotations
 

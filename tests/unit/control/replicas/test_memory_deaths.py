@@ -1,4 +1,4 @@
-"""Which replica of a host is given up after deaths for lack of memory."""
+"""The replica to give up when memory is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judgement of which ranks are slow."""
+"""The judgement of slow ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log entries as text."""
+"""Log entries are shown as text."""
 
 from __future__ import annotations
 

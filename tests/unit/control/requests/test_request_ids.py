@@ -1,4 +1,4 @@
-"""Ids of requests: never the same twice."""
+"""Ids of requests are unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A token log is a list that takes little room."""
+"""A token log takes little room."""
 
 from __future__ import annotations
 

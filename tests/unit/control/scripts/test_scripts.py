@@ -1,4 +1,4 @@
-"""The Lua files as texts."""
+"""Lua scripts follow their rules: the files as texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a leader, which decodes only."""
+"""The leader's tokenizer only decodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The incremental detokenizer against decoding everything at once."""
+"""The incremental detokenizer equals decoding at once."""
 
 from __future__ import annotations
 

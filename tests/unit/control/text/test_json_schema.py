@@ -1,4 +1,4 @@
-"""JSON schemas of pydantic and zod are enforced, or refused by the name of the keyword."""
+"""JSON schemas are enforced or refused by keyword: those of pydantic and zod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces, against searching the whole text."""
+"""Stop strings are found across pieces of text: against searching the whole text."""
 
 from __future__ import annotations
 

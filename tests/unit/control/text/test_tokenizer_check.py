@@ -1,4 +1,4 @@
-"""Tokenizers judged by their parts."""
+"""Tokenizers are judged by their parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator's client against servers that answer well, badly, or not to the end."""
+"""The load generator's client counts only whole answers: against servers that answer well, badly, or not to the end."""
 
 from __future__ import annotations
 

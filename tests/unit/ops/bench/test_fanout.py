@@ -1,4 +1,4 @@
-"""The fan-out benchmark's clients count what comes, in whatever pieces, and take only a whole answer for one."""
+"""The fan-out benchmark counts whole answers: in whatever pieces they come."""
 
 from __future__ import annotations
 

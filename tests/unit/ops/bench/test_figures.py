@@ -1,4 +1,4 @@
-"""Figures beside their limits, and what the benchmarks make of what they saw."""
+"""Figures stand beside their limits; and what the benchmarks make of what they saw."""
 
 from __future__ import annotations
 

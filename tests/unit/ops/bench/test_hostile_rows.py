@@ -1,4 +1,4 @@
-"""The rows of `furrow bench hostile`: what attacker and other tenant count, and what misses a limit."""
+"""Rows of `furrow bench hostile`: what attacker and other tenant count, and what misses a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure says what it was measured on."""
+"""A figure names its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a recovery went."""
+"""Phases of a recovery are timed."""
 
 from __future__ import annotations
 

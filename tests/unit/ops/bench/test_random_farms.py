@@ -1,4 +1,4 @@
-"""The benchmark that plays random farms finds no violation, and finds one where needs are not planned with."""
+"""Random farms find no violation of memory; and find one where needs are not planned with."""
 
 from __future__ import annotations
 

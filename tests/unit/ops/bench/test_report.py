@@ -1,4 +1,4 @@
-"""A scenario's verdict: the harness must fail where a figure has no data."""
+"""A scenario without data fails: the harness must fail where a figure has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenario table, and what it means for users, models and prompts."""
+"""The scenario table; and what it means for users, models and prompts."""
 
 from __future__ import annotations
 

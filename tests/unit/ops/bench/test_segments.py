@@ -1,4 +1,4 @@
-"""A request's stamps become the segments that docs/performance.md defines."""
+"""A request's stamps become segments: those that docs/performance.md defines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a start are read from what the farm prints, and none is made up."""
+"""Phases of a start are read from the output; and none is made up."""
 
 from __future__ import annotations
 

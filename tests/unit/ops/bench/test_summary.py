@@ -1,4 +1,4 @@
-"""Figures are right, and never made of nothing."""
+"""Figures are right; and never made of nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report counts each stream under the faults that it met."""
+"""The chaos report counts streams by fault: under the faults that each met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds every way in which a stream can differ from the undisturbed one."""
+"""The checker finds every difference of streams: from the undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large logs that a chaos run delivers, how a damaged one is found, and when Redis counts as frozen."""
+"""Large logs of a chaos run: how a damaged one is found, and when Redis counts as frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of replayed requests: hashes of logits by their context, and the outcome of a run."""
+"""Replayed requests are compared by hashes: of logits by their context, and the outcome of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules are a function of the seed, and strike as often as asked."""
+"""Chaos schedules are a function of the seed; and strike as often as asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`furrow cache`: files of the cache listed and cleared."""
+"""`furrow cache` lists and clears files."""
 
 from __future__ import annotations
 

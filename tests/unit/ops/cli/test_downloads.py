@@ -1,4 +1,4 @@
-"""`furrow pull`, `list` and `rm`, on a cache that is made here."""
+"""`furrow pull`, `list` and `rm`: on a cache that is made here."""
 
 from __future__ import annotations
 

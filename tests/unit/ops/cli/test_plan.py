@@ -1,4 +1,5 @@
-"""The plan of memory: needs from headers, hosts that have it, and what would make a model fit."""
+"""`furrow models plan` compares need and memory: needs from headers, hosts that have it, and what would make a model
+fit."""
 
 from __future__ import annotations
 

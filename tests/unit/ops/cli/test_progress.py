@@ -1,4 +1,4 @@
-"""Progress of a wait: bytes of a model's best replica, bars on a terminal, few lines elsewhere."""
+"""Progress of a wait is shown: bytes of a model's best replica, bars on a terminal, few lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit of systemd that `furrow service install` writes."""
+"""`furrow service install` writes systemd's unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of others on a terminal has no control characters; in a pipe it is as it is."""
+"""Text on a terminal has no control characters: text of others; in a pipe it is as it is."""
 
 from __future__ import annotations
 

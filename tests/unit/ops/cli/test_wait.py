@@ -1,4 +1,4 @@
-"""`furrow models load --wait`."""
+"""`furrow models load --wait` waits and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one parser of server-sent events, for streams that come in any parts."""
+"""Server-sent events are parsed in any parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The resuming transport against a scripted API: wherever a stream is cut, the bytes that come out are the same."""
+"""The resuming transport gives the same bytes wherever cut: against a scripted API."""
 
 from __future__ import annotations
 

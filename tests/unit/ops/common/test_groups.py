@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they are called."""
+"""Commands are imported when called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a condition, in the tools and in the tests."""
+"""Tools wait for conditions; and the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The shipped checkpoint: its shape, its tokenizer and template, and right answers that stop by themselves."""
+"""The demonstration model answers right: the checkpoint's shape, its tokenizer and template, and answers that stop by
+themselves."""
 
 import json
 from collections.abc import Iterator

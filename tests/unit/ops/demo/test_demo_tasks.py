@@ -1,4 +1,4 @@
-"""The demonstration model's text: deterministic, right, and with held-out questions that training never shows."""
+"""The demonstration model's text is right: deterministic, and with held-out questions that training never shows."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""compose.yaml as far as it can be judged without a Docker engine."""
+"""compose.yaml is sound: as far as it can be judged without a Docker engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfiles as far as they can be judged without a Docker engine."""
+"""The Dockerfiles are sound: as far as they can be judged without a Docker engine."""
 
 from __future__ import annotations
 

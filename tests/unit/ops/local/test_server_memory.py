@@ -1,4 +1,4 @@
-"""The private server's memory: a part of the machine's, and of what a control group leaves of it."""
+"""The private server's memory limit: a part of the machine's, and of what a control group leaves of it."""
 
 from __future__ import annotations
 

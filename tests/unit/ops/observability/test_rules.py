@@ -1,4 +1,5 @@
-"""ops/prometheus and ops/grafana by themselves: promtool's word, and what an operator needs of each alert and panel."""
+"""Alerts and dashboards of Prometheus and Grafana: promtool's word, and what an operator needs of each alert and
+panel."""
 
 from __future__ import annotations
 

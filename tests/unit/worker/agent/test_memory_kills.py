@@ -1,4 +1,4 @@
-"""Kills for lack of memory, as the files of control groups of both versions count them."""
+"""Kills for lack of memory are counted: as the files of control groups of both versions count them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks find out whether all of them are ready."""
+"""Ranks agree whether all are ready."""
 
 from __future__ import annotations
 

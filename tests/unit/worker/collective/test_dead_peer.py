@@ -1,4 +1,4 @@
-"""A peer whose process has ended, seen from a rank that waits for it."""
+"""A rank notices a dead peer: a process that has ended, seen from a rank that waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure that the leader met in a collective is another rank's."""
+"""A leader's failed collective is another rank's failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory is used by all ranks of a group or by none: rank 0 decides, and any obstacle is only a reason."""
+"""All ranks of a group use shared memory or none: rank 0 decides, and any obstacle is only a reason."""
 
 from __future__ import annotations
 

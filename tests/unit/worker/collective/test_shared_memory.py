@@ -1,4 +1,4 @@
-"""Exchanges through shared memory: right for every type and size, and the same bits on every rank."""
+"""Sums through shared memory are right: for every type and size, and the same bits on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time in which a rank waits for others, and how a forward counts it."""
+"""Waits for other ranks are counted; and how a forward counts them."""
 
 from __future__ import annotations
 

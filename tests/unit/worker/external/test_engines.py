@@ -1,4 +1,4 @@
-"""One suite for the three engines' modules, each beside a scripted server of its shape."""
+"""Three external engines pass one suite: each module beside a scripted server of its shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host offers of engines, and what a process of one gets of the worker."""
+"""Engines that a host offers; and what a process of one gets of the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of pages: its books, and attention over it in plain torch against the textbook formula."""
+"""Pages and their attention equal the textbook formula: the books of the store, in plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slab store and its attention against the textbook formula, over random histories of many sequences."""
+"""Slabs and their attention equal the textbook formula: over random histories of many sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which store a device gets, and how large."""
+"""Which KV store a device gets; and how large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that runs one call while its owner does something else."""
+"""A thread runs one call: while its owner does something else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pause between epochs that get nowhere."""
+"""Epochs that get nowhere are followed by a pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a chunk of prompts may be, alone and beside rows that decode."""
+"""The length of a chunk of prompts: alone and beside rows that decode."""
 
 from __future__ import annotations
 

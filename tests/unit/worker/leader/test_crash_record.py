@@ -1,4 +1,4 @@
-"""Finding culprits by halves, against a group that crashes whenever one of them is in a step."""
+"""Culprits of a crash are found by halves: against a group that crashes whenever one of them is in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claimed request: rebuilt from its log, noted token by token, emitted in order."""
+"""A claimed request is rebuilt from its log: noted token by token, emitted in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts of a leader's requests: each request once, whichever leaders had it."""
+"""A leader counts each request once: whichever leaders had it."""
 
 from __future__ import annotations
 

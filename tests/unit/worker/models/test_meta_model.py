@@ -1,4 +1,4 @@
-"""Models without weights, built in several threads of one process."""
+"""Models are built without weights in threads: several of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations, rotary embeddings and shares of models in C++ against those of transformers' classes."""
+"""C++ models have transformers' configuration: rotary embeddings and shares too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from control.errors import ModelFilesError
 from tests.models import FAMILY_SHAPES, SHAPE
+from worker.families.recurrence import attends
 from worker.families.registry import FAMILIES
 from worker.models.native.config import native_config
 from worker.models.native.module import NotNative
@@ -71,6 +72,7 @@ HYBRIDS: list[dict[str, Any]] = [
 NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"head_dim": 64},
     "mistral4": {"head_dim": 128},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
@@ -155,7 +157,8 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
-COMPUTED = {"mlp_layer_types", "moe_layer_end_index"}
+COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers", "layers_block_type", "moe_layers"}
+FALCON = {"model_type": "falcon_h1", **NEEDED["falcon_h1"]}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
 """Types with one mask for all layers."""
@@ -163,13 +166,8 @@ WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "st
 
 def config_json(family: str, **changes: Any) -> dict[str, Any]:
     shape = {name: value for name, value in SHAPE.items() if name != "tie_word_embeddings"}
-    return (
-        {"model_type": family, "full_attention_interval": 3}
-        | shape
-        | numbers_of_experts(family)
-        | NEEDED.get(family, {})
-        | changes
-    )
+    own = {"model_type": family, "full_attention_interval": 3} | shape | numbers_of_experts(family)
+    return FAMILIES[family].completed(own | NEEDED.get(family, {}) | changes)
 
 
 def numbers_of_experts(family: str) -> dict[str, Any]:
@@ -209,31 +207,39 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     theirs: Any = meta_model(config, torch.float32, torch.device("cpu"))
     ours: Any = native_meta_model(native_config(given), given)
     assert shapes(ours) == shapes(theirs)
-    attentions = [layer.self_attn for layer in theirs.model.layers if getattr(layer, "self_attn", None) is not None]
+    mixers = [getattr(layer, "self_attn", getattr(layer, "mixer", None)) for layer in theirs.model.layers]
+    attentions = [one for one in mixers if hasattr(one, "scaling")]
     assert [rotary_of(ours, theirs, kind) for kind in set(ours.config.layer_types) - {"linear_attention"}]
-    assert {ours.config.scaling} == {attention.scaling for attention in attentions}
+    keys = getattr(config, "key_multiplier", 1.0) * getattr(config, "attention_in_multiplier", 1.0) ** 2
+    assert ours.config.scaling == pytest.approx(attentions[0].scaling * keys, rel=0 if keys == 1 else 1e-12)
+    assert len({attention.scaling for attention in attentions}) == 1
     assert ours.config.attention_cap == (getattr(attentions[0], "attn_logit_softcapping", None) or 0.0)
     assert ours.config.logit_cap == (getattr(config, "final_logit_softcapping", None) or 0.0)
     norm = next(
         getattr(theirs.model, name)
-        for name in ("norm", "embedding_norm", "final_layernorm")
+        for name in ("norm", "embedding_norm", "final_layernorm", "norm_f")
         if hasattr(theirs.model, name)
     )
     assert ours.model.norm.eps == (norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
-    assert ours.config.residual_scale == getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
-    assert ours.config.logit_scale == getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    residual = getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
+    attended = getattr(config, "attention_in_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
+    gate, down = getattr(config, "mlp_multipliers", (1.0, 1.0))
+    scales = ours.config.attended_scale, ours.config.gate_scale, ours.config.fed_scale
+    assert scales == (residual * attended, gate, residual * down)
+    logits = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", 1.0))
+    assert ours.config.logit_scale == logits / getattr(config, "logits_scaling", 1.0)
     assert ours.config.tie_word_embeddings == config.tie_word_embeddings
     scale = getattr(theirs.model, "embedding_multiplier", None)  # of granite, whose body multiplies
-    scales: list[Any] = [ours.model.embed_tokens.scale, getattr(theirs.get_input_embeddings(), "embed_scale", scale)]
-    assert scales[0] is scales[1] is None or float(scales[0]) == float(scales[1])
+    embedded = ours.model.embed_tokens.scale, getattr(theirs.get_input_embeddings(), "embed_scale", scale)
+    assert embedded[0] is embedded[1] is None or float(embedded[0]) == float(embedded[1])
     plan = ShardPlan({}, config.num_attention_heads, ours.config.num_key_value_heads, 0, 1)
     layout = cache_layout(ours.config, plan, np.dtype(np.float32), "cpu")
     assert cache_sources(ours.config) == cache_sources(config)
     assert [layer.window for layer in layout.layers] == [window_of(theirs, attention) for attention in attentions]
-    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if "linear" not in kind]
+    kept = [one for one, kind in zip(ours.config.rotated, ours.config.layer_types, strict=True) if attends(kind)]
     assert kept == [rotates(attention) for attention in attentions]
     for layer in theirs.model.layers:
-        mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", None))
+        mixture = getattr(layer, "block_sparse_moe", getattr(layer, "mlp", getattr(layer, "mixer", None)))
         if hasattr(mixture, "experts"):
             router = getattr(mixture, "gate", None) or mixture.router
             assert ours.config.norm_topk_prob == getattr(router, "norm_topk_prob", True)
@@ -260,10 +266,10 @@ def shapes(model: Any) -> dict[str, tuple[int, ...]]:
 def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
     """The rotary embedding of a kind of layers; raises where it is not transformers'."""
     both = ours.model.rotaries
-    emb = theirs.model.pos_emb if hasattr(theirs.model, "pos_emb") else theirs.model.rotary_emb
-    found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
+    emb = theirs.model.pos_emb if hasattr(theirs.model, "pos_emb") else getattr(theirs.model, "rotary_emb", None)
     if emb is None:
         return not any(ours.config.rotated)
+    found, prefix = (both[kind], f"{kind}_") if kind in both else (both[""], "")
     torch.testing.assert_close(torch.from_numpy(found.inv_freq), getattr(emb, f"{prefix}inv_freq"), rtol=1e-6, atol=0)
     assert found.attention_scaling == getattr(emb, f"{prefix}attention_scaling")
     return True
@@ -271,6 +277,9 @@ def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
 
 def window_of(model: Any, attention: Any) -> int | None:
     """The window that transformers' attention module, or the mask of the whole model, has."""
+    if model.config.model_type == "llama4_text":
+        chunked = model.config.layer_types[attention.layer_idx] == "chunked_attention"
+        return model.config.attention_chunk_size if chunked else None
     if model.config.model_type in WITHOUT_LAYER_TYPES:
         return model.config.sliding_window
     return (getattr(attention, "sliding_window", None) or None) if getattr(attention, "is_sliding", True) else None
@@ -281,6 +290,8 @@ def rotates(attention: Any) -> bool:
         return attention.sliding_window is None or attention.is_sliding
     if attention.config.model_type == "cohere2":
         return attention.sliding_window is not None
+    if attention.config.model_type == "nemotron_h":
+        return False
     if attention.config.model_type == "granitemoehybrid":
         return attention.config.position_embedding_type == "rope"
     return bool(getattr(attention, "use_rope", True))
@@ -303,6 +314,11 @@ def rotates(attention: Any) -> bool:
         ({"model_type": "qwen3_5_text", "linear_key_head_dim": 24}, r"its recurrent heads are \(24, 128\) wide"),
         ({**HYBRID, "mamba_n_heads": 16}, "its Mamba heads are 8 wide"),
         ({**HYBRID, "mamba_d_state": 12}, "the states of its Mamba heads have 12 rows"),
+        (
+            {**FALCON, "attention_bias": True, "attention_in_multiplier": 0.5},
+            "the inputs of its attention have a scale",
+        ),
+        ({**FALCON, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "the inputs of its Mamba layers have a scale"),
     ],
 )
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:
@@ -326,6 +342,14 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense"] * 2}, "a list of 3 kinds, dense or sparse"),
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
+        ({"model_type": "nemotron_h", "layers_block_type": "M*"}, r"layers_block_type = M\*; a list of the kinds"),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size = null; remove"),
+        ({"model_type": "llama4_text", "moe_layers": "all"}, "moe_layers = 'all'; a list of whole numbers"),
+        ({"model_type": "nemotron_h", "conv_kernel": 1}, "conv_kernel = 1; at least 2"),
+        ({**FALCON, "mlp_multipliers": [1.0]}, r"mlp_multipliers = \[1\.0\]; a list of 2 numbers"),
+        ({**FALCON, "ssm_multipliers": [1.0, 1.0, 0, 1.0, 1.0]}, "ssm_multipliers = 0; a number above 0"),
+        ({**FALCON, "mamba_d_ssm": 121}, "their product must be mamba_d_ssm = 121"),
+        ({**FALCON, "mamba_rms_norm": "no"}, "mamba_rms_norm = no; true or false"),
         ({"model_type": "phimoe", "router_jitter_noise": "0.01"}, "router_jitter_noise = '0.01'; a number"),
     ],
 )

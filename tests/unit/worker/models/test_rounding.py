@@ -1,4 +1,4 @@
-"""Weights in a type of 16 bits that they are not stored in."""
+"""Weights are rounded to 16 bits: a type that they are not stored in."""
 
 from __future__ import annotations
 

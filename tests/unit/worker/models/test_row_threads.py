@@ -1,4 +1,4 @@
-"""The division of a step's sequences among threads."""
+"""A step's sequences are divided among threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that the package brings: the best that works is used, without a compiler."""
+"""The best shipped library is used: of those that work, without a compiler."""
 
 from __future__ import annotations
 

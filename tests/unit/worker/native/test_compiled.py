@@ -1,4 +1,4 @@
-"""Sources that are compiled where they run: once, kept, and never in anybody's way."""
+"""Sources are compiled once where they run: stored, and never in anybody's way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is zero and costs nothing until it is touched."""
+"""Zeroed memory costs nothing until touched."""
 
 from __future__ import annotations
 

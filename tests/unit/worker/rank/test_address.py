@@ -1,4 +1,4 @@
-"""At which address ranks on other machines may look for the leader."""
+"""The address at which ranks look for the leader: those on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters in shared memory: they outlive a rank, are read by another process, and become Prometheus metrics."""
+"""Counters in shared memory outlive a rank: they are read by another process, and become Prometheus metrics."""
 
 from __future__ import annotations
 

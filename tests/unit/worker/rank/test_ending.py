@@ -1,4 +1,4 @@
-"""The exit status that follows from an error: whether another start may help."""
+"""Exit statuses say whether another start may help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a heartbeat reports: the progress of the main thread, its deadlines, and the waits of the last seconds."""
+"""A heartbeat reports progress, deadlines and waits: of the main thread, in the last seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host as an agent and its ranks find it, and its devices that they refuse."""
+"""A host's devices as agent and ranks find them; and those that they refuse."""
 
 from __future__ import annotations
 

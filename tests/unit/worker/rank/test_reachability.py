@@ -1,4 +1,4 @@
-"""When a silent rank or host may be blamed for its silence, and a step for its length."""
+"""When a silent rank or host is blamed; and a step for its length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assets that a leader publishes for the APIs, read from its model's folder."""
+"""Assets for the API are read from the model's folder: those that a leader publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile and odd configurations: each is accepted, or refused by field and value."""
+"""Odd configurations are accepted or refused by field: hostile ones too, with the value."""
 
 from __future__ import annotations
 

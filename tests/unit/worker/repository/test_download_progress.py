@@ -1,4 +1,4 @@
-"""How far a download is, in words."""
+"""Progress of a download, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a model that an external engine serves: any type will do, and what an API process needs is read."""
+"""Files of models for external engines: any type will do, and what an API process needs is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model folder with one fault each."""
+"""A faulty model folder is refused: one fault each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image part of checkpoints, from metadata alone: what is served, and which field a refusal names."""
+"""The image part of checkpoints is checked: from metadata alone; what is served, and which field a refusal names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of weights that a rank's C++ library is compiled with."""
+"""Kinds of weights that a rank compiles for: its C++ library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models of a folder, and of the cache of Hugging Face files."""
+"""Models of a folder and of the cache: that of Hugging Face files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text part of checkpoints with images: configurations and names as their publishers write them."""
+"""The text part of multimodal checkpoints: configurations and names as their publishers write them."""
 
 from __future__ import annotations
 

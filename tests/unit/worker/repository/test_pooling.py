@@ -1,4 +1,4 @@
-"""The gate of models that give vectors or scores: what their files say, and what is refused by name."""
+"""Models of vectors or scores are checked: what their files say, and what is refused by name."""
 
 from __future__ import annotations
 

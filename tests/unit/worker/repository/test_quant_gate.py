@@ -1,4 +1,4 @@
-"""Names of `--quant`, and the refusal of blocks on hosts that can't run the C++ products; without torch."""
+"""Names of `--quant` are checked; and blocks are refused on hosts that can't run the C++ products; without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of quantized checkpoints: what config.json and file headers are refused for, by name and before torch."""
+"""Quantized checkpoints are checked before torch: what config.json and file headers are refused for, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's files come from, with the hub's client replaced."""
+"""Where a model's files come from: with the hub's client replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`allowed_token_ids`: a mask of its own, or a part of a grammar's."""
+"""`allowed_token_ids` masks tokens: a mask of its own, or a part of a grammar's."""
 
 from __future__ import annotations
 

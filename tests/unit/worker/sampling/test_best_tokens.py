@@ -1,4 +1,4 @@
-"""The most probable tokens of a step's rows, found by the compiled library in one read."""
+"""The most probable tokens in one read: of a step's rows, by the compiled library."""
 
 from __future__ import annotations
 

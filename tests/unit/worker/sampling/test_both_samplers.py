@@ -1,4 +1,4 @@
-"""The sampler in C++ gives the tokens and log probabilities of that of tensors, whatever the parameters."""
+"""C++ and tensor samplers agree: tokens and log probabilities, whatever the parameters."""
 
 from __future__ import annotations
 

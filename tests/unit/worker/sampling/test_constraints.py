@@ -1,4 +1,4 @@
-"""What may come next: tokens that bad words forbid, and closing marks that reasoning budgets force."""
+"""Bad words and reasoning budgets constrain tokens: what the first forbid, and closing marks that the second force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""DRY: what repetitions cost their next tokens, against llama.cpp's own examples and a search of all occurrences."""
+"""DRY penalises repetitions: what they cost their next tokens, against llama.cpp's own examples and a search of all
+occurrences."""
 
 from __future__ import annotations
 

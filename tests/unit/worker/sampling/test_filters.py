@@ -1,4 +1,4 @@
-"""Each filter, and all of them in a row, against transformers' own logits processors."""
+"""Filters of logits equal transformers': each, and all of them in a row."""
 
 from __future__ import annotations
 

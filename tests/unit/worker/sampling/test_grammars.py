@@ -1,4 +1,5 @@
-"""Grammars on rank 0: what a row may have next, on every way of sampling, and that its neighbours don't notice."""
+"""Grammars limit a row's tokens: what it may have next, on every way of sampling, and that its neighbours don't
+notice."""
 
 from __future__ import annotations
 

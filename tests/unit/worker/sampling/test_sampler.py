@@ -1,4 +1,4 @@
-"""The sampler: the same token for the same row in every batch, the right distribution, and every parameter honoured."""
+"""The sampler gives a row the same token in every batch: the right distribution, and every parameter honoured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling a step's rows: one that is sick or can't be sampled fails alone."""
+"""A row that can't be sampled fails alone: sick ones too."""
 
 from __future__ import annotations
 

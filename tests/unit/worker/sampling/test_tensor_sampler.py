@@ -1,4 +1,4 @@
-"""What the sampler of tensors does beside that of host memory: noise by torch, and steps that are launched."""
+"""The tensor sampler's noise and launched steps: what it does beside the sampler of host memory."""
 
 from __future__ import annotations
 

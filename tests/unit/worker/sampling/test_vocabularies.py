@@ -1,4 +1,4 @@
-"""The forms of a vocabulary: those that a standby has made are used for the same assets, and for no others."""
+"""Forms of a vocabulary are reused: those that a standby has made, for the same assets, and for no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginnings with images are shared only where the images are equal."""
+"""Prefixes with images need equal images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginnings that sequences share, and the copies of recurrent states at which they can begin."""
+"""Prefixes that sequences share; and the copies of recurrent states at which they can begin."""
 
 from __future__ import annotations
 

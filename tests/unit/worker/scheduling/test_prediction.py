@@ -1,4 +1,4 @@
-"""A request's prediction: guesses that come from it, and how many of its tokens an answer has."""
+"""A request's prediction becomes guesses; and how many of its tokens an answer has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single rules of the scheduler, each by the smallest example."""
+"""Rules of the scheduler: each by the smallest example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which positions of a prompt are scored: each that is wanted, once, through chunks, prefixes, preemption, adoption."""
+"""Positions of a prompt are scored once: each that is wanted, through chunks, prefixes, preemption, adoption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several tenants share one scheduler: who gets a place, who gives one up, and that nobody's tokens change by it."""
+"""Tenants share one scheduler: who gets a place, who gives one up, and that nobody's tokens change by it."""
 
 from __future__ import annotations
 

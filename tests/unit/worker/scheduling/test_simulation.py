@@ -1,4 +1,4 @@
-"""The scheduler driven by random arrivals, cancels and lengths, against ranks that refuse every wrong plan."""
+"""Random arrivals and cancels break no plan of the scheduler: against ranks that refuse every wrong one."""
 
 from __future__ import annotations
 

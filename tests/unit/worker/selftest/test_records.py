@@ -1,4 +1,4 @@
-"""Verdicts in the cache, and the switches that follow from them."""
+"""Verdicts on kernels are cached; and the switches that follow from them."""
 
 from __future__ import annotations
 

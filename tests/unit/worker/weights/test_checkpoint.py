@@ -1,4 +1,4 @@
-"""Tensors that are read from mapped files."""
+"""Tensors are read from mapped files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks as numbers, to the bit those of ggml's functions."""
+"""Blocks become ggml's numbers to the bit."""
 
 from __future__ import annotations
 
@@ -56,6 +56,12 @@ def test_formulas_of_single_blocks() -> None:
     block = half + half + bytes([2] * 4 + [1] * 4 + [0] * 4) + bytes([0x43] * 128)
     assert one("q4_k", block)[:64] == [0.5 * 2 * 3 - 0.5] * 32 + [0.5 * 2 * 4 - 0.5] * 32
     assert one("mxfp4", bytes([128]) + bytes([0x97] * 16)) == [12.0] * 16 + [-1.0] * 16
+    assert one("iq4_nl", half + bytes([0xF0] * 16)) == [0.5 * -127] * 16 + [0.5 * 113] * 16
+    block = half + bytes([2, 0, 1, 0, 0, 0]) + bytes([0x18] * 128)  # the scale 33, then 0
+    assert one("iq4_xs", block)[:64] == [0.5] * 16 + [-52.0] * 16 + [-16.0] * 16 + [1664.0] * 16
+    block = half + bytes([1] + [0] * 63) + bytes([0] * 8) + bytes([2] + [0] * 31) + bytes([2, 0, 0, 0])
+    assert one("iq3_s", block)[:40] == [7.5, -2.5, 2.5, 2.5] + [2.5] * 28 + [0.5] * 8
+    assert one("tq2_0", bytes([0b01100011] * 64) + half)[:128] == [1.0] * 32 + [-0.5] * 32 + [0.5] * 32 + [0.0] * 32
     block = bytes([0x21] * 128) + bytes(64) + bytes([1] * 16) + half
     assert one("q6_k", block)[:128] == [0.5 * (1 - 32)] * 64 + [0.5 * (2 - 32)] * 64
 

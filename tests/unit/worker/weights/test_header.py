@@ -1,4 +1,4 @@
-"""The header of a GGUF file: what is read, and what is refused with its name and value."""
+"""GGUF headers are read or refused by name; and by value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_files_own_alignment_counts(tmp_path: Path) -> None:
         (Stored(0, (2**32, 2**32), b""), "cut short or damaged: tensor one"),
         (Stored(0, (1, 1, 1, 1, 1), bytes(4)), "has 5 dimensions"),
         (Stored(8, (4, 33), bytes(400)), "rows of 33 weights, no multiple of the 32"),
-        (Stored(23, (4, 256), bytes(4 * 136)), "has type IQ4_XS, which is not supported"),
+        (Stored(22, (4, 256), bytes(4 * 82)), "has type IQ2_S, which is not supported"),
         (Stored(99, (4,), bytes(16)), "has type 99"),
     ],
 )

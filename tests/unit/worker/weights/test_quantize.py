@@ -1,4 +1,4 @@
-"""Float weights in blocks: as near as llama.cpp's quantisers make them, on any tensor, with any number of threads."""
+"""Blocks are as near as llama.cpp's quantisers make them: float weights on any tensor, with any number of threads."""
 
 from __future__ import annotations
 

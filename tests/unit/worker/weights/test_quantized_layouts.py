@@ -1,5 +1,5 @@
-"""Layouts of quantized layers that the formats' own tools wrote: autoawq 0.2.9, auto-gptq 0.7.1 and compressed-tensors
-0.20.0.
+"""Layouts of AutoAWQ, AutoGPTQ and compressed-tensors are read: as autoawq 0.2.9, auto-gptq 0.7.1 and
+compressed-tensors 0.20.0 wrote them.
 
 tests/vectors/quantized_layouts.safetensors has their tensors for a layer of 32 outputs and 64 inputs in groups of 32,
 and as `exact` the weights that they make of them again.

@@ -1,4 +1,4 @@
-"""Intervals and roles: what each rank keeps."""
+"""Which intervals each rank stores: by role."""
 
 from __future__ import annotations
 

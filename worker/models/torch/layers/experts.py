@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.shard import DOWN, GATE_UP, RankWeights, have_biases, sizes_of
+from worker.models.shard import DOWN, UP, RankWeights, first_leaf, have_biases, have_inputs_first, sizes_of
 from worker.models.torch.layers.packing import Pack
 from worker.tensors import as_tensor
 from worker.weights.stored_matrix import StoredMatrix, Weights
 
-Combine = Callable[[Tensor, Tensor], Tensor]
-"""(gate, up) → what the third matrix is multiplied by."""
+Combine = Callable[[Tensor], Tensor]
+"""The outputs of the first layer, gate before up → what the last matrix is multiplied by."""
 
 
 class PackedExperts(nn.Module):
-    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width) and `down[i]` (width → hidden)."""
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width, or width
+    where they have no gate) and `down[i]` (width → hidden)."""
 
     def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
         """`combine` is None where C++ computes them."""
@@ -35,14 +36,25 @@ class PackedExperts(nn.Module):
         out = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             tokens, places = torch.where(chosen == expert)
-            gate, up = self.gate_up[expert](hidden[tokens]).chunk(2, dim=-1)
-            outputs = self.down[expert](self._combine(gate, up))
+            outputs = self.down[expert](self._combine(self.gate_up[expert](hidden[tokens])))
             out.index_add_(0, tokens, outputs * weights[tokens, places, None])
         return out
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
+class PackedExpertsOfAll(PackedExperts):
+    """The same of a type whose experts get every row, multiplied by its weight: 0 where an expert was not chosen."""
+
+    def forward(self, weighted: Tensor) -> Tensor:  # type: ignore[override]  # as the module that it replaces
+        """weighted (experts · T, hidden), the rows of an expert side by side → the same shape."""
+        assert self._combine is not None
+        rows = weighted.chunk(len(self.gate_up))
+        pairs = zip(self.gate_up, self.down, rows, strict=True)
+        return torch.cat([down(self._combine(first(inputs))) for first, down, inputs in pairs])
+
+
+def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
     """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
+    gate, up = both.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
     return (up + 1) * gate * torch.sigmoid(slope * gate)
@@ -53,27 +65,31 @@ def packed(
 ) -> PackedExperts:
     """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
     a tensor's name and its part as stored, and gives what `pack` takes."""
-    layers: dict[str, list[nn.Module]] = {GATE_UP: [], DOWN: []}
-    sizes = sizes_of(module)
+    first = first_leaf(module)
+    layers: dict[str, list[nn.Module]] = {first: [], DOWN: []}
+    sizes = sizes_of(module, weights.family)
     for leaf, linears in layers.items():
         for expert in range(getattr(module, leaf).shape[0]):
             parts = weights.expert(name, leaf, sizes, expert)
             bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
             linears.append(pack([converted(stored, part) for stored, part in parts], bias))
-    return PackedExperts(layers[GATE_UP], layers[DOWN], _combine(module))
+    mixture = weights.family.experts
+    kind = PackedExpertsOfAll if mixture is not None and mixture.weighted_inputs else PackedExperts
+    return kind(layers[first], layers[DOWN], _combine(module))
 
 
 def read(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
     """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
     what = leaf.removesuffix("_bias")
-    sizes = sizes_of(module)
+    sizes = sizes_of(module, weights.family)
     experts = range(getattr(module, leaf).shape[0])
     if leaf != what:
         return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
     matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
     if have_biases(module):
         return torch.stack([_in_turn(parts).T for parts in matrices])
-    return torch.stack([torch.cat(parts) for parts in matrices])
+    stacked = torch.stack([torch.cat(parts) for parts in matrices])
+    return stacked.transpose(1, 2) if have_inputs_first(module, weights.family) else stacked
 
 
 def tensor_of(stored: Any) -> Any:
@@ -92,7 +108,14 @@ def _combine(module: Any) -> Combine | None:
     if not hasattr(module, "act_fn"):
         return None
     activation = module.act_fn
-    return lambda gate, up: activation(gate) * up
+    if first_leaf(module) == UP:
+        return activation
+
+    def gated(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return gated
 
 
 def _in_turn(parts: list[Tensor]) -> Tensor:

@@ -12,12 +12,16 @@ from worker.collective.base import Link
 from worker.families.mamba import Mamba
 from worker.kv.torch.slab_attention import SlabAttention, StateTensors
 
+EPSILONS = ("rms_norm_eps", "layer_norm_epsilon")
+"""Names that transformers' classes have for the number of their norms."""
+
 
 class MambaLayer(nn.Module):
     """A recurrent layer of this rank's heads, over a flat batch.
 
     Inputs x, B and C pass a causal convolution. Each head keeps a matrix S (state, head dim); a token with the step δ
-    gives S ← exp(-a·δ)·S + B·(δ·x)ᵀ and Sᵀ·C + d·x, which is gated and then normed over all heads of the group.
+    gives S ← exp(-a·δ)·S + B·(δ·x)ᵀ and Sᵀ·C + d·x, which is gated and, before or after that or not at all, normed over
+    all heads of the group.
     `layer` counts the recurrent layers.
     """
 
@@ -46,8 +50,13 @@ class MambaLayer(nn.Module):
         self.decay = nn.Parameter(-loaded.A_log.double().exp().to(wider), requires_grad=False)
         self.step_bias = loaded.dt_bias
         self.skip = loaded.D
-        self.norm_weight = loaded.norm.weight
-        self.eps: float = config.rms_norm_eps
+        self.norm = shape.norm
+        self.norm_weight: Tensor | None = None if shape.norm is None else loaded.norm.weight
+        self.eps: float = next(getattr(config, name) for name in EPSILONS if hasattr(config, name))
+        self.in_scale = shape.in_scale
+        widths = self.heads * self.head_dim, self.heads * self.head_dim, *[self.groups * self.state] * 2, self.heads
+        scales = torch.tensor(shape.scales, dtype=torch.float64).repeat_interleave(torch.tensor(widths))
+        self.register_buffer("output_scales", scales, persistent=False)
         del loaded.conv1d, loaded.norm, loaded.A_log, loaded.dt_bias, loaded.D
 
     def forward(self, hidden_states: Tensor, *, cache_step: SlabAttention, **_: Any) -> Tensor:
@@ -56,7 +65,7 @@ class MambaLayer(nn.Module):
         wider = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         inner = self.heads * self.head_dim
         of_groups = self.groups * self.state
-        projected = self.projections.in_proj(hidden).to(wider)
+        projected = self.projections.in_proj(hidden * self.in_scale).to(wider) * self.output_scales.to(wider)
         gate, inputs, rates = projected.split([inner, inner + 2 * of_groups, self.heads], -1)
         steps = functional.softplus(rates + self.step_bias)
         out = torch.empty(len(hidden), inner, dtype=wider)
@@ -65,7 +74,10 @@ class MambaLayer(nn.Module):
             rows = slice(first, first + extent.count)
             self._advance(state, inputs[rows], steps[rows], out[rows])
             first += extent.count
-        normed = self._normed(out * functional.silu(gate))
+        if self.norm == "before_gate":
+            normed = self._normed(out) * functional.silu(gate)
+        else:
+            normed = self._normed(out * functional.silu(gate))
         return self.projections.out_proj(normed.to(hidden.dtype)).unsqueeze(0)
 
     def _advance(self, state: StateTensors, inputs: Tensor, steps: Tensor, out: Tensor) -> None:
@@ -101,6 +113,8 @@ class MambaLayer(nn.Module):
 
     def _normed(self, gated: Tensor) -> Tensor:
         """Each group of heads divided by its root mean square; where ranks share a group they sum its squares."""
+        if self.norm_weight is None:
+            return gated
         by_group = gated.view(len(gated), self.groups, -1)
         squares = by_group.square().sum(-1, keepdim=True)
         if self._link is not None:

@@ -20,8 +20,11 @@ constexpr int64_t STEPS = BLOCK / 4;      // vectors of a block's values, for ea
 // of a minimum. `EXPONENT`: a power of two by block.
 enum class Scales { HALF, BYTES, NIBBLES, EXPONENT };
 
+// What codes of four bits stand for: see `TABLES`.
+enum class Codes { THEMSELVES, E2M1, CURVED, ODD };
+
 // A weight is scale · (value - 2^SHIFT), or scale · value + minimum where MINIMA.
-template <int UNIT_, int FILE_BYTES_, int LOW_, int HIGH_, int SUB_, Scales SCALES_, bool MINIMA_, int SHIFT_>
+template <int UNIT_, int FILE_BYTES_, int LOW_, int HIGH_, int SUB_, Scales SCALES_, bool MINIMA_, int SHIFT_, Codes CODES_ = Codes::THEMSELVES>
 struct Format {
   static constexpr int64_t UNIT = UNIT_, FILE_BYTES = FILE_BYTES_;  // weights and bytes of one block of a file
   static constexpr int LOW = LOW_, HIGH = HIGH_;                    // bits
@@ -29,6 +32,8 @@ struct Format {
   static constexpr Scales SCALES = SCALES_;
   static constexpr bool MINIMA = MINIMA_;
   static constexpr int SHIFT = SHIFT_;
+  static constexpr Codes CODES = CODES_;
+  static constexpr bool WIDE = LOW == 8 || CODES == Codes::CURVED;  // values take eight bits
 
   static constexpr int64_t SUBS = UNIT / SUB;
   // Bytes of a unit for each output, and where its parts begin.
@@ -50,7 +55,11 @@ struct Q3_K : Format<256, 110, 2, 1, 16, Scales::BYTES, false, 2> {};
 struct Q4_K : Format<256, 144, 4, 0, 32, Scales::BYTES, true, 0> {};
 struct Q5_K : Format<256, 176, 4, 1, 32, Scales::BYTES, true, 0> {};
 struct Q6_K : Format<256, 210, 4, 2, 16, Scales::BYTES, false, 5> {};
-struct MXFP4 : Format<32, 17, 4, 0, 32, Scales::EXPONENT, false, 4> {};
+struct MXFP4 : Format<32, 17, 4, 0, 32, Scales::EXPONENT, false, 4, Codes::E2M1> {};
+struct IQ4_NL : Format<32, 18, 4, 0, 32, Scales::HALF, false, 7, Codes::CURVED> {};
+struct IQ4_XS : Format<256, 136, 4, 0, 32, Scales::BYTES, false, 7, Codes::CURVED> {};
+struct IQ3_S : Format<256, 110, 4, 0, 32, Scales::BYTES, false, 4, Codes::ODD> {};  // in files three bits by the place in a grid: see packing.h
+struct TQ2_0 : Format<256, 66, 2, 0, 32, Scales::HALF, false, 0> {};
 
 template <Kind KIND, typename F, typename Work, typename Result>
 Result work_if_included(const Work& work, Result otherwise) {
@@ -75,6 +84,10 @@ Result of_format(Kind kind, const Work& work, Result otherwise) {
     case Q5_K_BLOCKS: return work_if_included<Q5_K_BLOCKS, Q5_K>(work, otherwise);
     case Q6_K_BLOCKS: return work_if_included<Q6_K_BLOCKS, Q6_K>(work, otherwise);
     case MXFP4_BLOCKS: return work_if_included<MXFP4_BLOCKS, MXFP4>(work, otherwise);
+    case IQ4_NL_BLOCKS: return work_if_included<IQ4_NL_BLOCKS, IQ4_NL>(work, otherwise);
+    case IQ4_XS_BLOCKS: return work_if_included<IQ4_XS_BLOCKS, IQ4_XS>(work, otherwise);
+    case IQ3_S_BLOCKS: return work_if_included<IQ3_S_BLOCKS, IQ3_S>(work, otherwise);
+    case TQ2_0_BLOCKS: return work_if_included<TQ2_0_BLOCKS, TQ2_0>(work, otherwise);
     default: return otherwise;
   }
 }
@@ -97,8 +110,14 @@ struct Unpacked : UnpackedScales {
   alignas(64) uint8_t values[RUN * PANEL];  // by four inputs: (PANEL, 4)
 };
 
-// Of four bits in MXFP4 (E2M1, doubled so that all are whole), 16 more.
-constexpr uint8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+// Values by `Codes`: those of E2M1 (MXFP4), doubled so that all are whole, and 16 more; those of ggml's IQ4_NL and 128 more; odd
+// numbers from -15 to 15 and 16 more.
+constexpr uint8_t TABLES[4][16] = {
+    {},
+    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31},
+};
 
 // The values of a block as a unit of the format F has them. `read`: four inputs of half a panel, as bytes.
 template <typename F>
@@ -117,8 +136,8 @@ struct Packed {
       values = values | ((up > 0 ? shifted_left(bits, up) : shifted_right(bits, -up)) &
                          all_bytes(((1 << F::HIGH) - 1) << F::LOW));
     }
-    if constexpr (F::SCALES == Scales::EXPONENT) values = from_table(E2M1, values);
-    if constexpr (F::LOW == 8 && !BYTE_WEIGHTS) values = values ^ all_bytes(-128);
+    if constexpr (F::CODES != Codes::THEMSELVES) values = from_table(TABLES[static_cast<int>(F::CODES)], values);
+    if constexpr (F::WIDE && !BYTE_WEIGHTS) values = values ^ all_bytes(-128);
     return values;
   }
 };

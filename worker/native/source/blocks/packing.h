@@ -4,6 +4,7 @@
 #include <array>
 
 #include "format.h"
+#include "grid.h"
 #include "../pool.h"
 
 namespace furrow {
@@ -120,6 +121,39 @@ inline void decode(Q6_K, const uint8_t* block, Decoded& to) {
   to.scale = half_at(block + 208);
 }
 
+inline void decode(IQ4_NL, const uint8_t* block, Decoded& to) {
+  to.scale = half_at(block);
+  decode_nibbles(block + 2, to.values);
+}
+
+// Eight scales of six bits: nibbles, and two bits of each before them.
+inline void decode(IQ4_XS, const uint8_t* block, Decoded& to) {
+  to.scale = half_at(block);
+  for (int i = 0; i < 8; ++i) {
+    const int low = block[4 + i / 2] >> i % 2 * 4 & 15, high = half_at(block + 2) >> i * 2 & 3;
+    to.scales[i] = static_cast<uint8_t>((low | high << 4) - 32);
+    decode_nibbles(block + 8 + 16 * i, to.values + 32 * i);
+  }
+}
+
+// Four magnitudes by an index of nine bits, and a sign for each: 64 low bytes, 8 of highest bits, 32 of signs, and 8 scales of four bits.
+inline void decode(IQ3_S, const uint8_t* block, Decoded& to) {
+  const uint8_t *low = block + 2, *high = block + 66, *signs = block + 74, *scales = block + 106;
+  to.scale = half_at(block);
+  for (int i = 0; i < 8; ++i) to.scales[i] = static_cast<uint8_t>(1 + 2 * (scales[i / 2] >> i % 2 * 4 & 15));
+  for (int i = 0; i < 256; ++i) {
+    const int four = i / 4, index = low[four] | (high[four / 8] >> four % 8 & 1) << 8;
+    const int magnitude = IQ3_S_GRID[index] >> i % 4 * 3 & 7;  // of 2 · magnitude + 1
+    to.values[i] = static_cast<uint8_t>(signs[i / 8] >> i % 8 & 1 ? 7 - magnitude : 8 + magnitude);
+  }
+}
+
+inline void decode(TQ2_0, const uint8_t* block, Decoded& to) {
+  decode_pairs(block, to.values);
+  decode_pairs(block + 32, to.values + 128);
+  to.scale = half_at(block + 64);
+}
+
 // Four values of an output; `to` is where the output's bytes of the first vector lie. See `unpack_values`.
 template <typename F>
 void place_values(const uint8_t* values, uint8_t* to) {
@@ -192,7 +226,7 @@ void look_up_blocks(const Matrix& matrix, int64_t inputs, int64_t output, float*
       const float scale = run.scales[at];
       if constexpr (F::MINIMA)
         out[first + input] = scale * static_cast<float>(stored) + run.minima[at];
-      else if constexpr (F::LOW == 8 && !BYTE_WEIGHTS)
+      else if constexpr (F::WIDE && !BYTE_WEIGHTS)
         out[first + input] = scale * static_cast<float>(static_cast<int8_t>(stored));
       else
         out[first + input] = scale * static_cast<float>(stored - (1 << F::SHIFT));

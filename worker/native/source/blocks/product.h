@@ -99,7 +99,7 @@ constexpr int64_t AHEAD_OF_ROW = 5 * 1024;  // bytes from the blocks that one ro
 // The products of a panel with rows, at most GROUP: totals (rows, PANEL).
 template <typename F>
 void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
-  constexpr Form FORM = F::MINIMA ? Form::MINIMA : F::LOW == 8 && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
+  constexpr Form FORM = F::MINIMA ? Form::MINIMA : F::WIDE && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
   constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
   for (int64_t at = 0; at < x.rows * PANEL; at += LANES) store(totals + at, all(0.0f));  // std::fill stores them one by one
   if (x.rows == 1) {  // values go from memory to registers; the order of the sums is the same

@@ -11,7 +11,7 @@ template <typename F>
 std::vector<uint8_t> random_blocks(int64_t count, uint32_t seed) {
   std::vector<uint8_t> blocks(count * F::FILE_BYTES);
   for (uint8_t& byte : blocks) byte = static_cast<uint8_t>((seed = seed * 1664525u + 1013904223u) >> 24);
-  constexpr bool AT_END = F::UNIT == RUN && F::SUB == 16;  // Q2_K, Q3_K, Q6_K
+  constexpr bool AT_END = F::UNIT == RUN && (F::SUB == 16 || F::SCALES == Scales::HALF);  // Q2_K, Q3_K, Q6_K, TQ2_0
   constexpr int64_t HALVES = F::MINIMA ? 2 : 1;
   for (int64_t block = 0; block < count; ++block)
     for (int64_t half = 0; half < HALVES; ++half) {
@@ -56,7 +56,7 @@ std::string block_product(Pool& pool, Kind kind, int64_t width, int64_t rows) {
 
 // With one row and with more than a tile holds.
 inline std::string block_products(Pool& pool, int64_t inputs) {
-  for (int kind = Q4_0_BLOCKS; kind <= MXFP4_BLOCKS; ++kind)
+  for (int kind = Q4_0_BLOCKS; kind < E4M3_GROUPS; ++kind)
     for (const int64_t rows : {1, BLOCK_TILE + 2}) {
       const auto work = [&](auto format) { return block_product<decltype(format)>(pool, static_cast<Kind>(kind), inputs, rows); };
       const auto why = of_format(static_cast<Kind>(kind), work, std::string());

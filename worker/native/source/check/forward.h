@@ -55,11 +55,12 @@ class Forward {
     layer.query = layer.key = {ones_.data(), EPSILON};
     layer.query_key_value = query_key_value_.linear, layer.attention_out = attention_out_.linear;
     layer.gate_up = gate_up_.linear, layer.down = down_.linear, layer.window = WINDOW;
-    layer.mixture = layer.recurrent = -1, layer.shared_heads = shared_, layer.head_dim = dim_, layer.scale = 1.0f;
+    layer.mixture = layer.recurrent = -1, layer.shared_heads = shared_, layer.head_dim = dim_;
+    layer.scale = layer.attended_scale = layer.fed_scale = layer.gate.scale = 1.0f;
     Model model{};
     model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = heads_;
     model.rotaries = &rotary, model.rotary_count = 1;
-    model.cached = cached_, model.attention_scale = scale_, model.residual_scale = model.logit_scale = 1.0f, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
+    model.cached = cached_, model.attention_scale = scale_, model.logit_scale = 1.0f, model.last = {ones_.data(), EPSILON}, model.head = head_.linear;
     const int64_t head_bytes = CAPACITY * cached_bytes(cached_, dim_);
     const Slab slab{memory_.data(), shared_ * head_bytes, 0, head_bytes};
     const Span span{0, 0, count, offset, nullptr};

@@ -1,8 +1,8 @@
 // Mamba-2 (https://arxiv.org/abs/2405.21060) over a step's tokens.
 //
 // The first product gives z, x, B, C and a rate of each head; x, B and C pass the convolution. The matrix S of a head (key_dim, value_dim)
-// becomes e^(-a·δ)·S + B·(δ·x)ᵀ, where δ = softplus(rate + bias), and gives Sᵀ·C + d·x, which is multiplied by silu(z) and then normed over
-// the heads of its group. In `RecurrentLayer` x is `value`, B `key`, C `query`, z `gate` and the rate `learning`; B and C of a group are a key head.
+// becomes e^(-a·δ)·S + B·(δ·x)ᵀ, where δ = softplus(rate + bias), and gives Sᵀ·C + d·x, which is multiplied by silu(z) and, where there is
+// a norm, normed over the heads of its group after that or before. In `RecurrentLayer` x is `value`, B `key`, C `query`, z `gate` and the rate `learning`; B and C of a group are a key head.
 //
 // A column's sums are over its rows in order, whatever columns and tokens are taken together: see pass.h.
 #pragma once
@@ -31,10 +31,11 @@ class MambaPass : public RecurrentPass {
          [&](const Span& span, int64_t part, float* held) { advance(span, part / blocks, part % blocks * WIDE * LANES, held); });
   }
 
-  // Multiplies a token's outputs by silu(z), and puts the sum of the squares of each group among those of `norm_groups`.
+  // Multiplies a token's outputs by silu(z), unless that is done last, and puts the sum of the squares of each group among those of `norm_groups`.
   void gate(int64_t token, float* squares) const {
     float *values = out_ + token * inner(), *sums = squares + token * layer_.norm_groups;
-    gate_by_silu(projected_ + token * layer_.projections.outputs + layer_.gate.first, inner(), values);
+    if (!layer_.gate_last) gate_by_silu(gates(token), inner(), values);
+    if (!layer_.norm.weight) return;
     std::fill(sums, sums + layer_.norm_groups, 0.0f);
     for (int64_t group = 0; group < layer_.key_heads; ++group)
       sums[layer_.first_group + group] = sum_of_squares(values + group * width(), width());
@@ -47,6 +48,7 @@ class MambaPass : public RecurrentPass {
       const Norm norm{layer_.norm.weight + group * width(), layer_.norm.epsilon};
       normalize_by(norm, sums[group] / static_cast<float>(layer_.norm_width), values + group * width(), width(), values + group * width());
     }
+    if (layer_.gate_last) gate_by_silu(gates(token), inner(), values);
   }
 
   // True if ranks share a group, and must sum its squares.
@@ -57,6 +59,7 @@ class MambaPass : public RecurrentPass {
   static constexpr int WIDE = 2;        // vectors of columns: a part of a head's matrix that fits half of a first-level cache
 
   int64_t inner() const { return layer_.value_heads * layer_.value_dim; }
+  const float* gates(int64_t token) const { return projected_ + token * layer_.projections.outputs + layer_.gate.first; }
   int64_t width() const { return inner() / layer_.key_heads; }
 
   // δ of each head in place, and in `rates` the factor by which its matrix shrinks.

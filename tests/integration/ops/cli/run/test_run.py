@@ -1,4 +1,4 @@
-"""`furrow run` with an API: on a terminal, and in pipes."""
+"""`furrow run` converses on a terminal and in pipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that a child forks: supervised like spawned ones, whatever dies when."""
+"""Forked processes are supervised like spawned ones: whatever dies when."""
 
 from __future__ import annotations
 

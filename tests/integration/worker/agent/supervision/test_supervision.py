@@ -1,4 +1,5 @@
-"""A host's supervisor with scripts in the place of agent and ranks: what survives the agent, what ends with whom."""
+"""A host's supervisor outlives the agent: scripts in the place of agent and ranks; what survives it, what ends with
+whom."""
 
 from __future__ import annotations
 

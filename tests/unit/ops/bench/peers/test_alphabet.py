@@ -1,4 +1,4 @@
-"""A vocabulary of characters: what one engine counts as a token, every other does too."""
+"""All engines count the same tokens: a vocabulary of characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that are absent or break, and rows that nobody knows."""
+"""Engines that are absent or break, and unknown rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From stamps to figures, and what is refused as a figure."""
+"""Stamps become figures; and what is refused as a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files for llama.cpp hold the checkpoint's own values under llama.cpp's names."""
+"""llama.cpp's files hold the checkpoint's values: under llama.cpp's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of measured processes: shared pages once, one moment."""
+"""Memory of measured processes: shared pages once, one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The farm beside the bare loop: both serve the weights that were named."""
+"""The farm and the bare loop serve the same weights: those that were named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits, table, JSON, chart and goals of a comparison."""
+"""The report of a comparison: limits, table, JSON, chart and goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row gets the same work in every round, and what goes wrong is told."""
+"""Every row of a comparison gets the same work: in every round, and what goes wrong is told."""
 
 from __future__ import annotations
 

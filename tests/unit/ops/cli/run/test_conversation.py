@@ -1,4 +1,4 @@
-"""Settings, files and commands of a conversation: what is wrong is named, and changes nothing."""
+"""Settings and commands of a conversation: files too; what is wrong is named, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a private farm: it ends with the command, or with the next one."""
+"""A private farm's folder ends with it; or with the next one."""
 
 from __future__ import annotations
 

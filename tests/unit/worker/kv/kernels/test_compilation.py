@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, which needs none: the interpreter would not notice a wrong type."""
+"""Triton kernels compile without a GPU: the interpreter would not notice a wrong type."""
 
 from __future__ import annotations
 

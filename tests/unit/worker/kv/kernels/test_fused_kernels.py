@@ -1,4 +1,4 @@
-"""The small kernels against the modelling code of transformers, which they replace."""
+"""Fused kernels equal transformers' code: which they replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton kernels over pages against dense attention, over random layouts."""
+"""Paged attention in Triton equals dense attention: over random layouts."""
 
 from __future__ import annotations
 

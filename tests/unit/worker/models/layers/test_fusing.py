@@ -1,4 +1,4 @@
-"""Fused projections: siblings share one product, whoever asks first."""
+"""Siblings share one fused product: whoever asks first."""
 
 from __future__ import annotations
 

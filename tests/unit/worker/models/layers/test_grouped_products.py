@@ -1,4 +1,4 @@
-"""Products of weights that are stored as codes with scales by group: the formula, for any shape, row by row."""
+"""Products of codes with scales by group: the formula, for any shape, row by row."""
 
 from __future__ import annotations
 

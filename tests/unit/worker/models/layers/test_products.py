@@ -1,4 +1,4 @@
-"""Packed linear layers: how near they are, and that a row's result is its own affair."""
+"""Packed linear layers are near, row by row: how near they are, and that a row's result is its own affair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ten thousand damaged headers: each is refused as a fault of the file, or is a model that the gate has looked at."""
+"""Damaged GGUF headers are refused: ten thousand, each as a fault of the file, or it is a model that the gate has
+looked at."""
 
 from __future__ import annotations
 

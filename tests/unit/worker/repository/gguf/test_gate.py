@@ -1,4 +1,4 @@
-"""The refusals of a GGUF model before any process starts, and the configuration that its metadata becomes."""
+"""GGUF models are refused before any process; and the configuration that their metadata becomes."""
 
 from __future__ import annotations
 

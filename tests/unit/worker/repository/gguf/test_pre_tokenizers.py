@@ -1,5 +1,5 @@
-"""Texts as pre-tokenizers cut them. The vocabularies of DeepSeek LLM and Falcon in llama.cpp's repository (models,
-ggml-vocab-*) give the ids beside them for all of their 47 texts."""
+"""Pre-tokenizers cut texts as the models' own do. The vocabularies of DeepSeek LLM and Falcon in llama.cpp's repository
+(models, ggml-vocab-*) give the ids beside them for all of their 47 texts."""
 
 from __future__ import annotations
 

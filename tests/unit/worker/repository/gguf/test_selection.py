@@ -1,4 +1,4 @@
-"""Which file of a folder or repository is the model."""
+"""Which GGUF file is the model: of a folder or repository."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Authentication and limits of a request: API keys, operators, origins."""

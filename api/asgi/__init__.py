@@ -1,1 +1,0 @@
-"""Client connections: heads, bodies, disconnects and their limits."""

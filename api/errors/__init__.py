@@ -1,1 +1,0 @@
-"""Errors as HTTP answers, for the clients of OpenAI, Anthropic and Ollama."""

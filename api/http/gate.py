@@ -1,0 +1,303 @@
+"""Who sends a request, and whether it is let in: its tenant, key and rights; operators; pages of other origins.
+
+Tenant, key and rights follow from the secret alone. No header can set them.
+
+A web page must not use its visitor's browser to reach a farm that asks for no key. A browser names the page's origin in
+`Origin`. A page whose own host name was pointed at this machine (DNS rebinding) has that name in `Host`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from litestar.connection import ASGIConnection
+from litestar.datastructures import Headers
+from litestar.handlers import BaseRouteHandler
+from litestar.types import HTTPScope
+
+from api.http.errors import Forbidden, Unauthorized
+from api.http.keyring import Keyring
+from control.access import ApiKey, hash_secret, key_id_of
+from control.errors import ModelNotFound, RedisUnavailable, RequestError
+from control.keys import CLASSES
+from control.listening import is_loopback
+from control.records.responses import KEYLESS
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`account` is what the usage is counted under, "" for nothing; `key` is one of the farm's, if it was one."""
+
+    tenant: str = "anonymous"
+    account: str = ""
+    key: ApiKey | None = None
+    admin: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose quota its stored responses take: its tenant's, or that of all callers without a key."""
+        return self.tenant if self.account else KEYLESS
+
+    @property
+    def limited(self) -> bool:
+        """True if the request counts against limits."""
+        return self.key is not None and self.key.limited
+
+    def check_model(self, name: str | None, model: str) -> None:
+        """Raises ModelNotFound for a model that the key may not use: as for one that is not there."""
+        if not self.may_use(name, model):
+            assert self.key is not None
+            raise ModelNotFound(name or model, self.key.models)
+
+    def may_use(self, name: str | None, model: str) -> bool:
+        """True if the key opens a model, by the name that the client used or by its own."""
+        return self.key is None or not self.key.models or model in self.key.models or name in self.key.models
+
+    def priority(self, requested: str | None) -> str:
+        """The class of a request: normal, or the key's best if that is lower. Raises RequestError for a better one."""
+        cap = CLASSES.index(self.key.priority_cap if self.key is not None else "high")
+        rank = CLASSES.index(requested or "normal")
+        if requested is not None and rank < cap:
+            raise RequestError(
+                f"'priority' {requested!r} is above this API key's best, {CLASSES[cap]!r}. Lower it, or leave it out.",
+                param="priority",
+                code="priority_not_allowed",
+            )
+        return CLASSES[max(cap, rank)]
+
+
+ANONYMOUS = Identity()
+
+PROBES = frozenset(("/", "/api/version", "/health", "/ready", "/metrics", "/load", "/ping", "/version"))
+"""Paths that load balancers and monitors ask for."""
+_OPERATORS = ("/farm", "/console")
+"""First parts of the paths that operators use."""
+_MOST_TENANTS = 10_000
+"""Secrets whose tenants are remembered; the one that was not used for the longest goes first."""
+
+
+def secret_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The secret that a request brings: its bearer token, else x-api-key; "" for none. The names are in lower case."""
+    bearer = key = ""
+    for name, value in headers:
+        if name == b"authorization" and not bearer:
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            bearer = token.strip() if scheme.lower() == "bearer" else ""
+        elif name == b"x-api-key" and not key:
+            key = value.decode("latin-1").strip()
+    return bearer or key
+
+
+def tenant_of(token: str) -> str:
+    """The tenant that a secret stands for that is none of the farm's keys; it never reaches Redis or a log itself."""
+    return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]
+
+
+class Gate:
+    """Turns secrets into identities, by the keys of this process and of the farm."""
+
+    def __init__(self, keyring: Keyring, *, asks_for_key: bool, farm_open: bool, fixed_keys: Sequence[str]) -> None:
+        """`farm_open`: the operator's routes need no key. `fixed_keys` open this process, beside the farm's keys."""
+        self._asks = asks_for_key
+        self._free = farm_open
+        self._fixed = [key.encode() for key in fixed_keys]
+        self._keyring = keyring
+        self._tenants = OrderedDict[str, str]()
+        """By the hash of a secret that had an account."""
+
+    def turns_of(self, scope: HTTPScope) -> str:
+        """The tenant in whose turns a request waits, before anything is known but its head.
+
+        Callers without an account share the turns of their address. Probes and operators have turns of their own.
+        """
+        client = scope["client"]
+        address = client[0] if client is not None else ""
+        path = scope["path"]
+        if path in PROBES:
+            return f"probes of {address}"
+        if path.startswith(_OPERATORS):
+            return f"operators of {address}"
+        secret = secret_of(scope["headers"])
+        tenant = self._tenants.get(hash_secret(secret)) if secret else None
+        return f"address {address}" if tenant is None else f"tenant {tenant}"
+
+    async def identify(self, token: str) -> Identity:
+        """Raises Unauthorized where a key is asked for and this is none, RedisUnavailable where that can't be told."""
+        identity = await self._identity(token)
+        if identity.account:
+            self._tenants[hash_secret(token)] = identity.tenant
+            self._tenants.move_to_end(hash_secret(token))
+            if len(self._tenants) > _MOST_TENANTS:
+                self._tenants.popitem(last=False)
+        return identity
+
+    async def _identity(self, token: str) -> Identity:
+        if any(secrets.compare_digest(token.encode(), key) for key in self._fixed):
+            tenant = tenant_of(token)
+            return Identity(tenant, account=tenant)
+        key_id = key_id_of(token)
+        key = await self._keyring.find(key_id) if key_id is not None else None
+        if key is not None and secrets.compare_digest(hash_secret(token), key.sha256):
+            if key.state(time.time()) == "active":
+                self._keyring.used(key.id)
+                return Identity(key.tenant, key.id, key, key.admin or self._free)
+            if self._asks:
+                raise Unauthorized(f"This API key ({key.id}) has expired or was revoked. Use another one.")
+        if self._asks:
+            what = "is wrong" if token else "is missing"
+            raise Unauthorized(f"The API key {what}. Send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+        return Identity(tenant_of(token), admin=self._free)
+
+
+_PORTS = {"http": 80, "https": 443}
+_CONTAINERS = ".internal"
+"""Reserved for private use: `host.docker.internal` and its like name this machine from inside a container."""
+_PROXY_HEADERS = ("forwarded", "via", "x-real-ip")
+_PROXY_PREFIX = "x-forwarded-"
+
+
+class OriginCheck:
+    """Refuses requests of foreign pages. With keys asked for it has nothing to do: a page does not know one."""
+
+    def __init__(self, *, asks_for_key: bool, cors_origins: Sequence[str], host: str) -> None:
+        """`cors_origins`: those whose pages may call; `*`: all. `host` is what the process listens on."""
+        self._needed = not asks_for_key and "*" not in cors_origins
+        self._loopback = is_loopback(host)
+        self._named = frozenset(origin.lower() for origin in cors_origins)
+        self._hosts = frozenset(urlsplit(origin).hostname for origin in self._named)
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raises Forbidden for a request of a foreign page, and on loopback for a `Host` that is not loopback."""
+        if not self._needed:
+            return
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if self._loopback and host and not (is_local_name(host) or host_name(host) in self._hosts):
+            raise Forbidden(
+                f"This server listens on loopback and asks for no key, so it refuses the Host {host[:255]!r}, which is "
+                f"not a loopback name. Use http://localhost:PORT, start the server with --cors-origin "
+                f"http://{host[:255]}, or with --keys.",
+                param="host",
+                code="foreign_host",
+            )
+        if origin is None:
+            if method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
+                raise _foreign("(not given; Sec-Fetch-Site: cross-site)", "ORIGIN")
+        elif origin.lower() not in self._named and not is_same_origin(origin, host):
+            raise _foreign(repr(origin[:255]), origin[:255])
+
+
+def _foreign(shown: str, named: str) -> Forbidden:
+    return Forbidden(
+        f"The page's Origin {shown} is not this server's own and may not call it. Start the server with --cors-origin "
+        f"{named} (or `*` for every page) to allow it.",
+        param="origin",
+        code="foreign_origin",
+    )
+
+
+def host_name(host: str) -> str:
+    """The name or address in a `Host` header, without its port; "" for one that can't be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+@lru_cache(maxsize=16)
+def is_local_name(host: str) -> bool:
+    """True if the name in a `Host` header can only mean this machine, whatever a name server says."""
+    name = host_name(host).rstrip(".")
+    return is_loopback(name) or name.endswith((".localhost", _CONTAINERS))
+
+
+def is_same_origin(origin: str, host: str) -> bool:
+    """True if a page of `origin` was loaded from `host`. The scheme is not compared: a proxy may have ended TLS."""
+    try:
+        url = urlsplit(origin)
+        own = urlsplit(f"{url.scheme}://{host}")
+        default = _PORTS.get(url.scheme)
+        if default is None or not url.hostname:
+            return False
+        return (url.hostname, url.port or default) == (own.hostname, own.port or default)
+    except ValueError:
+        return False
+
+
+def proxy_header(headers: Headers) -> str | None:
+    """The name of a header that only a proxy adds; None where the request came directly."""
+    return next((name for name in headers if name in _PROXY_HEADERS or name.startswith(_PROXY_PREFIX)), None)
+
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+async def operators_only(connection: Connection, _: BaseRouteHandler) -> None:
+    """As `check_operator`, before the handler."""
+    await check_operator(connection)
+
+
+async def check_operator(connection: Connection) -> None:
+    """Raises Unauthorized without a key where one is asked for, and Forbidden for one without the right."""
+    identity = await _operator(connection)
+    if connection.scope.get("method") not in ("GET", "HEAD"):
+        key = identity.key.id if identity.key is not None else None
+        log.info("an operator acts", action="operate", path=connection.url.path, key=key)
+
+
+async def _operator(connection: Connection) -> Identity:
+    identity = await connection.app.state.process.gate.identify(secret_of(connection.scope["headers"]))
+    if not identity.admin:
+        raise _refusal(identity)
+    if identity.key is None or not identity.key.admin:
+        _check_local(connection)
+    return identity
+
+
+async def is_still_operator(connection: Connection) -> bool:
+    """False once the key of an open stream has ended or lost its right; true while that can't be told."""
+    try:
+        await _operator(connection)
+    except (Unauthorized, Forbidden):
+        return False
+    except RedisUnavailable:
+        return True
+    return True
+
+
+def _refusal(identity: Identity) -> RequestError:
+    if not identity.account:
+        return Unauthorized("Operators need an API key here: one made with `furrow keys create --admin`.")
+    return Forbidden("This API key is no operator's. Use one made with `furrow keys create --admin`.")
+
+
+def _check_local(connection: Connection) -> None:
+    """Refuse a page of another origin in this machine's browser, and what a proxy passes on from another machine."""
+    headers = connection.headers
+    host = headers.get("host", "")
+    origin = headers.get("origin")
+    passed = proxy_header(headers)
+    if passed is not None:
+        raise Forbidden(
+            f"Without a key the operator's routes refuse what comes through a proxy (header {passed!r}: "
+            f"{headers[passed][:80]!r}). Call this server directly, or use a key made with "
+            "`furrow keys create --admin`."
+        )
+    elsewhere = origin is not None and not is_same_origin(origin, host)
+    if not is_loopback(host_name(host)) or elsewhere or headers.get("sec-fetch-site", "none") == "cross-site":
+        raise Forbidden(
+            "Without a key the operator's routes answer this machine only, by its loopback name and to no page from "
+            f"elsewhere (Host: {host[:255]!r}, Origin: {origin and origin[:255]!r}). Use a key made with "
+            "`furrow keys create --admin`."
+        )

@@ -1,1 +1,0 @@
-"""Token log to chunks and events of each endpoint."""

@@ -1,0 +1,82 @@
+"""The behaviours that tests show, from the tests themselves: a row for each test module, by the room that owns it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.rooms import ROOT, TOPS, rooms
+
+TESTS = ROOT / "tests"
+FARM = "The whole farm"
+DOCS = "The documents"
+# Files and folders of tests that are not named after a room.
+_OWNERS = {
+    "acceptance/console": "api/console",
+    "acceptance": FARM,
+    "contract/test_embedded.py": "ops/local",
+    "contract": "control",
+    "unit/docs": DOCS,
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file of tests."""
+
+    path: Path
+    owner: str  # `top/room`, `top`, FARM or DOCS
+    behaviour: str  # the first clause of its docstring
+    tests: tuple[str, ...]  # names of its functions, in their order
+
+
+def first_clause(text: str) -> str:
+    """The text up to its first `:`, `;` or `.` that ends a clause; one within backticks does not."""
+    hidden = re.sub(r"`[^`]*`", lambda code: "`" * len(code[0]), " ".join(text.split()))
+    return " ".join(text.split())[: len(re.split(r"[:;.](?= |$)", hidden)[0])]
+
+
+def owner_of(path: Path) -> str:
+    """The room whose behaviour a file of tests shows."""
+    relative = path.relative_to(TESTS)
+    for prefix, owner in _OWNERS.items():
+        if relative.is_relative_to(prefix):
+            return owner
+    if relative.parts[0] == "gpu":
+        return f"worker/{path.stem.removeprefix('test_')}"
+    top, *below = relative.parent.parts[1:]
+    room = below[0] if below else ""
+    return f"{top}/{room}" if room in rooms(top) else top
+
+
+def read(path: Path) -> Module:
+    tree = ast.parse(path.read_text())
+    functions = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+    return Module(path, owner_of(path), first_clause(ast.get_docstring(tree) or ""), tuple(functions))
+
+
+def modules() -> list[Module]:
+    return [read(path) for path in sorted(TESTS.rglob("test_*.py"))]
+
+
+def behaviours() -> str:
+    """The lists in docs/coverage.md."""
+    owned: dict[str, list[Module]] = {}
+    for module in modules():
+        owned.setdefault(module.owner, []).append(module)
+    order = [FARM, *(name for top in TOPS for name in (top, *(f"{top}/{room}" for room in rooms(top)))), DOCS]
+    lines: list[str] = []
+    for owner in order:
+        if owner in owned:
+            count = sum(len(module.tests) for module in owned[owner])
+            title = f"`{owner}`" if "/" in owner or owner in TOPS else owner
+            lines += [f"### {title} ({count})", ""]
+            lines += [f"- {one.behaviour} `{one.path.relative_to(TESTS).as_posix()}`" for one in owned[owner]]
+            lines += [""]
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""nemotron_h: each layer is a Mamba-2 layer, attention without positions, a feed-forward network or experts alone."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from control.errors import ModelFilesError, UnsupportedArchitecture
+from worker.families.family import Experts, Family, Fields
+from worker.families.mamba import Mamba, check_activation, check_heads, check_limits, switch
+from worker.families.recurrence import FEED_FORWARD_ALONE, FULL, LINEAR, size
+from worker.families.roles import Roles
+
+_ROLES: Roles = {
+    "mixer.in_proj": "mamba",
+    "mixer.conv1d": "mamba",
+    "mixer.A_log": "colwise",
+    "mixer.D": "colwise",
+    "mixer.dt_bias": "colwise",
+    "mixer.norm": "colwise",
+    "mixer.out_proj": "rowwise",
+    "mixer.q_proj": "colwise",
+    "mixer.k_proj": "colwise",
+    "mixer.v_proj": "colwise",
+    "mixer.o_proj": "rowwise",
+    "mixer.up_proj": "colwise",
+    "mixer.down_proj": "rowwise",
+    "mixer.experts": "experts",
+    "mixer.shared_experts.up_proj": "colwise",
+    "mixer.shared_experts.down_proj": "rowwise",
+}
+_KINDS = "layers_block_type"
+_PATTERN = "hybrid_override_pattern"
+_LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+_DEFAULT_KINDS = (LINEAR, "moe", FULL, "mlp")
+"""Those of transformers' class."""
+_OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
+_OLDER_NAMES = {"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"}
+_SERVED = {LINEAR: LINEAR, FULL: FULL, "mlp": FEED_FORWARD_ALONE, "moe": FEED_FORWARD_ALONE}
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the kinds of all layers and their number, which files have as a text of letters, or not
+    at all. Raises ModelFilesError."""
+    pattern = config.get(_PATTERN)
+    kinds: Any = config.get(_KINDS, config.get("layer_types"))
+    if kinds is None and pattern is None:
+        kinds = list(_DEFAULT_KINDS)
+    elif kinds is None and isinstance(pattern, str):
+        kinds = [_LETTERS.get(letter, letter) for letter in pattern]
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in cast(list[Any], kinds)):
+        shown = str(config.get(_PATTERN) if kinds is None else kinds)[:60]
+        raise ModelFilesError(f"config.json has {_KINDS} = {shown}; a list of the kinds of layers is needed.")
+    renamed = {_OLDER_NAMES[name]: value for name, value in config.items() if name in _OLDER_NAMES}
+    whole = [_OLDER_KINDS.get(kind, kind) for kind in cast(list[str], kinds)]
+    return config | renamed | {_KINDS: whole, "num_hidden_layers": len(whole)}
+
+
+def mamba_of(config: dict[str, Any]) -> Mamba:
+    """The Mamba layers. Raises ModelFilesError or UnsupportedArchitecture naming a field and its value."""
+    taps, heads, groups, head_dim, state = (
+        size(config, name, default)
+        for name, default in (
+            ("conv_kernel", 4),
+            ("mamba_num_heads", 128),
+            ("n_groups", 8),
+            ("mamba_head_dim", 64),
+            ("ssm_state_size", 128),
+        )
+    )
+    check_heads(("conv_kernel", taps), ("mamba_num_heads", heads), ("n_groups", groups))
+    check_activation(config, "mamba_hidden_act")
+    check_limits(config)
+    kinds = completed(config)[_KINDS]
+    for kind in kinds:
+        if kind not in _SERVED:
+            raise UnsupportedArchitecture(
+                f"config.json has a layer of type {kind[:60]!r} in {_KINDS}. Served are {', '.join(_SERVED)}."
+            )
+    for needed in (LINEAR, FULL):
+        if needed not in kinds:
+            raise UnsupportedArchitecture(
+                f"config.json has no layer of type {needed} in {_KINDS}: a model without one is not served."
+            )
+    bias = switch(config, "use_bias", False)
+    return Mamba(
+        kinds=tuple(_SERVED[kind] for kind in kinds),
+        taps=taps,
+        heads=heads,
+        groups=groups,
+        head_dim=head_dim,
+        state=state,
+        conv_bias=switch(config, "use_conv_bias", True),
+        in_bias=bias,
+        out_bias=bias,
+    )
+
+
+def _is_sparse(fields: Fields, layer: int) -> bool:
+    kinds = fields[_KINDS]
+    return kinds is not None and kinds[layer] == "moe"
+
+
+FAMILIES = [
+    Family(
+        "nemotron_h",
+        _ROLES,
+        (
+            *(
+                "layer_norm_epsilon",
+                "tie_word_embeddings",
+                "head_dim",
+                "intermediate_size",
+                "mlp_hidden_act",
+                "mlp_bias",
+            ),
+            *(_KINDS, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"),
+            *(
+                "moe_shared_expert_intermediate_size",
+                "n_group",
+                "topk_group",
+                "routed_scaling_factor",
+                "norm_topk_prob",
+            ),
+        ),
+        aliases={"n_routed_experts": "num_local_experts"},
+        completed=completed,
+        norms=("norm", None, "norm", None),
+        activations={"relu2": "relu2"},
+        rotates=lambda fields, layer, kind: False,
+        torch_numbers=("moe_latent_size",),
+        recurrent=mamba_of,
+        experts=Experts(
+            ("", "mixer.experts.{}.up_proj.weight", "mixer.experts.{}.down_proj.weight"),
+            count="n_routed_experts",
+            layers=_is_sparse,
+            sigmoid_scores=True,
+            correction="router",
+        ),
+        native_names=(
+            ("model.embed_tokens.", "model.embeddings."),
+            ("model.norm.", "model.norm_f."),
+            (".self_attn.", ".mixer."),
+            (".mamba.", ".mixer."),
+            (".mlp.", ".mixer."),
+        ),
+    ),
+]
