@@ -11,12 +11,10 @@ from pathlib import Path
 import click
 
 from control.errors import SettingsError
-from ops.compat import environments
+from ops.compat import clients
 from ops.compat.clients import CLIENTS, Client, client
 from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
-from ops.compat.page import page
-from ops.compat.runs import Run, run
-from ops.compat.samples import judged
+from ops.compat.runs import Run, judged, page, run
 from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
 from ops.harness.farm import DEMO, demo_spec, private_farm
 from ops.harness.program import run as run_program
@@ -33,7 +31,7 @@ def compat() -> None:
 def list_clients() -> None:
     """List the clients, and the version of each that is installed."""
     for known in CLIENTS:
-        click.echo(f"{known.name:16} {environments.version(known) or 'not installed':16} {known.title}")
+        click.echo(f"{known.name:16} {clients.version(known) or 'not installed':16} {known.title}")
 
 
 @compat.command()
@@ -42,7 +40,7 @@ def install(names: tuple[str, ...]) -> None:
     """Install the named clients, or all of them."""
     for chosen in _chosen(names):
         click.echo(f"{chosen.name}: {', '.join(chosen.packages)}", err=True)
-        click.echo(f"{chosen.name} {environments.install(chosen)}")
+        click.echo(f"{chosen.name} {clients.install(chosen)}")
 
 
 @compat.command("run")
@@ -52,8 +50,8 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
 def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: bool) -> None:
     """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
-    chosen = [known for known in _chosen(names) if names or environments.missing(known) is None]
-    absent = [why for known in chosen if (why := environments.missing(known)) is not None]
+    chosen = [known for known in _chosen(names) if names or clients.missing(known) is None]
+    absent = [why for known in chosen if (why := clients.missing(known)) is not None]
     if absent or not chosen:
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
     if write and len(chosen) < len(CLIENTS):

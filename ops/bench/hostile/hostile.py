@@ -17,7 +17,7 @@ from control import access
 from control.redis.connection import connect
 from ops.bench.fanout.fanout import BENCH, api, leaders, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import Load
-from ops.bench.hostile import attacks, controls, rows
+from ops.bench.hostile import attacks, rows
 from ops.harness.farm import say
 from ops.harness.figures import Figure
 from ops.harness.processes import looking, resident, running, split_cores
@@ -53,7 +53,7 @@ SECONDS = 15.0
 @option("--runs", 3, "Row attacks: pairs of runs, with and without attacks.")
 @click.option(
     "--control",
-    type=click.Choice(list(controls.CONTROLS)),
+    type=click.Choice(list(rows.CONTROLS)),
     help="Switch one mechanism of the API process off; figures of its rows must then miss their limits.",
 )
 def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int, control: str | None) -> Outcome:
@@ -86,9 +86,9 @@ def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: i
     own, others = split_cores()
     os.sched_setaffinity(0, others)
     if control is not None:
-        sabotage = controls.CONTROLS[control]
-        outcome = rows.measure(own, others, controls.rows_of(sabotage), seconds, sabotage)
-        controls.judge(sabotage, rows.figures(outcome))
+        sabotage = rows.CONTROLS[control]
+        outcome = rows.measure(own, others, rows.rows_of(sabotage), seconds, sabotage)
+        rows.judge(sabotage, rows.figures(outcome))
         return Outcome()
     found = list[Figure]()
     if ATTACKS in names or not names:

@@ -52,9 +52,12 @@ class ServerClock:
     def run_steps(self, steps: Steps[T]) -> T:
         """Each call of them is measured by itself."""
         try:
-            call = next(steps)
+            step = next(steps)
             while True:
-                call = steps.send(None if call is None else self.run(call))
+                if isinstance(step, Call):
+                    step = steps.send(self.run(step))
+                else:
+                    step = steps.send(None if step is None else [self.run(call) for call in step])
         except StopIteration as end:
             return end.value
 

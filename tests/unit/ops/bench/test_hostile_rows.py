@@ -14,12 +14,23 @@ from typing import Any
 import pytest
 
 from ops.bench.hostile import neighbour
-from ops.bench.hostile.controls import CONTROLS, NotMissed, judge, rows_of
 from ops.bench.hostile.crowd import Crowd, Deeds
 from ops.bench.hostile.exchange import Address, Answer, Exchange, chat
 from ops.bench.hostile.leaders import Claim
 from ops.bench.hostile.neighbour import Neighbour, Request, Seen
-from ops.bench.hostile.rows import MODEL_FILES, ROWS, Admission, Measured, Outcome, figures, gone_percent
+from ops.bench.hostile.rows import (
+    CONTROLS,
+    MODEL_FILES,
+    ROWS,
+    Admission,
+    Measured,
+    NotMissed,
+    Outcome,
+    figures,
+    gone_percent,
+    judge,
+    rows_of,
+)
 from ops.harness.figures import Figure, summarise
 
 RID = "f" * 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ops.chaos import report
+from ops.chaos import run as report
 from ops.chaos.checker import Transcript
 from ops.chaos.client import Attempt, Question
 from ops.chaos.load import Checked, longest_silence
