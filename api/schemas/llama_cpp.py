@@ -112,8 +112,8 @@ class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=T
             FILLS: self.token_limit is None or sampling.max_tokens < self.token_limit,
             FIELDS: self.response_fields,
         }
-        asked = {path.split("/")[0] for path in self.response_fields}
-        if not asked or asked & {SETTINGS, "prompt"}:
+        names = {path.split("/")[0] for path in self.response_fields}
+        if not names or names & {SETTINGS, "prompt"}:
             fields |= {
                 SETTINGS: settings_of(sampling, stream=bool(self.stream)),
                 PROMPTS: [text for _, text in members],
@@ -243,8 +243,8 @@ def _text(prompt: str | PromptText, path: str) -> str:
 
 def _biases(request: NativeRequest) -> tuple[dict[str, float], dict[str, float]]:
     """Biases by token id, as JSON has them, and by text. Raises RequestError."""
-    given = request.logit_bias or {}
-    pairs: list[list[Any]] = given if isinstance(given, list) else [[name, bias] for name, bias in given.items()]
+    biases = request.logit_bias or {}
+    pairs: list[list[Any]] = biases if isinstance(biases, list) else [[name, bias] for name, bias in biases.items()]
     if len(pairs) > MAX_BIASES:
         raise RequestError(
             f"'logit_bias' has {len(pairs)} entries; at most {MAX_BIASES} are served.", param="logit_bias"
@@ -254,8 +254,8 @@ def _biases(request: NativeRequest) -> tuple[dict[str, float], dict[str, float]]
     for pair in pairs:
         name, bias = pair if len(pair) == 2 else (None, None)
         bias = _NEVER if bias is False else bias
-        known = isinstance(name, str) or (isinstance(name, int) and not isinstance(name, bool))
-        if not known or isinstance(bias, bool) or not isinstance(bias, (int, float)):
+        names_token = isinstance(name, str) or (isinstance(name, int) and not isinstance(name, bool))
+        if not names_token or isinstance(bias, bool) or not isinstance(bias, (int, float)):
             raise RequestError(
                 "'logit_bias' must be a mapping, or a list of pairs, from a token id or a text to a number or false.",
                 param="logit_bias",
