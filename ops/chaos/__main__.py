@@ -22,25 +22,23 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from ops.bench import program
-from ops.bench.common.client import Base
-from ops.bench.common.machine import describe
-from ops.bench.engines import scripted
 from ops.chaos import report
+from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
-from ops.chaos.prompts import questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
-from ops.chaos.run import Struck, strike_all
+from ops.chaos.run import Struck, schedule, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL
-from ops.chaos.schedule import schedule
-from ops.chaos.system.replicated import TOPOLOGIES
-from ops.chaos.system.target import LOG_ENTRIES, Target, private_target
+from ops.chaos.system.target import LOG_ENTRIES, TOPOLOGIES, Target, private_target
 from ops.chaos.system.view import View
 from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.common.sabotage import Sabotage
 from ops.demo import MODEL_DIR
+from ops.harness import scripted_engine as scripted
+from ops.harness.client import Base
+from ops.harness.program import describe
+from ops.harness.program import run as run_program
 from worker.repository.source import resolve
 
 QUESTIONS = 16
@@ -254,4 +252,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    program.run(chaos, "furrow chaos")
+    run_program(chaos, "furrow chaos")

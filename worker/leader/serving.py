@@ -180,7 +180,8 @@ class Serving(RequestLoop):
         repeat = self._repeats
         lasts = RepeatTime(self.repeat_within_s)
         with self._execute(plan, repeat) as step:
-            self.emit()  # the command is on its way: Redis gets the last step's tokens while this one runs
+            # The command is on its way: Redis gets the last step's tokens while this one runs.
+            self.emit(self._group.last_seconds)
             more = True
             while more:
                 forward = step.forward(score_targets(plan))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import click
 
 from control.errors import FurrowError
-from ops.bench.common.figures import Figure, table
 from ops.common.sabotage import Sabotage
+from ops.harness.figures import Figure, table
 
 CONTROLS = {
     "no-turns": Sabotage(

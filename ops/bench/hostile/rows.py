@@ -22,20 +22,18 @@ from control import access
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
 from control.replicas.health.load import load_of
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure
-from ops.bench.common.summary import Summary, percentile, summarise
-from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
-from ops.bench.fanout.parts import Meter, Part, running
-from ops.bench.fanout.replica import MODEL
-from ops.bench.hostile.attacks import CHAT
+from ops.bench.fanout.fanout import api, place_of, wait_for_end, wait_for_model
+from ops.bench.fanout.leaders import MODEL
 from ops.bench.hostile.crowd import Deeds
-from ops.bench.hostile.hostile_files import MODELS as HOSTILE_MODELS
-from ops.bench.hostile.leaders import WAITING, Claim
+from ops.bench.hostile.exchange import Target
+from ops.bench.hostile.leaders import HOSTILE_MODELS, WAITING, Claim
 from ops.bench.hostile.neighbour import Seen
-from ops.bench.hostile.wire import Target
 from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
+from ops.harness.client import CHAT
+from ops.harness.farm import say
+from ops.harness.figures import Figure, Summary, percentile, summarise
+from ops.harness.processes import Meter, Part, running
 from ops.local.embedded import EmbeddedServer
 
 BEYOND_MS = 500.0
@@ -211,9 +209,8 @@ class _Farm:
 
     def _tokenizer_is_tried(self) -> bool:
         """Until then requests of its model get 503."""
-        host, _, port = self._address.rpartition(":")
         body = {"model": HOSTILE_MODELS[1], "messages": [{"role": "user", "content": "stream 0"}]}
-        target = Target(host, int(port), self._attacker, 0)
+        target = Target(*place_of(self._address), self._attacker, 0)
         return target.post(CHAT, body, f"authorization: Bearer {self._attacker}") == 422
 
     def admission(self) -> Admission:

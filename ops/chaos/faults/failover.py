@@ -7,7 +7,7 @@ import random
 from ops.chaos.errors import NoEffect
 from ops.chaos.faults import moments, processes
 from ops.chaos.faults.fault import Fault
-from ops.chaos.system.replicated import Replicated
+from ops.chaos.system.servers import ServerProcess
 from ops.chaos.system.target import Target
 from ops.common.waiting import NotInTime
 
@@ -20,14 +20,14 @@ def strike_primary(lags: bool) -> Fault:
 
     def strike(target: Target, random: random.Random) -> str:
         servers = target.server
-        if not isinstance(servers, Replicated):
+        if isinstance(servers, ServerProcess):
             raise NoEffect("one server has nobody who takes over; use --topology sentinel or cluster")
-        was = servers.primary
+        was = servers.primary_of(target.shard_key)
         if lags:
-            servers.lag()
+            servers.lag(target.shard_key)
             target.rest(random.uniform(*LAG_S))
         try:
-            now = servers.fail_over()
+            now = servers.fail_over(target.shard_key)
         except NotInTime as error:
             raise NoEffect(f"no replica took over from port {was.port}: {error}") from error
         finally:

@@ -106,7 +106,7 @@ def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[
     return None if len(logged) == len(expected) else f"it has {len(logged)} entries, not {len(expected)}"
 
 
-# --- Redis during the recovery ---------------------------------------------------------------------------------------
+# --- Redis during the recovery ----------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -16,9 +16,8 @@ from redis.retry import Retry
 from control.errors import RedisUnavailable
 from control.redis.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
-from ops.chaos.faults.fault import Fault
-from ops.chaos.faults.harmless import harmless, outage_s
-from ops.chaos.system.server import ServerProcess
+from ops.chaos.faults.fault import Fault, harmless, outage_s
+from ops.chaos.system.servers import ServerProcess
 from ops.chaos.system.target import Target
 
 MARK = "chaos:mark"
@@ -109,14 +108,14 @@ def sleep(target: Target, random: random.Random) -> str:
             except redis.ResponseError as error:
                 raise NoEffect(f"DEBUG SLEEP is refused: {error}") from error
             return f"DEBUG SLEEP took {time.monotonic() - began:.1f} s"
-    server.send_signal(signal.SIGSTOP)
+    server.signal(signal.SIGSTOP)
     try:
         target.rest(seconds)
         status = psutil.Process(server.pid).status()
         if status != psutil.STATUS_STOPPED or server.answers():
             raise NoEffect(f"the server's process is {status}")
     finally:
-        server.send_signal(signal.SIGCONT)
+        server.signal(signal.SIGCONT)
     return f"pid {server.pid} stopped for {seconds:g} s"
 
 

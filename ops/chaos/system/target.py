@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -13,13 +13,16 @@ from control import keys
 from control.listening import free_port
 from control.messages import ModelSpec
 from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
 from ops.chaos.system.proxy import Proxy
-from ops.chaos.system.replicated import Replicated, replicated
-from ops.chaos.system.server import ServerProcess
+from ops.chaos.system.servers import ServerProcess
+from ops.chaos.system.topologies import ClusterTopology, SentinelTopology, cluster, sentinel
 from ops.chaos.system.view import View
+from ops.harness.farm import HOST
 from ops.local.supervisor import Part, Supervisor
 
-HOST = "127.0.0.1"
+TOPOLOGIES = ("server", "sentinel", "cluster")
 APIS = 2
 LOG_ENTRIES = 300_000
 
@@ -33,7 +36,8 @@ class Target(View):
     def __init__(
         self,
         spec: ModelSpec,
-        server: ServerProcess | Replicated,
+        server: ServerProcess | SentinelTopology | ClusterTopology,
+        client: SyncRedis,
         redis_url: str,
         supervisor: Supervisor,
         log: Path,
@@ -42,8 +46,10 @@ class Target(View):
     ) -> None:
         """API processes keep requests for `keep_s` after their end."""
         self.ports = [free_port(HOST, 0) for _ in range(APIS)]
-        super().__init__(spec, server.client, [(HOST, port) for port in self.ports])
+        super().__init__(spec, client, [(HOST, port) for port in self.ports])
         self.server, self.redis_url = server, redis_url
+        self.shard_key = keys.ModelKeys(spec.name).bell
+        """A key of the model, by which a Cluster's shard is found."""
         self.proxy = proxy
         """The lossy proxy between the farm and the server; None if there is none."""
         self.log = log
@@ -135,18 +141,20 @@ def private_target(
         log = stack.enter_context(log_file.open("ab"))
         proxy: Proxy | None = None
         if topology == "server":
-            server: ServerProcess | Replicated = stack.enter_context(private_server(folder))
+            server = stack.enter_context(private_server(folder))
+            client = server.direct
             proxy = Proxy((HOST, server.port))
             proxy.start()
             stack.callback(proxy.stop)
         else:
-            server = stack.enter_context(replicated(topology, keys.ModelKeys(spec.name).bell))
+            server = stack.enter_context(sentinel() if topology == "sentinel" else cluster(replicas=1))
+            client = stack.enter_context(closing(connect(server.url)))
         url = proxy.url if proxy is not None else server.url
         level = os.environ.get("FURROW_LOG_LEVEL") or "info"
         parts = {"FURROW_REDIS_URL": url, "FURROW_LOG_LEVEL": level, "OMP_NUM_THREADS": "1"}
         supervisor = Supervisor({**parts, **(environment or {})}, lambda line: None, log)
         stack.callback(supervisor.stop)
-        target = Target(spec, server, url, supervisor, log_file, proxy, keep_s)
+        target = Target(spec, server, client, url, supervisor, log_file, proxy, keep_s)
         target.start()
         yield target
 
