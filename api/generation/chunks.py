@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.chat.answer import Answer
+from api.chat.answer import PieceDecoder
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.http.errors import GenerationFailed, problem
@@ -450,7 +450,8 @@ class StreamRenderer:
         self._writer = writer(rid, view, vocabulary, prompt_tokens)
         self._prompt_tokens = prompt_tokens
         self.answers = [
-            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
+            PieceDecoder(vocabulary, view, member_rid(rid, member), view.echo_of(member))
+            for member in range(view.members)
         ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members
