@@ -276,6 +276,18 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 33,
         "routed_scaling_factor": 1.5,
     },
+    "llama4_text": {
+        "intermediate_size": 33,
+        "intermediate_size_mlp": 90,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 0, 1, 0],
+        "attention_chunk_size": 12,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [0, 3],
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+    },
     "llama": {
         "rope_parameters": {
             "rope_type": "llama3",

@@ -8,7 +8,7 @@ from control import keys, requests
 from control.constants import PLACES
 from control.errors import RequestNotFound
 from control.messages import decode_request
-from control.redis.rounds import run_rounds
+from control.redis.connection import run_steps
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 
@@ -138,7 +138,7 @@ def test_an_api_is_gone_when_its_heartbeat_has_lapsed(farm: Farm) -> None:
     """Of those ever seen, the ones without a heartbeat."""
     farm.client.sadd(keys.APIS, "one", "two")
     farm.client.hset(keys.api("two"), "url", "http://x")
-    assert run_rounds(farm.client, requests.gone_apis()) == ["one"]
+    assert run_steps(farm.client, requests.gone_apis()) == ["one"]
 
 
 def test_leaving_after_the_end_changes_nothing(farm: Farm) -> None:

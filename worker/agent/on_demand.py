@@ -27,8 +27,7 @@ from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
 from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every
-from control.redis.rounds import run_rounds
+from control.redis.connection import Call, read, run, run_every, run_steps
 from control.replicas import health
 from control.replicas.health import Overview
 from control.replicas.health.load import ModelLoad, load_of, queued_of
@@ -104,7 +103,7 @@ class OnDemand:
             for spec, published, _, load in seen
             if published is None or published.replicas or load.queued or spec.name in replicas_of
         ]
-        overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(active))}
+        overviews = {one.model: one for one in run_steps(self._client, health.reading_overviews(active))}
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, published, was_called, load in seen:

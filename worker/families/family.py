@@ -86,6 +86,8 @@ class Experts:
     stored_above: tuple[str, str] | None = None
     """The names of the tensors where files may have the experts of a layer in one, the outputs of gate before those of
     up, and inputs last."""
+    inputs_first: bool = False
+    """True if these tensors, and those of transformers' module, have inputs before outputs."""
     any_order: bool = False
     """True if inputs may come before outputs in these tensors: the hidden size shows where they are."""
     router: str = "gate"
@@ -103,6 +105,8 @@ class Experts:
     """The field with the number of experts, in one, that every token goes through."""
     sigmoid_scores: bool = False
     """True if the score of an expert is the sigmoid of the router's output, and not its share of all."""
+    weighted_inputs: bool = False
+    """True if an expert's input is multiplied by its weight, and not its output. Weights are scores then."""
     correction: Literal["router", "mixture", "statics"] | None = None
     """The module of `e_score_correction_bias`, which is added to scores for the choice alone: the router, the mixture,
     or `moe_statics` of the router, as a row; None: there is none."""
@@ -218,6 +222,12 @@ class Family:
     """True if a layer of a kind rotates its queries and keys."""
     queries_grow: bool = False
     """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
+    unturned_queries_grow: str | None = None
+    """The field that says if `attn_scale` makes queries grow with the logarithm of their position, over `floor_scale`,
+    in layers that don't rotate them."""
+    unweighted_head_norms: str | None = None
+    """The field that says if queries and keys are normed by head behind the rotation, without weights, in layers that
+    rotate them."""
     rope_neighbours: bool = False
     """True if rotary pairs are neighbours, and not half a head apart."""
     scores_scaled: bool = True

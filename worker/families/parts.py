@@ -8,6 +8,8 @@ from worker.families.family import Experts, Fields
 from worker.families.roles import Roles
 
 SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+"""A layer whose tokens see no further back than the begin of their chunk."""
 
 QUERY_KEY_VALUE: Roles = {
     "self_attn.q_proj": "colwise",

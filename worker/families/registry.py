@@ -56,7 +56,6 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "minicpm3"), _MLA),
     **dict.fromkeys(("kimi_linear", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "jamba", "zamba2"), _RECURRENT),
-    **dict.fromkeys(("llama4", "llama4_text"), _CHUNKED),
     "mimo_v2_flash": _TWO_WIDTHS,
     "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),

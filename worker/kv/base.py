@@ -35,6 +35,8 @@ class Variant:
     softcap: float | None = None
     sinks: Tensor | None = None
     ends: Tensor | None = None
+    chunked: bool = False
+    """True if `window` is the length of chunks, and a token sees no further than the begin of its own."""
 
     @property
     def plain(self) -> bool:
@@ -108,6 +110,8 @@ class LayerCache:
     """The earlier layer whose keys and values this one attends to, of the same shape; None if it stores its own."""
     parts: int = 2
     """Keys and values; 1 where the stored rows are both (MLA)."""
+    chunked: bool = False
+    """True if `window` is the length of chunks, and a token sees no further than the begin of its own."""
 
 
 @dataclass(frozen=True)

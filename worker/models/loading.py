@@ -333,7 +333,7 @@ class NativeLoader:
         """Each expert read and packed by itself."""
         first = first_leaf(experts)
         layers: dict[str, list[PackedLinear]] = {first: [], DOWN: []}
-        sizes = sizes_of(experts)
+        sizes = sizes_of(experts, self.model.family)
         read = self._weights
         for leaf, packed in layers.items():
             for number in range(getattr(experts, leaf).shape[0]):

@@ -16,7 +16,7 @@ import numpy as np
 from control.errors import SettingsError
 from worker.collective.base import Link
 from worker.families.family import Family
-from worker.families.parts import SLIDING
+from worker.families.parts import CHUNKED, SLIDING
 from worker.families.recurrence import Recurrence, attends
 from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
@@ -43,7 +43,7 @@ SIBLINGS = (
     ("in_proj_b", "in_proj_a"),
 )
 
-UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router"}
+UNPACKED = {"mlp.shared_expert_gate", "router.proj", "gate.wg", "mlp.router", "feed_forward.router"}
 """Layers that stay as they are: with one output, or whose scores choose experts."""
 
 
@@ -171,10 +171,15 @@ def have_biases(experts: Any) -> bool:
     return hasattr(experts, f"{GATE_UP}_bias")
 
 
-def sizes_of(experts: Any) -> tuple[int, int]:
+def have_inputs_first(experts: Any, family: Family) -> bool:
+    """True for a module whose matrices have inputs before outputs."""
+    return have_biases(experts) or (family.experts is not None and family.experts.inputs_first)
+
+
+def sizes_of(experts: Any, family: Family) -> tuple[int, int]:
     """(hidden, inner width) of each expert of the whole model."""
     _, first, second = experts.down_proj.shape
-    return (second, first) if have_biases(experts) else (first, second)
+    return (second, first) if have_inputs_first(experts, family) else (first, second)
 
 
 def rounded(weights: Any, storage: np.dtype[Any] | None) -> Any:
@@ -312,7 +317,8 @@ def open_checkpoint(files: ModelFiles, dequantize: bool) -> GgufCheckpoint | Che
     if experts is not None and experts.together:
         return StoredTogether(tensors)
     if experts is not None and experts.stored_above is not None and scheme is None:
-        return StoredAbove(tensors, experts.stored_above, files.config["hidden_size"] if experts.any_order else None)
+        hidden = files.config["hidden_size"] if experts.any_order else None
+        return StoredAbove(tensors, experts.stored_above, hidden, experts.inputs_first)
     return Checkpoint(tensors) if scheme is None else QuantizedCheckpoint(tensors, scheme)
 
 
@@ -330,13 +336,14 @@ def cache_layout(
         return CacheLayout((LayerCache(1, latent.row, parts=1),) * config.num_hidden_layers, dtype, device)
 
     def cache(layer: int) -> LayerCache:
-        seen = window if kinds[layer] == SLIDING else None
+        chunked = kinds[layer] == CHUNKED
+        seen = config.attention_chunk_size if chunked else window if kinds[layer] == SLIDING else None
         heads = plan.layer_kv_heads[layer] if plan.layer_kv_heads else plan.kv_heads
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
             head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
-        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer))
+        return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer), chunked=chunked)
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if attends(kind))
     state = None if recurrent is None else state_layout(recurrent, plan.world_size)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Family, one_for_all
-from worker.families.parts import SLIDING
+from worker.families.parts import CHUNKED, SLIDING
 from worker.families.recurrence import FULL
 
 LARGEST = 2**31 - 1
@@ -26,6 +26,7 @@ SIZES = {
     *("num_experts_per_tok", "top_k_experts", "n_group", "topk_group"),
     *("decoder_sparse_step", "no_rope_layer_interval", "moe_layer_interval"),
     *("vocab_size_per_layer_input", "original_max_position_embeddings"),
+    *("intermediate_size_mlp", "attention_chunk_size", "floor_scale", "interleave_moe_layer_step"),
     *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
 }
 """Whole numbers from 1 on, and so are the numbers of experts."""
@@ -40,7 +41,7 @@ NUMBERS = {
     *("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
     *("query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit", "routed_scaling_factor"),
     *("attn_logit_softcapping", "final_logit_softcapping", "lm_head_multiplier"),
-    *("layer_norm_epsilon", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
+    *("attn_scale", "layer_norm_epsilon", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
 }
 """Numbers above 0."""
 SWITCHES = {
@@ -54,7 +55,7 @@ SWITCHES = {
         "rope_interleave",
     ),
 }
-BY_LAYER = {"no_rope_layers", "mlp_only_layers"}
+BY_LAYER = {"no_rope_layers", "mlp_only_layers", "moe_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
     *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
@@ -88,7 +89,7 @@ def check(config: dict[str, Any], family: Family) -> None:
     if config.get("hidden_size_per_layer_input") and ids is not None and ids < config["vocab_size"]:
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
-        _check_layers(config)
+        _check_layers(config, CHUNKED if "attention_chunk_size" in family.fields else SLIDING)
     rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
@@ -138,17 +139,17 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
     return values
 
 
-def _check_layers(config: dict[str, Any]) -> None:
-    """Each layer has a kind that is known, and a window where it needs one."""
+def _check_layers(config: dict[str, Any], narrow: str) -> None:
+    """Each layer has a kind that is known, full attention or the kind `narrow`, and a window where it needs one."""
     kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
     if kinds is None:
         return
     if not isinstance(kinds, list) or len(cast(list[Any], kinds)) != layers:
         raise _wrong("layer_types", kinds, f"a list of num_hidden_layers = {layers} kinds")
     for kind in cast(list[Any], kinds):
-        if kind not in (SLIDING, FULL):
+        if kind not in (narrow, FULL):
             raise UnsupportedArchitecture(
-                f"config.json has a layer of type {_shown(kind)} in layer_types. Served are {SLIDING} and {FULL}."
+                f"config.json has a layer of type {_shown(kind)} in layer_types. Served are {narrow} and {FULL}."
             )
     off = config.get("use_sliding_window") is False
     if SLIDING in kinds and not off and "sliding_window" in config and not config["sliding_window"]:

@@ -121,6 +121,11 @@ def recurrence(config: dict[str, Any]) -> Recurrence | None:
 def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
     """Raise SettingsError for a device that keeps no recurrent states, which models of the type have."""
     others = [device for device in devices if not device.startswith("cpu")]
+    if others and "attention_chunk_size" in family_of(config).fields:
+        raise SettingsError(
+            f"Model type '{config['model_type']}' has attention within chunks, which is served on CPUs only, not on "
+            f"{others[0]}. Use --devices cpu."
+        )
     if others and family_of(config).recurrent:
         raise SettingsError(
             f"Model type '{config['model_type']}' is one with recurrent layers: all its models are served on CPUs "
@@ -151,6 +156,7 @@ def _check_quantization(config: dict[str, Any], family: Family, quant: str | Non
         )
     experts = family.experts
     untried = experts is not None and experts.switch is not None and family.has_experts(config)  # gemma4_text
+    untried |= experts is not None and experts.inputs_first  # llama4_text
     untried |= "mamba" in family.roles.values()  # its projections are of unlike parts
     together = experts is not None and experts.together
     if scheme is not None and (untried or (scheme.method == "mxfp4") != together):

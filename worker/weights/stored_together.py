@@ -78,12 +78,19 @@ class StoredAbove(Checkpoint):
     """The first of two tensors (experts, 2 · width, hidden) has the outputs of gate before those of up, the second is
     (experts, hidden, width). Experts that are stored one by one are read so."""
 
-    def __init__(self, tensors: Mapping[str, StoredTensor], stored: tuple[str, str], hidden: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        stored: tuple[str, str],
+        hidden: int | None = None,
+        inputs_first: bool = False,
+    ) -> None:
         """`stored`: the names of the two tensors within the module of the experts and of their router. `hidden`: the
-        size of hidden states, where inputs may come before outputs."""
+        size of hidden states, where inputs may come before outputs; `inputs_first`: they do."""
         super().__init__(tensors)
         self._stored = stored
         self._hidden = hidden
+        self._inputs_first = inputs_first
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> NDArray[Any]:
         """As in a plain checkpoint, with `…experts.3.up_proj.weight` for the parts of an expert."""
@@ -93,7 +100,7 @@ class StoredAbove(Checkpoint):
         part = match[3]
         stem = match[1].removesuffix("experts") + self._stored[match[3] == "down"]
         matrix = one_of(super().read(stem), stem, int(match[2]))
-        if self._hidden not in (None, matrix.shape[0 if part == "down" else 1]):
+        if self._inputs_first or self._hidden not in (None, matrix.shape[0 if part == "down" else 1]):
             matrix = matrix.T
         if part != "down":
             gate, up = np.array_split(matrix, 2)

@@ -23,8 +23,9 @@ from ops.harness.figures import Figure
 from ops.harness.models import SHAPES, Models
 from ops.harness.program import benchmark, models_option, option, run, several, shape_option
 
-LEAST = 0.97
-"""Of the bare loop's rate that the farm is to reach."""
+LEAST_ALONE = 0.97
+LEAST = 0.92
+"""Of the bare loop's rate that the farm is to reach, with one stream and with several."""
 
 
 @benchmark
@@ -102,7 +103,7 @@ def beside(
     click.echo(
         f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
     )
-    return Figure(f"{count} streams: farm / bare loop", ratio, LEAST, at_least=True)
+    return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 
 
 def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:

@@ -70,22 +70,31 @@ def _explicit(
 
 
 def causal_bias(
-    offset: int, count: int, first: int, last: int, window: int | None, like: Tensor, ends: Tensor | None = None
+    offset: int,
+    count: int,
+    first: int,
+    last: int,
+    window: int | None,
+    like: Tensor,
+    ends: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """(count, last - first): may the token at `offset + i` see the key at position `first + j`? With `ends` (count,) it
     sees those before `ends[i]`, its own position or later ones included."""
     tokens = torch.arange(offset, offset + count, device=like.device).unsqueeze(1)
     keys = torch.arange(first, last, device=like.device).unsqueeze(0)
-    visible = _visible(tokens, keys, window)
+    visible = _visible(tokens, keys, window, chunked)
     if ends is not None:
         visible |= (keys > tokens) & (keys < ends.unsqueeze(1))
     return additive(visible, like)
 
 
-def length_bias(positions: Tensor, first: int, last: int, window: int | None, like: Tensor) -> Tensor:
+def length_bias(
+    positions: Tensor, first: int, last: int, window: int | None, like: Tensor, chunked: bool = False
+) -> Tensor:
     """(B, 1, 1, last - first) for one new token per sequence, at `positions` (B,)."""
     keys = torch.arange(first, last, device=like.device).unsqueeze(0)
-    return additive(_visible(positions.unsqueeze(1), keys, window), like)[:, None, None, :]
+    return additive(_visible(positions.unsqueeze(1), keys, window, chunked), like)[:, None, None, :]
 
 
 def additive(visible: Tensor, like: Tensor) -> Tensor:
@@ -93,6 +102,8 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(visible, dtype=like.dtype).masked_fill_(~visible, float("-inf"))
 
 
-def _visible(tokens: Tensor, keys: Tensor, window: int | None) -> Tensor:
+def _visible(tokens: Tensor, keys: Tensor, window: int | None, chunked: bool) -> Tensor:
     seen = keys <= tokens
+    if chunked and window is not None:
+        return seen & (keys >= tokens // window * window)
     return seen if window is None else seen & (keys > tokens - window)

@@ -189,7 +189,7 @@ class _Decode:
             self._asked = self.rows[member]
             self._positions = self._positions[member]
             self._busy = torch.tensor([slot - slots[0] for slot in slots])
-        self._biases: dict[int | None, Tensor | None] = {}
+        self._biases: dict[tuple[int | None, bool], Tensor | None] = {}
 
     def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
         """query (heads, T, dim) of the whole batch → (members, heads, dim), in the members' order."""
@@ -199,16 +199,17 @@ class _Decode:
         queries = query.transpose(0, 1)
         if not (self.whole and self._busy is None):
             queries = queries.index_select(0, self._asked)
-        out = dense.decode(queries, key, value, self._bias(variant.window, first, query), variant)
+        out = dense.decode(queries, key, value, self._bias(variant, first, query), variant)
         return out if self._busy is None else out.index_select(0, self._busy)
 
-    def _bias(self, window: int | None, first: int, like: Tensor) -> Tensor | None:
-        if window not in self._biases:
-            even = self._lowest + 1 == self._longest
-            self._biases[window] = (
-                None if even else dense.length_bias(self._positions, first, self._longest, window, like)
+    def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
+        window, chunked = form = variant.window, variant.chunked
+        if form not in self._biases:
+            even = self._lowest + 1 == self._longest and not chunked
+            self._biases[form] = (
+                None if even else dense.length_bias(self._positions, first, self._longest, window, like, chunked)
             )
-        return self._biases[window]
+        return self._biases[form]
 
 
 class _Prefill:
@@ -217,7 +218,7 @@ class _Prefill:
     def __init__(self, pool: PoolTensors, extent: Extent, slot: int, start: int) -> None:
         self.pool, self.extent, self.slot = pool, extent, slot
         self.start, self.stop = start, start + extent.count
-        self._biases: dict[int | None, Tensor | None] = {}
+        self._biases: dict[tuple[int | None, bool], Tensor | None] = {}
 
     def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
         extent = self.extent
@@ -228,13 +229,13 @@ class _Prefill:
         return dense.prefill(queries, key, value, self._bias(variant, first, query), variant)
 
     def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
-        window = variant.window
-        if window not in self._biases:
+        window, chunked = form = variant.window, variant.chunked
+        if form not in self._biases:
             extent, ends = self.extent, None if variant.ends is None else variant.ends[self.start : self.stop]
             simple = ends is None and extent.offset == 0 and (window is None or window >= extent.count)
-            self._biases[window] = (
+            self._biases[form] = (
                 None
                 if simple
-                else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like, ends)
+                else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like, ends, chunked)
             )
-        return self._biases[window]
+        return self._biases[form]

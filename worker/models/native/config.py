@@ -86,6 +86,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         rms_norm_eps=float(next(fields[name] for name in EPSILONS if name in fields)),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
         sliding_window=fields.get("sliding_window") or None,
+        attention_chunk_size=fields.get("attention_chunk_size"),
+        unweighted_head_norms=bool(fields.get(family.unweighted_head_norms or "")),
         layer_types=kinds,
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
         scaling=scaling * attention_in**2 * fields.get("key_multiplier", 1.0),
@@ -263,7 +265,8 @@ def _experts(family: Family, fields: Fields, layers: int) -> dict[str, Any]:
         "chosen_groups": chosen_groups,
         "expert_scale": fields.get("routed_scaling_factor", 1.0),
         # Types without the field have weights of the chosen experts that always add up to 1.
-        "norm_topk_prob": bool(fields.get("norm_topk_prob", True)),
+        "norm_topk_prob": bool(fields.get("norm_topk_prob", not experts.weighted_inputs)),
+        "weighted_inputs": experts.weighted_inputs,
         "expert_layers": [layer for layer in range(layers) if experts.layers(fields, layer)],
         "expert_correction": experts.correction if fields.get(experts.correction_switch or "", True) else None,
         "expert_jitter": fields[experts.jitter] if experts.jitter else None,

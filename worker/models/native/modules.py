@@ -246,15 +246,17 @@ class _Experts(Module):
         count = config.num_experts
         hidden = config.hidden_size
         inner = config.moe_intermediate_size
-        if config.clamp is None:
-            if FAMILIES[config.model_type].is_gated:
+        family = FAMILIES[config.model_type]
+        if config.clamp is not None or (family.experts is not None and family.experts.inputs_first):
+            self.gate_up_proj = _unfilled(count, hidden, 2 * inner)
+            self.down_proj = _unfilled(count, inner, hidden)
+        else:
+            if family.is_gated:
                 self.gate_up_proj = _unfilled(count, 2 * inner, hidden)
             else:
                 self.up_proj = _unfilled(count, inner, hidden)
             self.down_proj = _unfilled(count, hidden, inner)
-        else:
-            self.gate_up_proj = _unfilled(count, hidden, 2 * inner)
-            self.down_proj = _unfilled(count, inner, hidden)
+        if config.clamp is not None:
             self.gate_up_proj_bias = _unfilled(count, 2 * inner)
             self.down_proj_bias = _unfilled(count, hidden)
 

@@ -20,7 +20,7 @@ from worker.models.native.linear import PackedExperts, PackedHeads, PackedLinear
 from worker.models.native.module import NotNative, require
 from worker.models.native.modules import CORRECTION, CausalModel
 from worker.models.native.recurrent import RecurrentLayers
-from worker.models.native.rotary import Rotary
+from worker.models.native.rotary import UNTURNED, Rotary
 from worker.native import library
 from worker.native.library import (
     ALL_HEADS,
@@ -99,6 +99,7 @@ class Mixtures:
                 sparse_mixer=int(config.expert_jitter is not None),
                 jitter=config.expert_jitter or 0.0,
                 scale=config.expert_scale,
+                weighted_inputs=int(config.weighted_inputs),
                 shared=int(shared is not None),
                 shared_gate=int(shared_gate is not None),
             ),
@@ -179,7 +180,11 @@ class Plan:
                 if family.value_norm:
                     layers[-1].value = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
                 layers[-1].slab, layers[-1].cache = layout.places[place]
-                layers[-1].rotary = rotaries.index(kind) if rotated else -1
+                layers[-1].rotary = rotaries.index(kind) if rotated else rotaries.unturned
+                if rotated and config.unweighted_head_norms:
+                    norm = self._unweighted_norm(layers[-1].head_dim, config.rms_norm_eps)
+                    layers[-1].query = layers[-1].key = norm
+                    layers[-1].head_norms = EACH_TURNED_HEAD
         self._layers = (Layer * len(layers))(*layers)
         self._mixtures = mixtures
         self._recurrent = recurrent
@@ -255,7 +260,14 @@ class Rotaries:
 
     def index(self, kind: str) -> int:
         """The place of a layer's embedding among `structs`."""
-        return self._kinds.index(kind) if len(self._kinds) > 1 or kind in self._kinds else 0
+        if kind in self._kinds or len(self._kinds) == 1:
+            return self._kinds.index(kind) if kind in self._kinds else 0
+        return self._kinds.index("")
+
+    @property
+    def unturned(self) -> int:
+        """That of layers that don't rotate queries; -1 where they get nothing."""
+        return self._kinds.index(UNTURNED) if UNTURNED in self._kinds else -1
 
 
 def _heads(layers: list[Layer], config: Any) -> int:
@@ -346,6 +358,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache)
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0
+    to.chunk = to.window if cache.chunked else 0
     to.shared_heads = cache.kv_heads
     to.head_dim = cache.head_dim
 

@@ -16,6 +16,9 @@ from worker.families.family import Family
 from worker.families.recurrence import FULL
 from worker.models.native.module import require
 
+UNTURNED = "unturned"
+"""The name of what queries get in layers that don't rotate them, among the rotary embeddings of a model."""
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -24,8 +27,8 @@ class Rotary:
 
     inv_freq: NDArray[np.float32]
     attention_scaling: float
-    growth: tuple[float, float] = (0.0, 1.0)
-    """(β, period): a query is multiplied by 1 + β · log(1 + ⌊position / period⌋)."""
+    growth: tuple[float, float, float] = (0.0, 1.0, 0.0)
+    """(β, period, offset): a query is multiplied by 1 + β · log(1 + ⌊(position + offset) / period⌋)."""
 
 
 def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapping[str, int]) -> dict[str, Rotary]:
@@ -63,7 +66,9 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
         if family.queries_grow:
             read = _Parameters(parameters, config["max_position_embeddings"])
             period = read.number("original_max_position_embeddings", config["max_position_embeddings"])
-            whole = replace(whole, growth=(read.number("llama_4_scaling_beta", 0.0), period))
+            whole = replace(whole, growth=(read.number("llama_4_scaling_beta", 0.0), period, 0.0))
+        if family.unturned_queries_grow is not None:
+            return {"": whole, UNTURNED: Rotary(np.zeros(0, np.float32), 1.0, _growth(config, family))}
         return {"": whole}
     embeddings = dict[str, Rotary]()
     for kind, name in family.rope_by_kind.items():
@@ -78,6 +83,13 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
             embeddings[kind] = _rotary(config, None, parameters, widths[kind])
     return embeddings
+
+
+def _growth(config: dict[str, Any], family: Family) -> tuple[float, float, float]:
+    """Of queries in layers that don't rotate them."""
+    names = "attn_scale", "floor_scale", family.unturned_queries_grow or ""
+    scale, period, grows = (config.get(name, family.defaults[name]) for name in names)
+    return (scale if grows else 0.0, period, 1.0)
 
 
 def _rotary(config: dict[str, Any], partial: float | None, rope: dict[str, Any], head_dim: int) -> Rotary:

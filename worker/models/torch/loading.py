@@ -20,7 +20,7 @@ from worker.models.torch.layers.packing import Packing, packing
 from worker.models.torch.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.pooled.pooler import Pooler
 from worker.models.torch.recurrent import install
-from worker.models.torch.registered import WINDOW
+from worker.models.torch.registered import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.served import TorchModel
 from worker.models.torch.weight_loader import WeightLoader
 from worker.repository import validation
@@ -107,6 +107,7 @@ class _Load:
         layout = shard.cache_layout(model.config, shard.plan(model.config, validation.family_of(config)))
         if shard.recurrence is None:
             _tell_windows(model, layout)
+        _tell_growth(model)
         if pooling is None:
             tower = tower_of(shard, model) if self.device.type == "cpu" and part_of(config) is not None else None
             return TorchModel(model, shard.link, layout, model.config.vocab_size, tower=tower)
@@ -122,6 +123,16 @@ def _tell_windows(model: Any, layout: CacheLayout) -> None:
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and layer < len(layout.layers):
             setattr(module, WINDOW, layout.layers[layer].window)
+            setattr(module, CHUNKED, layout.layers[layer].chunked)
+
+
+def _tell_growth(model: Any) -> None:
+    """Let the attention function scale queries of modules that would count a step's tokens as those of one sequence."""
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", False):
+            module.attn_temperature_tuning = False
+            if not module.use_rope:
+                setattr(module, GROWTH, (module.attn_scale, module.floor_scale, 1.0))
 
 
 def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -13,6 +14,11 @@ NAME = "furrow"
 
 WINDOW = "masked_window"
 """The attribute with the width of the window of a module of attention that leaves it to the mask."""
+GROWTH = "growing_queries"
+"""The attribute with β, period and offset by which queries of a module grow (native/rotary.py), where transformers'
+module would take a step's tokens for one sequence."""
+CHUNKED = "masked_in_chunks"
+"""The attribute that says if that is the length of chunks."""
 
 
 def attend(
@@ -39,13 +45,24 @@ def attend(
     variant = Variant(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=getattr(module, WINDOW, None) if sliding_window is None else sliding_window,
+        chunked=getattr(module, CHUNKED, False),
         softcap=softcap,
         sinks=s_aux,
         ends=ends,
     )
     layer: int = module.layer_idx  # type: ignore[assignment]
+    if (growth := getattr(module, GROWTH, None)) is not None:
+        query = query * _grown(growth, cache_step, query)
     width = value.shape[-1]
     if width != key.shape[-1]:  # the cache has one width for both
         most = max(width, key.shape[-1])
         query, key, value = (pad(one, (0, most - one.shape[-1])) for one in (query, key, value))
     return cache_step.attend(layer, query[0], key[0], value[0], variant)[..., :width].unsqueeze(0), None
+
+
+def _grown(growth: tuple[float, float, float], step: Any, like: Tensor) -> Tensor:
+    """What the queries of a step's tokens are multiplied by: (T, 1)."""
+    scale, period, offset = growth
+    places = [torch.arange(extent.offset, extent.end, dtype=torch.float64) for extent in step.extents]
+    factors = 1 + scale * torch.log1p(((torch.cat(places) + offset) / period).floor())
+    return factors.unsqueeze(1).to(like)

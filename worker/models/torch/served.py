@@ -38,10 +38,11 @@ class TorchModel(ServedModel):
         super().__init__(module.config, link, cache_layout, vocab_size, pooler, tower)
         self._module = module
         self._layers_done = 0
-        for layer in getattr(module.base_model, "layers", ()):
+        for layer in getattr(body_of(module), "layers", ()):
             layer.register_forward_hook(self._layer_done)
         if tower is not None and tower.axes is not None:
-            module.base_model.rotary_emb = SectionedRotary(module.base_model.rotary_emb, tower.axes)
+            body = body_of(module)
+            body.rotary_emb = SectionedRotary(body.rotary_emb, tower.axes)
         # A tied head and embedding are one parameter and counted once; packed weights are no parameters.
         self.weight_bytes = sum(parameter.nbytes for parameter in module.parameters()) + sum(
             getattr(part, "packed_bytes", 0) for part in self.parts()
@@ -75,7 +76,7 @@ class TorchModel(ServedModel):
         scored = batch.scored
         if scored is None:
             return self._logits(batch, batch.sampled)
-        body = self._module.base_model
+        body = body_of(self._module)
         outputs = list[Any]()
 
         def hear_body(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -94,7 +95,7 @@ class TorchModel(ServedModel):
         more = {} if batch.types is None else {"token_type_ids": batch.types.unsqueeze(0)}
         if batch.ends is not None:
             more["ends"] = batch.ends
-        body = self._module.base_model
+        body = body_of(self._module)
         inputs = {"input_ids": batch.tokens.unsqueeze(0)}
         if batch.images is not None:
             embedded = self._module.get_input_embeddings()(batch.tokens)
@@ -110,6 +111,11 @@ class TorchModel(ServedModel):
                 **more,
             ).logits[0]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def body_of(module: Any) -> Any:
+    """The part of a model of transformers without its head. Some classes name another one as theirs."""
+    return module.base_model if module.base_model is not module else getattr(module, "model", module)
 
 
 @torch.inference_mode(False)

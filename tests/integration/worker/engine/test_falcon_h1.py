@@ -1,4 +1,4 @@
-"""Forms of falcon_h1 beside the one of the parity tests: norms, biases, groups that ranks share."""
+"""falcon_h1 gives the tokens of generate in other forms: norms, biases and groups that ranks share."""
 
 from __future__ import annotations
 

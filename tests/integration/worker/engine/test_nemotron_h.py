@@ -1,4 +1,4 @@
-"""Forms of nemotron_h beside that of the parity tests: without experts, with biases, with the fields of older files."""
+"""nemotron_h gives the tokens of generate in other forms: without experts, with biases, with fields of older files."""
 
 from __future__ import annotations
 

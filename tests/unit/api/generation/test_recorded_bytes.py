@@ -1,4 +1,4 @@
-"""The bytes of answers in every dialect are those in recorded.json, streamed and whole.
+"""Answers in every dialect, streamed and whole, have the recorded bytes (recorded.json).
 
 `python -m tests.unit.api.generation.test_recorded_bytes` records them anew, after a change that clients are to see.
 """

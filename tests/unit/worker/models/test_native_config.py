@@ -157,7 +157,7 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
 
 
-COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers", "layers_block_type"}
+COMPUTED = {"mlp_layer_types", "moe_layer_end_index", "mlp_multipliers", "layers_block_type", "moe_layers"}
 FALCON = {"model_type": "falcon_h1", **NEEDED["falcon_h1"]}
 HYBRID = {"model_type": "granitemoehybrid", **NEEDED["granitemoehybrid"]}
 WITHOUT_LAYER_TYPES = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
@@ -277,6 +277,9 @@ def rotary_of(ours: Any, theirs: Any, kind: str) -> bool:
 
 def window_of(model: Any, attention: Any) -> int | None:
     """The window that transformers' attention module, or the mask of the whole model, has."""
+    if model.config.model_type == "llama4_text":
+        chunked = model.config.layer_types[attention.layer_idx] == "chunked_attention"
+        return model.config.attention_chunk_size if chunked else None
     if model.config.model_type in WITHOUT_LAYER_TYPES:
         return model.config.sliding_window
     return (getattr(attention, "sliding_window", None) or None) if getattr(attention, "is_sliding", True) else None
@@ -340,6 +343,8 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"model_type": "exaone_moe", "mlp_layer_types": ["dense", "wide", "sparse"]}, "dense or sparse"),
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
         ({"model_type": "nemotron_h", "layers_block_type": "M*"}, r"layers_block_type = M\*; a list of the kinds"),
+        ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size = null; remove"),
+        ({"model_type": "llama4_text", "moe_layers": "all"}, "moe_layers = 'all'; a list of whole numbers"),
         ({"model_type": "nemotron_h", "conv_kernel": 1}, "conv_kernel = 1; at least 2"),
         ({**FALCON, "mlp_multipliers": [1.0]}, r"mlp_multipliers = \[1\.0\]; a list of 2 numbers"),
         ({**FALCON, "ssm_multipliers": [1.0, 1.0, 0, 1.0, 1.0]}, "ssm_multipliers = 0; a number above 0"),

@@ -51,7 +51,11 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "wide"]}, 1, "a layer of type 'wide' in layers_bl"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-"}, 1, "no layer of type full_attention in layers"),
         ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
-        ({"model_type": "llama4_text"}, 1, "'llama4_text' is not supported: its attention ends at the borders"),
+        (
+            {"model_type": "newer", "attention_chunk_size": 8},
+            1,
+            "'newer' is not supported: its attention ends at the borders",
+        ),
         ({"model_type": "gemma3n_text"}, 1, "'gemma3n_text' is not supported: its layers predict and correct"),
         ({"model_type": "glm_v", "vision_config": {}}, 1, "'glm_v' is not supported: of the types with images only"),
         ({}, 3, "4 attention heads can't be divided among 3 ranks. Use one of --tp 1, 2, 4"),
@@ -262,6 +266,8 @@ def test_recurrent_layers_on_a_gpu() -> None:
         SettingsError, match=r"'qwen3_5_text' is one with recurrent .* not on cuda:0\. Use --devices cpu"
     ):
         validation.check_devices(RECURRENT, ["cuda:0"])
+    with pytest.raises(SettingsError, match=r"'llama4_text' has attention within chunks, which .* not on cuda:1"):
+        validation.check_devices({"model_type": "llama4_text"}, ["cpu", "cuda:1"])
     with pytest.raises(SettingsError, match=r"'granitemoehybrid' is .*: all its models are served on CPUs only"):
         validation.check_devices(GRANITE | {"layer_types": ["attention"] * 2}, ["cuda:0"])
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.models.shard import DOWN, UP, RankWeights, first_leaf, have_biases, sizes_of
+from worker.models.shard import DOWN, UP, RankWeights, first_leaf, have_biases, have_inputs_first, sizes_of
 from worker.models.torch.layers.packing import Pack
 from worker.tensors import as_tensor
 from worker.weights.stored_matrix import StoredMatrix, Weights
@@ -41,6 +41,17 @@ class PackedExperts(nn.Module):
         return out
 
 
+class PackedExpertsOfAll(PackedExperts):
+    """The same of a type whose experts get every row, multiplied by its weight: 0 where an expert was not chosen."""
+
+    def forward(self, weighted: Tensor) -> Tensor:  # type: ignore[override]  # as the module that it replaces
+        """weighted (experts · T, hidden), the rows of an expert side by side → the same shape."""
+        assert self._combine is not None
+        rows = weighted.chunk(len(self.gate_up))
+        pairs = zip(self.gate_up, self.down, rows, strict=True)
+        return torch.cat([down(self._combine(first(inputs))) for first, down, inputs in pairs])
+
+
 def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
     """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
     gate, up = both.chunk(2, dim=-1)
@@ -56,26 +67,29 @@ def packed(
     a tensor's name and its part as stored, and gives what `pack` takes."""
     first = first_leaf(module)
     layers: dict[str, list[nn.Module]] = {first: [], DOWN: []}
-    sizes = sizes_of(module)
+    sizes = sizes_of(module, weights.family)
     for leaf, linears in layers.items():
         for expert in range(getattr(module, leaf).shape[0]):
             parts = weights.expert(name, leaf, sizes, expert)
             bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
             linears.append(pack([converted(stored, part) for stored, part in parts], bias))
-    return PackedExperts(layers[first], layers[DOWN], _combine(module))
+    mixture = weights.family.experts
+    kind = PackedExpertsOfAll if mixture is not None and mixture.weighted_inputs else PackedExperts
+    return kind(layers[first], layers[DOWN], _combine(module))
 
 
 def read(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
     """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
     what = leaf.removesuffix("_bias")
-    sizes = sizes_of(module)
+    sizes = sizes_of(module, weights.family)
     experts = range(getattr(module, leaf).shape[0])
     if leaf != what:
         return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
     matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
     if have_biases(module):
         return torch.stack([_in_turn(parts).T for parts in matrices])
-    return torch.stack([torch.cat(parts) for parts in matrices])
+    stacked = torch.stack([torch.cat(parts) for parts in matrices])
+    return stacked.transpose(1, 2) if have_inputs_first(module, weights.family) else stacked
 
 
 def tensor_of(stored: Any) -> Any:

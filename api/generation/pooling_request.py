@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.chat.tokens import WHOLE_CHARACTERS
-from api.generation.preparation import Prepared, deadline_ms, on_disconnect_policy
+from api.generation.client_request import ClientRequest, client_request
 from api.generation.session import Caller
 from api.models.models import ServedModel
 from api.schemas.embeddings import (
@@ -39,14 +39,14 @@ _FIELD = re.compile(r"\{(instruction|query|document)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class TokenizedInput:
     """One input; `second` is where its second text begins, 0 for a single text."""
 
     tokens: list[int]
     second: int = 0
 
 
-def encode(body: InputsRequest, served: ServedModel) -> list[Encoded]:
+def tokenize_inputs(body: InputsRequest, served: ServedModel) -> list[TokenizedInput]:
     """The inputs of a request. Raises ContextLengthExceeded and RequestError naming the input at fault."""
     pooling = served.assets.pooling
     assert pooling is not None, "the model gives vectors or scores"
@@ -73,7 +73,7 @@ def _texts_names(body: VectorsRequest) -> tuple[str, list[str]]:
     return name, [name if alone else f"{name}[{index}]" for index in range(len(body.inputs))]
 
 
-def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
+def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: PoolingAssets) -> list[TokenizedInput]:
     chosen = _prompt_for(body, pooling) if isinstance(body, CohereEmbedRequest) else body.prompt_name
     inputs = body.inputs
     prompt = _prompt(chosen, pooling)
@@ -84,12 +84,12 @@ def _texts(body: VectorsRequest, name: str, served: ServedModel, pooling: Poolin
         if isinstance(one, str):
             _check_characters(f"{name}[{index}]", name, one, served)
     encodings = iter(served.vocabulary.encode_all(texts))
-    return [Encoded(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
+    return [TokenizedInput(next(encodings).ids if isinstance(one, str) else one) for one in inputs]
 
 
 def _cut(
     inputs: Sequence[str | list[int]], texts: list[str], body: EmbeddingRequest, served: ServedModel
-) -> list[Encoded]:
+) -> list[TokenizedInput]:
     """The inputs with at most `truncate_prompt_tokens` tokens each; `texts` are those of them that are texts. The
     special tokens around a text stay. Raises RequestError where there is no room for more than these."""
     most = body.truncate_prompt_tokens
@@ -117,12 +117,12 @@ def _cut(
         return [*ids[:before], *one_side(text, most - around), *ids[before + len(text) :]]
 
     return [
-        Encoded(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else one_side(one, most))
+        TokenizedInput(cut(next(whole).ids, next(plain).ids) if isinstance(one, str) else one_side(one, most))
         for one in inputs
     ]
 
 
-def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[Encoded]:
+def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> list[TokenizedInput]:
     assert not isinstance(body, VectorsRequest)
     name = _pairs_name(body)
     pairs = body.pairs
@@ -135,11 +135,11 @@ def _pairs(body: InputsRequest, served: ServedModel, pooling: PoolingAssets) -> 
         _check_characters("instruction", "instruction", instruction, served)
         fields = [{"instruction": instruction, "query": query, "document": document} for query, document in pairs]
         texts = [_FIELD.sub(lambda match, one=one: one[match[1]], pooling.pair) for one in fields]
-        return [Encoded(one.ids) for one in vocabulary.encode_all(texts, special=False)]
+        return [TokenizedInput(one.ids) for one in vocabulary.encode_all(texts, special=False)]
     if body.instruction is not None:
         raise RequestError("'instruction' has no effect on this model; leave it out.", param="instruction")
     both = [(_lower(query, pooling), _lower(document, pooling)) for query, document in pairs]
-    return [Encoded(one.ids, one.second if pooling.types else 0) for one in vocabulary.encode_all(both)]
+    return [TokenizedInput(one.ids, one.second if pooling.types else 0) for one in vocabulary.encode_all(both)]
 
 
 def _pairs_name(body: InputsRequest) -> str:
@@ -200,38 +200,36 @@ PACK_INPUTS, PACK_TOKENS = 32, 1_024
 """Inputs and tokens of one request of the queue, or one input of any length: so small that tenants take turns."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedInputs(Prepared):
-    """A request for vectors or scores."""
-
-    body: InputsRequest
-
-    def view(self, member: int = 0) -> View:
-        return View(
-            endpoint=_endpoint(self.body),
-            extra_fields=self._extra_fields() if not member else {},
-            created=self.caller.request_log.received_ms // 1000,
-            received_ms=self.caller.request_log.received_ms,
-            model=self.body.model or self.served.name,
-            n=self.members[member].sampling.n,
-            members=len(self.members),
-            member=member,
-            user=self.body.user,
-            client_request_id=self.caller.client_request_id,
+def _views(body: InputsRequest, caller: Caller, served: ServedModel, members: list[GenerationRequest]) -> list[View]:
+    """How each member's answer is shown."""
+    return [
+        View(
+            endpoint=_endpoint(body),
+            extra_fields={} if place else _extra_fields(body, members),
+            created=caller.request_log.received_ms // 1000,
+            received_ms=caller.request_log.received_ms,
+            model=body.model or served.name,
+            n=member.sampling.n,
+            members=len(members),
+            member=place,
+            user=body.user,
+            client_request_id=caller.client_request_id,
         )
-
-    def _extra_fields(self) -> dict[str, Any]:
-        body = self.body
-        fields = {"inputs": [member.sampling.n for member in self.members]}
-        if isinstance(body, EmbeddingRequest):
-            return {**fields, "encoding_format": body.encoding_format or "float"}
-        if isinstance(body, RerankRequest):
-            shown = body.texts if body.return_documents is not False else None
-            return {**fields, "top_n": body.top_n, "documents": shown}
-        return fields
+        for place, member in enumerate(members)
+    ]
 
 
-async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedModel) -> PreparedInputs:
+def _extra_fields(body: InputsRequest, members: list[GenerationRequest]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"inputs": [member.sampling.n for member in members]}
+    if isinstance(body, EmbeddingRequest):
+        return {**fields, "encoding_format": body.encoding_format or "float"}
+    if isinstance(body, RerankRequest):
+        shown = body.texts if body.return_documents is not False else None
+        return {**fields, "top_n": body.top_n, "documents": shown}
+    return fields
+
+
+async def pooling_request(body: InputsRequest, caller: Caller, served: ServedModel) -> ClientRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     _check_kind(body, served)
     dimensions = body.dimensions if isinstance(body, VectorsRequest) else None
@@ -239,21 +237,14 @@ async def prepare_inputs(body: InputsRequest, caller: Caller, served: ServedMode
     if dimensions is not None and pooling is not None and dimensions > pooling.dimensions:
         name = "output_dimension" if isinstance(body, CohereEmbedRequest) else "dimensions"
         raise RequestError(f"'{name}' is {dimensions}; this model's vectors have {pooling.dimensions}.", param=name)
-    encoded = await served.run(caller.body_bytes, caller.images.tenant, encode, body)
-    return PreparedInputs(
-        body=body,
-        caller=caller,
-        served=served,
-        members=[_member(pack, dimensions) for pack in packs(encoded)],
-        priority=caller.identity.priority(body.priority),
-        deadline_ms=deadline_ms(body),
-        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
-    )
+    inputs = await served.run(caller.body_bytes, caller.images.tenant, tokenize_inputs, body)
+    members = [_member(pack, dimensions) for pack in packs(inputs)]
+    return client_request(body, caller, served, members, _views(body, caller, served, members))
 
 
-def packs(inputs: list[Encoded]) -> list[list[Encoded]]:
+def packs(inputs: list[TokenizedInput]) -> list[list[TokenizedInput]]:
     """Neighbouring inputs together, as far as the limits of a pack allow."""
-    packed = list[list[Encoded]]()
+    packed = list[list[TokenizedInput]]()
     tokens = 0
     for one in inputs:
         if not packed or len(packed[-1]) == PACK_INPUTS or tokens + len(one.tokens) > PACK_TOKENS:
@@ -264,7 +255,7 @@ def packs(inputs: list[Encoded]) -> list[list[Encoded]]:
     return packed
 
 
-def _member(pack: list[Encoded], dimensions: int | None) -> GenerationRequest:
+def _member(pack: list[TokenizedInput], dimensions: int | None) -> GenerationRequest:
     return GenerationRequest(
         prompt=[token for one in pack for token in one.tokens],
         sampling=Sampling(max_tokens=0, temperature=0.0, seed="0", n=len(pack), dimensions=dimensions),

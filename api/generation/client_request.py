@@ -1,4 +1,5 @@
-"""From a checked body and its headers to what is enqueued: prompts as token ids, sampling parameters, view, deadline.
+"""From a checked body and its headers to what is enqueued: render, tokenise, fill in the sampling parameters, and say
+how the answer is shown.
 
 A request's prompts begin with others' cached prefixes only within a scope (`scoped_salt`): a shared prefix shows in
 `cached_tokens` and in the time to the first token, so one tenant could test what another has sent, token by token.
@@ -68,7 +69,7 @@ Body = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RenderedPrompts:
     """A body's prompts before they are tokenised, how the answers are to be read, what they must be, and the images of
     the only prompt."""
 
@@ -81,7 +82,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class TokenizedPrompts:
     """Prompts as token ids. `images` are those of the only prompt, `pieces` their pixels."""
 
     tokens: list[list[int]]
@@ -99,12 +100,12 @@ def size_of(body: Body) -> int:
     return sum(len(content) * (1 if isinstance(content, str) else _PART_BYTES) for content in contents)
 
 
-def written(body: Body, served: ServedModel) -> Written:
+def render_prompts(body: Body, served: ServedModel) -> RenderedPrompts:
     """Raises RequestError and its kin, and NeedsProcess."""
     if isinstance(body, CompletionRequest):
-        return Written(_one_kind(body, served), None, grammar_of(body), [])
+        return RenderedPrompts(_one_kind(body, served), None, grammar_of(body), [])
     prompt = chat_prompt(body, served.assets, served.template, served.vocabulary, served.forms)
-    return Written([prompt.text], prompt.reading, prompt.constraint, prompt.images, prompt.warnings)
+    return RenderedPrompts([prompt.text], prompt.reading, prompt.constraint, prompt.images, prompt.warnings)
 
 
 def _one_kind(body: CompletionRequest, served: ServedModel) -> list[str | list[int]]:
@@ -142,7 +143,9 @@ def _check_fits(text: str, vocabulary: Vocabulary, context: int, body: Body) -> 
         raise error
 
 
-async def encoded(prompts: Written, body: Body, served: ServedModel, images: RequestImages) -> Prompts:
+async def tokenize_prompts(
+    prompts: RenderedPrompts, body: Body, served: ServedModel, images: RequestImages
+) -> TokenizedPrompts:
     """The prompts as token ids; images that `images` lacks are loaded once the texts are known to fit.
 
     Raises RequestError and its kin.
@@ -154,13 +157,13 @@ async def encoded(prompts: Written, body: Body, served: ServedModel, images: Req
             param="truncate_prompt_tokens",
         )
     if not prompts.images or image_input is None or served.images is None:
-        return Prompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
+        return TokenizedPrompts(await _tokens(prompts.texts, body, served, images.tenant), [], [])
     texts = [with_marks(text, image_input) for text in prompts.texts]
     [prompt] = await _tokens(texts, body, served, images.tenant)  # a chat has one
     most = served.assets.most_tokens
     loaded = await served.images.load(prompts.images, image_input, most, images)
     prompt, placed_images = await off_loop(len(prompt) + most, placed, prompt, loaded, image_input)
-    return Prompts([prompt], placed_images, [one.pieces for one in loaded])
+    return TokenizedPrompts([prompt], placed_images, [one.pieces for one in loaded])
 
 
 async def _tokens(texts: list[str | list[int]], body: Body, served: ServedModel, tenant: str) -> list[list[int]]:
@@ -203,9 +206,10 @@ def last_tokens(prompt: list[int], most: int, bos: int | None) -> list[int]:
 
 
 async def prompts_of(body: Body, served: ServedModel, size: int, images: RequestImages) -> list[list[int]]:
-    """The request's prompts as token ids; `size` is that of the body in which it came, `images` as for `encoded`."""
-    written_prompts = await served.run(max(size, size_of(body)), images.tenant, written, body)
-    return (await encoded(written_prompts, body, served, images)).tokens
+    """The request's prompts as token ids; `size` is that of the body in which it came, `images` as for
+    `tokenize_prompts`."""
+    rendered = await served.run(max(size, size_of(body)), images.tenant, render_prompts, body)
+    return (await tokenize_prompts(rendered, body, served, images)).tokens
 
 
 async def count_tokens(body: Converted, served: ServedModel, size: int, images: RequestImages) -> int:
@@ -318,27 +322,35 @@ _SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """One client request: one member of the queue for each of its prompts, or for a pack of its inputs."""
+class ClientRequest:
+    """One client's request, tokenised and checked: one member of the queue for a chat, for each prompt of a completion,
+    or for each pack of inputs."""
 
     caller: Caller
     served: ServedModel
     members: list[GenerationRequest]
+    views: list[View]
+    """How each member's answer is shown."""
     priority: str
     deadline_ms: int
     on_disconnect: str
+    images: list[HeldPieces]
+    """The pieces of the request's images."""
 
     @property
     def prompt_tokens(self) -> int:
         return sum(len(member.prompt) for member in self.members)
 
-    def view(self, member: int = 0) -> View:
-        """How the answer is shown."""
-        raise NotImplementedError
+    @property
+    def view(self) -> View:
+        """How the whole answer is shown."""
+        return self.views[0]
 
     def tell_allowance(self, allowance: Allowance) -> None:
-        """Put the key's remaining limits into the response's headers."""
+        """Put the key's remaining limits into the response's headers; in Anthropic's form too on its endpoint."""
         self.caller.headers.update(ratelimit_headers(allowance))
+        if self.view.endpoint == "messages":
+            self.caller.headers.update(anthropic_ratelimit_headers(allowance, time.time()))
 
     def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
         """The enqueue of one member of the answer whose first request is `first`."""
@@ -358,14 +370,36 @@ class Prepared:
             api=settings.api_id,
             idempotency_key=f"{key}#{member}" if key and member else key,
             body_hash=self.caller.body_hash,
-            view=self.view(member).encode(),
+            view=self.views[member].encode(),
             received_ms=self.caller.request_log.received_ms,
             keep_ms=round(1000 * settings.keep_requests),
             max_queued_requests=settings.max_queued_requests,
             max_queued_tokens=settings.max_queued_tokens,
             # The class low is for work without a reader: it may wait for any time.
             max_queue_wait_ms=0 if self.priority == "low" else round(1000 * settings.max_queue_wait),
+            images=list(self.images),
         )
+
+
+def client_request(
+    body: CommonFields | InputFields,
+    caller: Caller,
+    served: ServedModel,
+    members: list[GenerationRequest],
+    views: list[View],
+    images: Sequence[HeldPieces] = (),
+) -> ClientRequest:
+    """The request with what body and headers say of its class, deadline and reader. Raises RequestError."""
+    return ClientRequest(
+        caller=caller,
+        served=served,
+        members=members,
+        views=views,
+        priority=caller.identity.priority(body.priority),
+        deadline_ms=deadline_ms(body),
+        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
+        images=list(images),
+    )
 
 
 def deadline_ms(body: CommonFields | InputFields) -> int:
@@ -416,63 +450,35 @@ _PROMPT_SCORES = 262_144
 """Ids or log probabilities of prompts that one answer may bring: they travel through Redis and are in it whole."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedRequest(Prepared):
-    """One client request, checked against its model: one member for chat, one per prompt for completions."""
-
-    body: Body
-    echo: list[str]
-    """The text of each prompt, where it is shown again."""
-    reading: Reading | None
-    images: list[HeldPieces]
-    """The pieces of the request's images."""
-
-    def enqueue(self, first: str, member: int, settings: ApiSettings) -> Enqueue:
-        """As for all requests, with the images."""
-        return msgspec.structs.replace(super().enqueue(first, member, settings), images=list(self.images))
-
-    def tell_allowance(self, allowance: Allowance) -> None:
-        """As for all requests, and in Anthropic's form too on its endpoint."""
-        super().tell_allowance(allowance)
-        if isinstance(self.body, Converted) and self.body.endpoint == "messages":
-            self.caller.headers.update(anthropic_ratelimit_headers(allowance, time.time()))
-
-    def view(self, member: int = 0) -> View:
-        """How the answer is shown."""
-        body = self.body
-        sampling = self.members[member].sampling
-        extra_fields: dict[str, Any] = {}
-        endpoint: Endpoint = "chat" if isinstance(body, ChatRequest) else "completions"
-        if isinstance(body, Converted):
-            endpoint = body.endpoint
-            extra_fields = body.shown_fields(sampling)
-        elif isinstance(body, Filling):
-            endpoint = "infill"
-        elif isinstance(body, NativeCompletion):
-            endpoint = "completion"
-            extra_fields = {} if member else self._native_fields(body)
-        elif isinstance(body, RawPrompt):
-            endpoint = "ollama_generate"
-        elif isinstance(body, ChatRequest) and body.store:
-            extra_fields = body.stored_fields(self.caller.rid)
-        return View(
-            endpoint=endpoint,
-            extra_fields=extra_fields,
-            created=self.caller.request_log.received_ms // 1000,
-            received_ms=self.caller.request_log.received_ms,
+def _views(
+    body: Body,
+    caller: Caller,
+    served: ServedModel,
+    members: list[GenerationRequest],
+    echo: list[str],
+    reading: Reading | None,
+) -> list[View]:
+    """How each member's answer is shown. `echo`: the text of each prompt, where it is shown again."""
+    prompt_ids = [member.prompt for member in members] if body.return_token_ids else []
+    return [
+        View(
+            endpoint=_endpoint(body),
+            extra_fields=_extra_fields(body, caller, served, members, place),
+            created=caller.request_log.received_ms // 1000,
+            received_ms=caller.request_log.received_ms,
             timed=bool(body.timings_per_token),
-            model=body.model or self.served.name,
-            n=sampling.n,
-            members=len(self.members),
-            member=member,
+            model=body.model or served.name,
+            n=member.sampling.n,
+            members=len(members),
+            member=place,
             stream=bool(body.stream),
             include_usage=body.include_usage,
             continuous_usage=body.continuous_usage,
-            logprobs=sampling.logprobs,
-            stop=sampling.stop,
-            stop_ids=sampling.stop_ids,
-            min_tokens=sampling.min_tokens,
-            echo=[] if member else self.echo,
+            logprobs=member.sampling.logprobs,
+            stop=member.sampling.stop,
+            stop_ids=member.sampling.stop_ids,
+            min_tokens=member.sampling.min_tokens,
+            echo=[] if place else echo,
             functions=isinstance(body, ChatRequest) and bool(body.functions),
             shown_first=body.shown_first if isinstance(body, ChatRequest) else "",
             prompt_logprobs=body.prompt_logprobs,
@@ -480,31 +486,52 @@ class PreparedRequest(Prepared):
             special_tokens=body.skip_special_tokens is False,
             token_ids=bool(body.return_tokens_as_token_ids),
             return_ids=bool(body.return_token_ids) or (isinstance(body, NativeCompletion) and body.shows_ids),
-            prompt_ids=[one.prompt for one in self.members] if body.return_token_ids and not member else [],
-            predicted=len(sampling.prediction),
-            reading=self.reading,
+            prompt_ids=[] if place else prompt_ids,
+            predicted=len(member.sampling.prediction),
+            reading=reading,
             user=body.user,
             metadata=body.metadata or {},
-            client_request_id=self.caller.client_request_id,
+            client_request_id=caller.client_request_id,
         )
+        for place, member in enumerate(members)
+    ]
 
-    def _native_fields(self, body: NativeCompletion) -> dict[str, Any]:
-        """The fields of the request that an answer of llama.cpp's form repeats."""
-        members = [
-            (len(one.prompt), prompt if isinstance(prompt, str) else prompt_text(self.served.vocabulary, one.prompt))
-            for one, prompt in zip(self.members, body.prompts, strict=True)
+
+def _endpoint(body: Body) -> Endpoint:
+    if isinstance(body, Converted):
+        return body.endpoint
+    if isinstance(body, Filling):
+        return "infill"
+    if isinstance(body, NativeCompletion):
+        return "completion"
+    if isinstance(body, RawPrompt):
+        return "ollama_generate"
+    return "chat" if isinstance(body, ChatRequest) else "completions"
+
+
+def _extra_fields(
+    body: Body, caller: Caller, served: ServedModel, members: list[GenerationRequest], place: int
+) -> dict[str, Any]:
+    """The fields of the request that the answer of the member at `place` repeats."""
+    if isinstance(body, Converted):
+        return body.shown_fields(members[place].sampling)
+    if isinstance(body, NativeCompletion) and not place:
+        prompts = [
+            (len(member.prompt), prompt if isinstance(prompt, str) else prompt_text(served.vocabulary, member.prompt))
+            for member, prompt in zip(members, body.prompts, strict=True)
         ]
-        return body.shown_fields(members, self.members[0].sampling)
+        return body.shown_fields(prompts, members[0].sampling)
+    return body.stored_fields(caller.rid) if isinstance(body, ChatRequest) and body.store else {}
 
 
-async def prepare(
+async def text_request(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, *, strict: bool
-) -> PreparedRequest:
+) -> ClientRequest:
     """Check everything that can be checked before the queue. Raises RequestError and its kin."""
     if served.assets.kind != "generate":
         raise _no_text(served)
     with naming(_names(body)):
-        return await _prepared(body, caller, served, grammars, strict)
+        return await _tokenized(body, caller, served, grammars, strict)
 
 
 def _no_text(served: ServedModel) -> RequestError:
@@ -524,51 +551,39 @@ def _names(body: Body) -> Names:
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
 
-async def _prepared(
+async def _tokenized(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
-) -> PreparedRequest:
+) -> ClientRequest:
     size = max(caller.body_bytes, size_of(body))
-    texts = await served.run(size, caller.images.tenant, written, body)
-    reading = texts.reading
-    constraint = texts.constraint
-    for text, param in texts.warnings:
+    rendered = await served.run(size, caller.images.tenant, render_prompts, body)
+    for text, param in rendered.warnings:
         caller.warnings.add(text, param)
+    constraint = rendered.constraint
     grammar = await grammars.check(constraint, served.letters) if constraint is not None else None
-    prompts = await encoded(texts, body, served, caller.images)
+    prompts = await tokenize_prompts(rendered, body, served, caller.images)
     caller.images.loaded.clear()
 
-    def admitted(served: ServedModel) -> list[GenerationRequest]:
-        words = bad_words(body, served.vocabulary)
-        biases = text_biases(body, served.vocabulary)
-        ends = gap_marks(body, served)
-        budget = reasoning_budget(body, reading, served.vocabulary)
-        limits = {
-            "bad_words": words,
-            "biases": biases,
-            "reasoning": budget,
-            "stop_ids": ends,
-            "prediction": prediction_of(body, served),
-        }
-        admit_one = partial(admit, body, **limits, strict=strict)
-        admitted = [admit_one(prompt, served.assets, grammar) for prompt in prompts.tokens]
-        for one in admitted:
-            refuse(served.assets.engine, one.sampling, images=bool(prompts.images))
-        return [msgspec.structs.replace(one, images=prompts.images) for one in admitted]
+    def with_sampling(served: ServedModel) -> list[GenerationRequest]:
+        one_member = partial(
+            generation_request,
+            body,
+            bad_words=bad_words(body, served.vocabulary),
+            biases=text_biases(body, served.vocabulary),
+            reasoning=reasoning_budget(body, rendered.reading, served.vocabulary),
+            stop_ids=gap_marks(body, served),
+            prediction=prediction_of(body, served),
+            strict=strict,
+        )
+        members = [one_member(prompt, served.assets, grammar) for prompt in prompts.tokens]
+        for member in members:
+            refuse(served.assets.engine, member.sampling, images=bool(prompts.images))
+        return [msgspec.structs.replace(member, images=prompts.images) for member in members]
 
-    members = await served.run(size, caller.images.tenant, admitted)
+    members = await served.run(size, caller.images.tenant, with_sampling)
     _check_scores(body, members)
-    return PreparedRequest(
-        body=body,
-        caller=caller,
-        served=served,
-        members=members,
-        echo=await off_loop(size, _echo, body, prompts.tokens, served),
-        reading=reading,
-        priority=caller.identity.priority(body.priority),
-        deadline_ms=deadline_ms(body),
-        on_disconnect=on_disconnect_policy(body.on_disconnect, caller.on_disconnect),
-        images=prompts.pieces,
-    )
+    echo = await off_loop(size, _echo, body, prompts.tokens, served)
+    views = _views(body, caller, served, members, echo, rendered.reading)
+    return client_request(body, caller, served, members, views, prompts.pieces)
 
 
 def _check_scores(body: Body, members: list[GenerationRequest]) -> None:
@@ -610,7 +625,7 @@ _LEAST_TOP_P = 1e-6
 """top_p 0 is allowed by OpenAI and keeps the most likely token alone; filters need a value above 0."""
 
 
-def admit(
+def generation_request(
     request: ChatRequest | CompletionRequest,
     prompt: list[int],
     assets: ModelAssets,

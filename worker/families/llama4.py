@@ -1,0 +1,91 @@
+"""llama4_text: attention that ends at the borders of chunks, layers without positions, and experts whose inputs are
+weighted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.families.family import Experts, Family, TextPart
+from worker.families.parts import ATTENTION, CHUNKED, WITH_BIAS
+from worker.families.recurrence import FULL
+from worker.families.roles import Roles
+
+_ROLES: Roles = {
+    **ATTENTION,
+    "feed_forward.gate_proj": "colwise",
+    "feed_forward.up_proj": "colwise",
+    "feed_forward.down_proj": "rowwise",
+    "feed_forward.shared_expert.gate_proj": "colwise",
+    "feed_forward.shared_expert.up_proj": "colwise",
+    "feed_forward.shared_expert.down_proj": "rowwise",
+    "feed_forward.experts": "experts",
+}
+_MOST_LAYERS = 4096
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json with the lists of layers that follow from numbers: which are turned by positions, which see no
+    further than their chunk, and which have experts. Numbers that are none stay, and are refused later."""
+    layers, period, step = (
+        config.get(name, default)
+        for name, default in (
+            ("num_hidden_layers", 0),
+            ("no_rope_layer_interval", 4),
+            ("interleave_moe_layer_step", 1),
+        )
+    )
+    numbers = (layers, period, step)
+    if not all(isinstance(one, int) and 1 <= one <= _MOST_LAYERS for one in numbers):
+        return config
+    rotated = config.get("no_rope_layers") or [int((layer + 1) % period != 0) for layer in range(layers)]
+    kinds = [CHUNKED if one else FULL for one in rotated]
+    sparse = list(range(step - 1, layers, step))
+    return config | {
+        "no_rope_layers": rotated,
+        "layer_types": config.get("layer_types") or kinds,
+        "moe_layers": sparse if config.get("moe_layers") is None else config["moe_layers"],
+    }
+
+
+FAMILIES = [
+    Family(
+        "llama4_text",
+        _ROLES,
+        (
+            *(*WITH_BIAS, "intermediate_size_mlp", "num_local_experts", "num_experts_per_tok", "moe_layers"),
+            *("no_rope_layers", "attention_chunk_size", "layer_types", "use_qk_norm"),
+            *("attn_temperature_tuning", "floor_scale", "attn_scale"),
+        ),
+        completed=completed,
+        feed_forward_width=lambda config: config.get("intermediate_size_mlp"),
+        layer_kinds=lambda config: config["layer_types"],
+        rotates=lambda fields, layer, kind: fields["no_rope_layers"][layer] != 0,
+        rope_neighbours=True,
+        unweighted_head_norms="use_qk_norm",
+        unturned_queries_grow="attn_temperature_tuning",
+        experts=Experts(
+            (
+                "feed_forward.experts.{}.gate_proj.weight",
+                "feed_forward.experts.{}.up_proj.weight",
+                "feed_forward.experts.{}.down_proj.weight",
+            ),
+            count="num_local_experts",
+            stored_above=("experts.gate_up_proj", "experts.down_proj"),
+            inputs_first=True,
+            router="router",
+            layers=lambda fields, layer: layer in fields["moe_layers"],
+            sigmoid_scores=True,
+            weighted_inputs=True,
+        ),
+        native_names=(
+            (".mlp.shared_experts.", ".feed_forward.shared_expert."),
+            (".mlp.experts", ".feed_forward.experts"),
+            (".mlp.router", ".feed_forward.router"),
+            (".mlp.gate_proj", ".feed_forward.gate_proj"),
+            (".mlp.up_proj", ".feed_forward.up_proj"),
+            (".mlp.down_proj", ".feed_forward.down_proj"),
+        ),
+    ),
+]
+
+TEXT_PARTS = [TextPart("llama4", "llama4_text", tied=False)]
