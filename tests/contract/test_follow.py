@@ -40,11 +40,11 @@ def test_a_follower_may_learn_what_was_enqueued(farm: Farm) -> None:
     lease = farm.lead()
     farm.put("a", idempotency_key="k", body_hash="h", deadline_ms=5000)
     farm.claim(lease)
-    asked = farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True))
-    assert decode_request(asked.params).prompt == [0, 1, 2]
-    assert "params" not in asked.fields
-    assert (asked.fields["idempotency"], asked.fields["body_hash"]) == ("k", "h")
-    assert 0 < int(asked.fields["deadline"]) - asked.server_ms <= 5000
+    followed = farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True))
+    assert decode_request(followed.params).prompt == [0, 1, 2]
+    assert "params" not in followed.fields
+    assert (followed.fields["idempotency"], followed.fields["body_hash"]) == ("k", "h")
+    assert 0 < int(followed.fields["deadline"]) - followed.server_ms <= 5000
     assert follow(farm, "a", "api2").params == ""
     farm.emit(lease, Emission("a", 1, [last(1)], "finished"))
     assert farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True)).params == ""
