@@ -11,11 +11,11 @@ from types import FrameType
 from typing import Any, cast
 
 import structlog
-import uvicorn
 
 from api.garbage import GarbageCollection
 from api.http.connection import Acceptor, ClientConnection, ServerConfig
 from api.http.middleware import answering_head, with_any_prefix
+from api.http.uvicorn_hooks import HttpServer
 from api.process import Process
 from api.routes.response_socket import ResponseSockets
 
@@ -28,7 +28,7 @@ _FAREWELL_S = 2.0
 """How long interrupted streams may take to hand over their last event."""
 
 
-class Server(uvicorn.Server):
+class Server(HttpServer):
     """Uvicorn that listens while it drains, so that new requests get 503.
 
     Requests that run continue for the grace. Then, or at a second signal, every stream gets an event that it is
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)  # connections that wait for a request close
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                await self._wait_tasks_to_complete()
+                await self.wait_for_tasks()
         except TimeoutError:
             log.error("cancelling what still runs", action="stop", running=len(self.server_state.tasks))
             for task in self.server_state.tasks:

@@ -125,7 +125,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """In the order of their places."""
     cache_salt: str = ""
     """Its prefixes are shared only among requests with the same salt. Its first line names the tenant, or all that
-    share (`api.generation.preparation`); the client's own salt follows."""
+    share (`api.generation.client_request`); the client's own salt follows."""
     inputs: list[Input] = []
     """The inputs of vectors or scores, one for each choice, which lie one after the other in `prompt`. Empty: every
     choice continues the whole prompt."""

@@ -12,8 +12,14 @@ from tests.rooms import ROOT, TOPS, rooms
 TESTS = ROOT / "tests"
 FARM = "The whole farm"
 DOCS = "The documents"
-# Folders of tests that are not named after a room.
-_OWNERS = {"acceptance/console": "api/console", "acceptance": FARM, "contract": "control", "unit/docs": DOCS}
+# Files and folders of tests that are not named after a room.
+_OWNERS = {
+    "acceptance/console": "api/console",
+    "acceptance": FARM,
+    "contract/test_embedded.py": "ops/local",
+    "contract": "control",
+    "unit/docs": DOCS,
+}
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,13 @@ def first_clause(text: str) -> str:
 
 def owner_of(path: Path) -> str:
     """The room whose behaviour a file of tests shows."""
-    folder = path.relative_to(TESTS).parent
+    relative = path.relative_to(TESTS)
     for prefix, owner in _OWNERS.items():
-        if folder.is_relative_to(prefix):
+        if relative.is_relative_to(prefix):
             return owner
-    if folder.name == "gpu":
+    if relative.parts[0] == "gpu":
         return f"worker/{path.stem.removeprefix('test_')}"
-    top, *below = folder.parts[1:]
+    top, *below = relative.parent.parts[1:]
     room = below[0] if below else ""
     return f"{top}/{room}" if room in rooms(top) else top
 

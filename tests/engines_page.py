@@ -20,7 +20,7 @@ def table() -> str:
     lines.append("|---|---|---|---|---|---|\n")
     for engine in ENGINES.values():
         models = "GGUF files" if engine.gguf else "folders with safetensors"
-        kept = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
+        grammars = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
         reasons: dict[str, list[str]] = {}
         for field, why in engine.refused.items():
             reasons.setdefault(why, []).append(f"`{field}`")
@@ -28,5 +28,5 @@ def table() -> str:
         refused += f"; with a grammar {', '.join(f'`{name}`' for name in sorted(engine.not_with_grammar))}"
         options = ", ".join(f"`{name}`" for name in sorted(engine.options))
         name = f"`{engine.name}` ({engine.title})"
-        lines.append(f"| {name} | {engine.tried} | {models} | {kept} | {refused}; images | {options} |\n")
+        lines.append(f"| {name} | {engine.tried} | {models} | {grammars} | {refused}; images | {options} |\n")
     return "".join(lines)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from ops.bench.peers.gguf import TYPES, encode_text, encode_value
+from ops.harness.gguf import TYPES, encode_text, encode_value
 from tests import hybrid_layout, mamba_layout, models
 from tests.experts_layout import (
     experts_apart,

@@ -16,7 +16,7 @@ from control.messages import GenerationRequest, LogEntry, ModelAssets, ModelSpec
 from control.records import catalog
 from control.redis.connection import connect, run
 from control.requests import Claimed
-from ops.bench.fanout import scripted_leader
+from ops.harness import scripted_leader
 from tests.byte_model import EOS, byte_assets
 from worker.leader.request import RunningRequest
 

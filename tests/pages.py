@@ -27,9 +27,9 @@ class Section:
     def parts(self) -> tuple[str, str, str]:
         """The page before the section, the section, and the page after it, without the marks."""
         begin, end = self.marks
-        before, found, rest = self.page.read_text().partition(begin)
+        before, mark, rest = self.page.read_text().partition(begin)
         text, ended, after = rest.partition(end)
-        assert found and ended, f"{self.page} has no section {begin!r} … {end!r}"
+        assert mark and ended, f"{self.page} has no section {begin!r} … {end!r}"
         return before, text, after
 
     def write(self) -> None:

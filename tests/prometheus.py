@@ -26,10 +26,10 @@ RULES = ROOT / "ops" / "prometheus" / "rules.yaml"
 
 def program(name: str) -> str:
     """The path of `prometheus` or `promtool`. Skips the test where there is none; in CI that fails."""
-    found = shutil.which(name)
-    if found is None:
+    program = shutil.which(name)
+    if program is None:
         absent("prometheus", f"{name} is not installed: apt-get install prometheus")
-    return found
+    return program
 
 
 def promtool(*arguments: str | Path, stdin: str = "") -> tuple[int, str]:

@@ -14,8 +14,8 @@ TOPS = ("control", "worker", "api", "ops")
 def layers(top: str) -> list[list[str]]:
     """Rooms and loose modules of a top folder as its contract orders them; those of a line are independent."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    found = next(one["layers"] for one in contracts if one.get("containers") == [top])
-    return [re.split(r" [|:] ", line) for line in found]
+    lines = next(one["layers"] for one in contracts if one.get("containers") == [top])
+    return [re.split(r" [|:] ", line) for line in lines]
 
 
 def rooms(top: str) -> list[str]:

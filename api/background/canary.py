@@ -31,23 +31,23 @@ class Canary:
         self._follower = follower
         self._settings = settings
         self._proved: dict[str, float] = {}
-        self._singing: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
 
     async def check(self, served: ServedModel) -> str | None:
         """None if the model has made a token in the last five seconds or makes one now; else why not. May take 4 s."""
-        async with self._singing.setdefault(served.name, asyncio.Lock()):
+        async with self._locks.setdefault(served.name, asyncio.Lock()):
             proved = max(self._proved.get(served.name, 0.0), self._follower.last_token(served.name))
             if time.monotonic() - proved < PROVED_FOR_S:
                 return None
             try:
-                reason = await self._sing(served)
+                reason = await self._make_token(served)
             except FurrowError as error:
                 return str(error)
             if reason is None:
                 self._proved[served.name] = time.monotonic()
             return reason
 
-    async def _sing(self, served: ServedModel) -> str | None:
+    async def _make_token(self, served: ServedModel) -> str | None:
         """Ask for one token, ahead of the queue. None once it came."""
         await self._follower.subscribe(served.name)
         steps = self._models.steps(served.name)

@@ -12,8 +12,7 @@ from api.http.tasks import PeriodicTask
 from control import keys
 from control.records import catalog
 from control.redis.clients import AsyncRedis, SyncRedis
-from control.redis.connection import read, run, run_every
-from control.redis.rounds import Rounds, arun_rounds, run_rounds
+from control.redis.connection import Steps, arun_steps, read, run, run_every, run_steps
 from control.requests import Reaped, gone_apis, reap, reap_all, take_round
 from control.requests.upkeep.stranded import StrandedRequests
 
@@ -65,17 +64,17 @@ class OrphanReaper:
 
     def reap(self) -> None:
         """One round over all models, unless another process has made this second's."""
-        result = run_rounds(self._client, self._round())
+        result = run_steps(self._client, self._round())
         if not result.is_over:
             self._finish(result)
 
     async def _areap(self) -> None:
         assert self._async_client is not None
-        result = await arun_rounds(self._async_client, self._round())
+        result = await arun_steps(self._async_client, self._round())
         if not result.is_over:
             await asyncio.to_thread(self._finish, result)
 
-    def _round(self) -> Rounds[_Round]:
+    def _round(self) -> Steps[_Round]:
         """The round trips of every round; one where it is another process's."""
         held = read("EXISTS", keys.PLACEMENT_LOCK, parse=bool)
         mine, placed, models = yield [take_round(self._api_id), held, catalog.names()]

@@ -219,7 +219,7 @@ class _Choice:
         return entry.finish == "stop" and entry.token in self._stop_ids and not self._view.include_stop
 
 
-class Answer:
+class PieceDecoder:
     """All choices of one request; `echo` is its prompt's text where it is shown before each."""
 
     def __init__(self, vocabulary: Vocabulary, view: View, rid: str = "", echo: str = "") -> None:

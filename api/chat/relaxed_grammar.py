@@ -114,8 +114,8 @@ class RelaxedGrammar:
             reference: Any = schema.get("$ref") if isinstance(schema, dict) else None
             if not isinstance(reference, str) or not reference.startswith("#/"):
                 break
-            found: Any = self._root
+            node: Any = self._root
             for part in reference[2:].split("/"):
-                found = found.get(part) if isinstance(found, dict) else None
-            schema = found
+                node = node.get(part) if isinstance(node, dict) else None
+            schema = node
         return cast(Schema, schema) if isinstance(schema, dict) else {}

@@ -216,15 +216,14 @@ class Vocabulary:
 
     def added_in(self, text: str) -> list[tuple[int, int, int]]:
         """The added tokens in a text that are marks: start, end and id of each; of two at a place the longer."""
-        found = [(mark, self.tokenizer.token_to_id(mark[0])) for mark in self._marks.finditer(text)]
-        return [(mark.start(), mark.end(), token) for mark, token in found if token is not None]
+        marks = [(mark, self.tokenizer.token_to_id(mark[0])) for mark in self._marks.finditer(text)]
+        return [(mark.start(), mark.end(), token) for mark, token in marks if token is not None]
 
     def hidden_in(self, texts: Sequence[str]) -> dict[int, str]:
         """The special tokens that stand in the texts, by id: their texts are skipped when tokens are decoded."""
-        found = [self.hidden(text) for text in texts]
-        ids = {token for text in texts for _, _, token in self.added_in(text)} | {
-            one for one in found if one is not None
-        }
+        whole = [self.hidden(text) for text in texts]
+        ids = {token for text in texts for _, _, token in self.added_in(text)}
+        ids |= {token for token in whole if token is not None}
         return {token: self.tokenizer.id_to_token(token) or "" for token in sorted(ids & self._hidden)}
 
     @cached_property

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.chat.answer import Answer
+from api.chat.answer import PieceDecoder
 from api.chat.piece import CallDelta, Piece, ScoredToken
 from api.chat.tokens import Vocabulary
 from api.http.errors import GenerationFailed, problem
@@ -90,6 +90,8 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 DONE = b"data: [DONE]\n\n"
 
 
+_NO_CHOICES = b'"choices":[]'
+"""In no other place of a chunk: a text's quotation marks are escaped."""
 Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 
 
@@ -100,17 +102,30 @@ class Writer(ABC, Generic[Chunk]):
         """`chunk`: the type of chunks."""
         self._id = answer_id(rid, view)
         self.chunk: Chunk = chunk(id=self._id, created=view.created, model=view.model, choices=[])
-        """The last chunk: only the parts that change are set for the next one."""
+        """The last chunk that was encoded as a whole: only the parts that change are set for the next one."""
         self._view = view
         self._vocabulary = vocabulary
         self._prompt_tokens = prompt_tokens
         self._no_usage = None if view.include_usage else UNSET
         self.timings: Callable[[int], Timings] | None = None
         """llama.cpp's `timings` after so many tokens; None where they are not shown."""
+        self._begins = self._ends = b""
+        self._encode_around()
+
+    def _encode_around(self) -> None:
+        """What stands before and after the choice of a chunk without counts: it is the same in all of them."""
+        self.chunk.choices = list[Any]()
+        self.chunk.usage = self._no_usage
+        before, after = encode(self.chunk).split(_NO_CHOICES)
+        self._begins = b"data: " + before + _NO_CHOICES[:-1]
+        self._ends = b"]" + after + b"\n\n"
 
     def computed_by(self, fingerprint: str | None) -> None:
         """From now on `system_fingerprint` is this one; None: the answer has no such field."""
-        self.chunk.system_fingerprint = UNSET if fingerprint is None else fingerprint
+        shown = UNSET if fingerprint is None else fingerprint
+        if shown != self.chunk.system_fingerprint:
+            self.chunk.system_fingerprint = shown
+            self._encode_around()
 
     @abstractmethod
     def opening(self, index: int, text: str) -> bytes:
@@ -132,14 +147,17 @@ class Writer(ABC, Generic[Chunk]):
 
     def usage(self, counts: TokenCounts) -> bytes:
         """The chunk with the counts of a whole stream."""
-        self.chunk.choices.clear()
+        self.chunk.choices = list[Any]()
         self.chunk.usage = counts.usage()
         if self.timings is not None:
             self.chunk.timings = self.timings(counts.completion_tokens)
         return self._data()
 
-    def _counted(self, tokens: int) -> bytes:
-        """The chunk with the counts and times of its choice, where every chunk has them."""
+    def _chunk(self, choice: Any, tokens: int) -> bytes:
+        """The chunk of a choice, with its counts and times so far where every chunk has them."""
+        if not self._view.continuous_usage and self.timings is None:
+            return self._begins + encode(choice) + self._ends
+        self.chunk.choices = list[Any]([choice])
         self._count(tokens)
         if self.timings is not None:
             self.chunk.timings = self.timings(tokens)
@@ -209,12 +227,10 @@ class ChatWriter(Writer[ChatCompletionChunk]):
         if self._view.logprobs is not None:
             logprobs = ChatLogprobs(self._encoded(piece.scored))
         delta = _delta(piece, self._view.functions) if piece.reasoning or piece.calls else ChatDelta(content=piece.text)
-        self.chunk.choices = [ChatChunkChoice(index, delta, logprobs, None, self._shown_ids(piece))]
-        return self._counted(piece.tokens)
+        return self._chunk(ChatChunkChoice(index, delta, logprobs, None, self._shown_ids(piece)), piece.tokens)
 
     def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
-        self.chunk.choices = [ChatChunkChoice(index, ChatDelta(), None, self._reason(reason))]
-        return self._counted(tokens)
+        return self._chunk(ChatChunkChoice(index, ChatDelta(), None, self._reason(reason)), tokens)
 
     def whole(self, pieces: list[Piece], counts: TokenCounts) -> bytes:
         return encode(
@@ -285,7 +301,7 @@ class CompletionWriter(Writer[CompletionChunk]):
             return b""
         ids = [] if self._view.return_ids else UNSET
         choice = CompletionChunkChoice(index, text, token_ids=ids, prompt_token_ids=self._prompt_ids(index))
-        self.chunk.choices = [choice]
+        self.chunk.choices = list[Any]([choice])
         self._count(0)
         return self._data()
 
@@ -293,12 +309,11 @@ class CompletionWriter(Writer[CompletionChunk]):
         logprobs = None
         if self._view.logprobs is not None:
             logprobs = self._joined(self._encoded(piece.scored))
-        self.chunk.choices = [CompletionChunkChoice(index, piece.text, logprobs, None, self._shown_ids(piece))]
-        return self._counted(piece.tokens)
+        choice = CompletionChunkChoice(index, piece.text, logprobs, None, self._shown_ids(piece))
+        return self._chunk(choice, piece.tokens)
 
     def finish(self, index: int, reason: FinishReason, tokens: int) -> bytes:
-        self.chunk.choices = [CompletionChunkChoice(index, "", None, cast(Any, reason))]
-        return self._counted(tokens)
+        return self._chunk(CompletionChunkChoice(index, "", None, cast(Any, reason)), tokens)
 
     def whole(self, pieces: list[Piece], counts: TokenCounts) -> bytes:
         return encode(
@@ -435,7 +450,8 @@ class StreamRenderer:
         self._writer = writer(rid, view, vocabulary, prompt_tokens)
         self._prompt_tokens = prompt_tokens
         self.answers = [
-            Answer(vocabulary, view, member_rid(rid, member), view.echo_of(member)) for member in range(view.members)
+            PieceDecoder(vocabulary, view, member_rid(rid, member), view.echo_of(member))
+            for member in range(view.members)
         ]
         self._cursor = Cursor(rid, [(0, 0)] * view.members)
         self._had = list(resume.places) if resume is not None and resume.places else [(0, 0)] * view.members

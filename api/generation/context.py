@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from api.generation.preparation import TOO_MUCH, count_tokens
+from api.generation.client_request import TOO_MUCH, count_tokens
 from api.http.turns import off_loop
 from api.images.loading import RequestImages
 from api.models.models import ServedModel

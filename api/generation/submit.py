@@ -11,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from api.generation.archive import Archive
+from api.generation.client_request import Body, ClientRequest, text_request
 from api.generation.follow import Feeds
-from api.generation.inputs import prepare_inputs
-from api.generation.preparation import Body, Prepared, prepare
+from api.generation.pooling_request import pooling_request
 from api.generation.seals import Seals
 from api.generation.session import Caller, Session, Sessions, renderer_of
 from api.http.limits import Limiter
@@ -90,16 +90,16 @@ class Submitter:
         if not caller.idempotency_key:  # with one it may join a request that is queued already
             self._backpressure.check(*queue)
         caller.check_present(body.on_disconnect)
-        prepared = await self._prepare(body, caller, served)
+        request = await self._tokenized(body, caller, served)
         caller.check_present(body.on_disconnect)
-        caller.request_log.know(prompt_tokens=prepared.prompt_tokens)
-        view = prepared.view()
+        caller.request_log.know(prompt_tokens=request.prompt_tokens)
+        view = request.view
         seal = await self._seals.sealer(caller.tenant) if view.sealed else None
         feeds = await self._sessions.feeds(served.name, caller.tenant, caller.rid)
-        members = {member_rid(caller.rid, member): request for member, request in enumerate(prepared.members)}
-        refund = await self._limiter.begin(caller.identity.key, served.name, members, prepared.tell_allowance)
+        members = {member_rid(caller.rid, place): member for place, member in enumerate(request.members)}
+        refund = await self._limiter.begin(caller.identity.key, served.name, members, request.tell_allowance)
         try:
-            await self._enqueue(prepared, feeds, lambda: caller.check_present(body.on_disconnect))
+            await self._enqueue(request, feeds, lambda: caller.check_present(body.on_disconnect))
         except BaseException as error:
             feeds.leave()
             queued = sum(feed.begun for feed in feeds.members)
@@ -113,18 +113,18 @@ class Submitter:
         if feeds.rid != caller.rid:
             refund(0)  # the request that was joined has a hold of its own
             return await self._sessions.join(feeds, served, caller)
-        renderer = renderer_of(feeds.rid, view, served.vocabulary, prepared.prompt_tokens, seal=seal)
+        renderer = renderer_of(feeds.rid, view, served.vocabulary, request.prompt_tokens, seal=seal)
         return self._sessions.open(feeds, renderer, caller)
 
-    async def _prepare(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> Prepared:
+    async def _tokenized(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> ClientRequest:
         if isinstance(body, InputsRequest):
-            return await prepare_inputs(body, caller, served)
-        return await prepare(body, caller, served, self._grammars, strict=self._settings.strict)
+            return await pooling_request(body, caller, served)
+        return await text_request(body, caller, served, self._grammars, strict=self._settings.strict)
 
-    async def _enqueue(self, prepared: Prepared, feeds: Feeds, check_present: Callable[[], None]) -> None:
+    async def _enqueue(self, request: ClientRequest, feeds: Feeds, check_present: Callable[[], None]) -> None:
         """Enqueue every member, and have its feed begin."""
-        for member in range(len(prepared.members)):
-            enqueue = prepared.enqueue(feeds.rid, member, self._settings)
+        for member in range(len(request.members)):
+            enqueue = request.enqueue(feeds.rid, member, self._settings)
             # Before the enqueue: the first tokens may be published before its answer is here.
             feed = feeds.open(enqueue.rid)
             if enqueue.images:
@@ -133,7 +133,7 @@ class Submitter:
             if enqueued.rid != enqueue.rid:
                 feed = feeds.replace_last(enqueued.rid)
             # A request that was joined may have another seed than the one drawn here.
-            ours = feed.rid == enqueue.rid and feeds.rid == prepared.caller.rid
+            ours = feed.rid == enqueue.rid and feeds.rid == request.caller.rid
             feed.begin(enqueue if ours else None)
             feed.position = enqueued.position
 

@@ -9,7 +9,7 @@ import sys
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from api.chat.answer import Answer
+from api.chat.answer import PieceDecoder
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.generation.chunks import DONE, Durations, StreamRenderer
@@ -62,7 +62,7 @@ class VectorRenderer(StreamRenderer):
         self._rid = rid
         self._prompt_tokens = prompt_tokens
         self.answers = [
-            Answer(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
+            PieceDecoder(vocabulary, msgspec.structs.replace(view, n=count), member_rid(rid, member))
             for member, count in enumerate(counts)
         ]
         self._first = [sum(counts[:member]) for member in range(len(counts))]

@@ -28,11 +28,11 @@ from typing import Any, Protocol
 import httptools
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.http.bodies import KIB, MIB
 from api.http.errors import ClientDisconnected, problem, refusal_bytes
 from api.http.turns import Turn
+from api.http.uvicorn_hooks import HttpConnection, RequestResponseCycle
 from api.http.websocket import GOING_AWAY, NORMAL, UNEXPECTED, WebSocket, accept
 
 log = structlog.stdlib.get_logger(__name__)
@@ -294,7 +294,7 @@ class _TooMuchUnread(Exception):
     """The bodies of requests that wait for their turn take too much memory."""
 
 
-class BoundedConnection(HttpToolsProtocol):
+class BoundedConnection(HttpConnection):
     """A connection that refuses heads which are too large, too slow or too many."""
 
     config: ServerConfig
@@ -339,7 +339,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._socket is not None:
             self._socket.feed(data)
             return
-        self._unset_keepalive_if_required()
+        self.stop_idle_timer()
         if self._refused:
             self._drop(len(data))
             return
@@ -363,7 +363,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess] (it is None after the end alone)
         except httptools.HttpParserUpgrade as upgrade:
             rest = data[upgrade.args[0] :]
-            if self._should_upgrade():
+            if self.takes_upgrade():
                 self._open_socket(rest)
                 return
             self._go_on_with_http(rest)
@@ -385,10 +385,10 @@ class BoundedConnection(HttpToolsProtocol):
         if rest:
             self._feed(rest)
 
-    def _should_upgrade(self) -> bool:
+    def takes_upgrade(self) -> bool:
         """True for a request, alone on its connection, that asks for a WebSocket where there is one."""
         sockets = self.config.sockets
-        if sockets is None or self.scope["method"] != "GET" or self._get_upgrade() != b"websocket":
+        if sockets is None or self.scope["method"] != "GET" or self.upgrade_protocol != b"websocket":
             return False
         return not (self._framing or self._busy or self.pipeline) and sockets.takes(self._path)
 
@@ -399,7 +399,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _open_socket(self, rest: bytes) -> None:
         """Change to WebSocket; `rest` is what came behind the request."""
         self._in_body = False
-        self._unset_keepalive_if_required()
+        self.stop_idle_timer()
         handshake = accept(dict(self.headers))
         sockets = self.config.sockets
         if handshake is None or sockets is None:
@@ -545,7 +545,7 @@ class BoundedConnection(HttpToolsProtocol):
         client = Client(self.config.unread, transport=self.transport)
         set_client(self.scope, client)
         super().on_headers_complete()
-        if self.parser.should_upgrade() and self._should_upgrade():  # pyright: ignore[reportOptionalMemberAccess]
+        if self.parser.should_upgrade() and self.takes_upgrade():  # pyright: ignore[reportOptionalMemberAccess]
             return
         client.cycle = weakref.ref(self.cycle)
         if self.config.draining():
@@ -569,16 +569,15 @@ class BoundedConnection(HttpToolsProtocol):
             self.config.waiting.enter(self)
             self._await_head()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def begin_answer(self, cycle: RequestResponseCycle) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing() or self._busy:
             return
         if self._in_body:
-            self._unset_keepalive_if_required()
+            self.stop_idle_timer()
             self._rest = self.config.limits.rest_bytes
             self._stop_timer()
             self._timer = self.loop.call_later(self.config.limits.rest_timeout, self.transport.close)

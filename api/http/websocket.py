@@ -67,10 +67,10 @@ def accept(headers: dict[bytes, bytes]) -> bytes | None:
     """The response to a handshake; None for one that can't be understood."""
     key = headers.get(b"sec-websocket-key", b"")
     try:
-        known = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
+        is_key = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
     except (binascii.Error, ValueError):
-        known = False
-    if not known or headers.get(b"sec-websocket-version") != b"13":
+        is_key = False
+    if not is_key or headers.get(b"sec-websocket-version") != b"13":
         return None
     digest = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())
     return (

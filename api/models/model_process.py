@@ -42,7 +42,7 @@ class Encode(msgspec.Struct, frozen=True, tag=True):
 Task = Variables | Render | Encode
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """The answer to any task; `refusal` is the template's own, in its words."""
 
     names: list[str] = []
@@ -58,18 +58,18 @@ class Worker:
         self._template = PlainTemplate(files.template)
         self._encoder = OwnEncoder(Tokenizer.from_str(files.tokenizer_json)) if files.tokenizer_json else None
 
-    def answer(self, task: Task) -> Answer:
+    def answer(self, task: Task) -> Reply:
         match task:
             case Variables():
-                return Answer(names=sorted(self._template.variables))
+                return Reply(names=sorted(self._template.variables))
             case Render():
                 try:
-                    return Answer(text=self._template.render(task.context))
+                    return Reply(text=self._template.render(task.context))
                 except TemplateFailed as error:
-                    return Answer(refusal=str(error.__cause__ or error))
+                    return Reply(refusal=str(error.__cause__ or error))
             case Encode():
                 assert self._encoder is not None
-                return Answer(encoded=self._encoder.encode(task.texts, task.special))
+                return Reply(encoded=self._encoder.encode(task.texts, task.special))
 
 
 def main() -> None:

@@ -49,8 +49,7 @@ from control.process import give_back_memory
 from control.records import catalog
 from control.records.breaches import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
-from control.redis.connection import read, run_every
-from control.redis.rounds import arun_rounds, run_rounds
+from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
 from control.replicas.health import AssetsMark
 from control.replicas.health.state import ASLEEP
@@ -215,9 +214,9 @@ class OverviewReader:
         """`shared`: as another process read them within the last second. Raises RedisUnavailable."""
         rounds = health.reading_shared() if shared else health.reading_overviews()
         if self._async_client is not None and self._size < LARGE:
-            overviews = await arun_rounds(self._async_client, rounds)
+            overviews = await arun_steps(self._async_client, rounds)
         else:
-            overviews = await asyncio.to_thread(run_rounds, self._client, rounds)
+            overviews = await asyncio.to_thread(run_steps, self._client, rounds)
         self._size = sum(len(one.replicas) for one in overviews)
         return {overview.model: overview for overview in overviews}
 

@@ -14,7 +14,7 @@ from api.routes.generation import Http, ParsedBody, generate, process_of, serve
 from api.schemas.bodies import taking
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
-from api.schemas.infill import InfillRequest, parse_infill
+from api.schemas.llama_cpp import InfillRequest, parse_infill
 from control.messages import encode
 from control.records.responses import StoredResponse
 

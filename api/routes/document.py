@@ -95,7 +95,7 @@ def document_routes(document: Document) -> list[ControllerRouterHandler]:
 # --- what is answered ---
 
 
-class Answered(msgspec.Struct, frozen=True):
+class OperationAnswer(msgspec.Struct, frozen=True):
     """The answer of an operation with status 200: a body, events with data of these types, lines, or several of them;
     nothing: none."""
 
@@ -109,44 +109,44 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 _MESSAGE_EVENTS = get_args(MessageEvent)
-_RESPONSE = Answered(ResponseObject, (*RESPONSE_EVENTS, Error))
+_RESPONSE = OperationAnswer(ResponseObject, (*RESPONSE_EVENTS, Error))
 _EVENTS = (ChatCompletionChunk, CompletionChunk, NativePart, NativeResult, *RESPONSE_EVENTS, *_MESSAGE_EVENTS, Error)
 
-ANSWERED: dict[str, Answered] = {
-    "/v1/chat/completions": Answered(ChatCompletion, (ChatCompletionChunk, Error)),
-    "/v1/completions": Answered(Completion, (CompletionChunk, Error)),
-    "/infill": Answered(NativeResult, (NativePart, NativeResult, Error)),
-    "/completion": Answered(NativeResult | list[NativeResult], (NativePart, NativeResult, Error)),
+ANSWERS: dict[str, OperationAnswer] = {
+    "/v1/chat/completions": OperationAnswer(ChatCompletion, (ChatCompletionChunk, Error)),
+    "/v1/completions": OperationAnswer(Completion, (CompletionChunk, Error)),
+    "/infill": OperationAnswer(NativeResult, (NativePart, NativeResult, Error)),
+    "/completion": OperationAnswer(NativeResult | list[NativeResult], (NativePart, NativeResult, Error)),
     "post /v1/responses": _RESPONSE,
     "get /v1/responses/{response_id}": _RESPONSE,
-    "/v1/responses/{response_id}/cancel": Answered(ResponseObject),
-    "/v1/messages": Answered(MessageObject, _MESSAGE_EVENTS, refusal=MessageError),
-    "/v1/messages/count_tokens": Answered(CountedTokens, refusal=MessageError),
-    "/v1/responses/compact": Answered(CompactedResponse),
-    "/v1/requests/{rid}/events": Answered(None, _EVENTS),
-    "/v1/embeddings": Answered(Embeddings),
-    "/v2/embed": Answered(EmbeddedByType),
-    "/embedding": Answered(list[NativeVector]),
-    "/embed": Answered(list[list[float]]),
-    "/v1/rerank": Answered(Reranked | list[TextScore]),
-    "/score": Answered(Scores),
-    "/api/chat": Answered(ChatAnswer, lines=(ChatAnswer, OllamaError), refusal=OllamaError),
-    "/api/generate": Answered(GenerateAnswer, lines=(GenerateAnswer, OllamaError), refusal=OllamaError),
-    "/api/embed": Answered(EmbedAnswer, refusal=OllamaError),
-    "/api/embeddings": Answered(EmbeddingsAnswer, refusal=OllamaError),
-    "/api/tags": Answered(OllamaModels, refusal=OllamaError),
-    "/api/ps": Answered(RunningModels, refusal=OllamaError),
-    "/api/version": Answered(OllamaVersion, refusal=OllamaError),
-    "/api/show": Answered(ShownModel, refusal=OllamaError),
-    "/api/pull": Answered(PullStatus, lines=(PullStatus, OllamaError), refusal=OllamaError),
-    "/api/delete": Answered(PullStatus, refusal=OllamaError),
-    "/ready": Answered(Readiness, unready=Readiness),
+    "/v1/responses/{response_id}/cancel": OperationAnswer(ResponseObject),
+    "/v1/messages": OperationAnswer(MessageObject, _MESSAGE_EVENTS, refusal=MessageError),
+    "/v1/messages/count_tokens": OperationAnswer(CountedTokens, refusal=MessageError),
+    "/v1/responses/compact": OperationAnswer(CompactedResponse),
+    "/v1/requests/{rid}/events": OperationAnswer(None, _EVENTS),
+    "/v1/embeddings": OperationAnswer(Embeddings),
+    "/v2/embed": OperationAnswer(EmbeddedByType),
+    "/embedding": OperationAnswer(list[NativeVector]),
+    "/embed": OperationAnswer(list[list[float]]),
+    "/v1/rerank": OperationAnswer(Reranked | list[TextScore]),
+    "/score": OperationAnswer(Scores),
+    "/api/chat": OperationAnswer(ChatAnswer, lines=(ChatAnswer, OllamaError), refusal=OllamaError),
+    "/api/generate": OperationAnswer(GenerateAnswer, lines=(GenerateAnswer, OllamaError), refusal=OllamaError),
+    "/api/embed": OperationAnswer(EmbedAnswer, refusal=OllamaError),
+    "/api/embeddings": OperationAnswer(EmbeddingsAnswer, refusal=OllamaError),
+    "/api/tags": OperationAnswer(OllamaModels, refusal=OllamaError),
+    "/api/ps": OperationAnswer(RunningModels, refusal=OllamaError),
+    "/api/version": OperationAnswer(OllamaVersion, refusal=OllamaError),
+    "/api/show": OperationAnswer(ShownModel, refusal=OllamaError),
+    "/api/pull": OperationAnswer(PullStatus, lines=(PullStatus, OllamaError), refusal=OllamaError),
+    "/api/delete": OperationAnswer(PullStatus, refusal=OllamaError),
+    "/ready": OperationAnswer(Readiness, unready=Readiness),
 }
 """By path, or by method and path."""
 
 
-def answered(method: str, path: str) -> Answered | None:
-    return ANSWERED.get(path) or ANSWERED.get(f"{method} {path}")
+def answer_of(method: str, path: str) -> OperationAnswer | None:
+    return ANSWERS.get(path) or ANSWERS.get(f"{method} {path}")
 
 
 # --- additions ---
@@ -189,7 +189,7 @@ def complete(document: JsonObject) -> JsonObject:
     for path, methods in completed["paths"].items():
         for method in METHODS:
             if method in methods:
-                _complete_operation(methods[method], answered(method, path), references)
+                _complete_operation(methods[method], answer_of(method, path), references)
                 for parameter in methods[method].get("parameters", []):
                     if parameter["name"] in RANGES:
                         bound_number(parameter["schema"], RANGES[parameter["name"]])
@@ -200,7 +200,7 @@ def _schemas() -> tuple[dict[Any, JsonObject], JsonObject]:
     """References to the answers' types, and their schemas by name."""
     kinds = {
         kind
-        for each in ANSWERED.values()
+        for each in ANSWERS.values()
         for kind in (each.whole, each.unready, each.refusal, *each.events, *each.lines)
     }
     ordered = sorted(kinds - {None}, key=str)
@@ -218,7 +218,9 @@ def _require_defaults(schema: JsonObject) -> None:
             schema.setdefault("required", []).append(name)
 
 
-def _complete_operation(operation: JsonObject, answered: Answered | None, references: dict[Any, JsonObject]) -> None:
+def _complete_operation(
+    operation: JsonObject, answered: OperationAnswer | None, references: dict[Any, JsonObject]
+) -> None:
     text = operation.get("description") or ""
     operation["summary"] = text.partition("\n")[0].partition(". ")[0].rstrip(".") or operation.get("summary", "")
     responses: JsonObject = operation["responses"]

@@ -13,7 +13,7 @@ from litestar import Request, Response
 from litestar.background_tasks import BackgroundTask
 from litestar.datastructures import Headers
 
-from api.generation.preparation import Body
+from api.generation.client_request import Body
 from api.generation.session import Caller, EventStream, Session
 from api.http.connection import client_of
 from api.http.errors import error_response, problem

@@ -9,7 +9,7 @@ from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from api.chat.template import special_tokens
-from api.generation.preparation import admit, prompts_of, size_of, written
+from api.generation.client_request import generation_request, prompts_of, render_prompts, size_of
 from api.http.turns import off_loop
 from api.models.models import ServedModel
 from api.routes.generation import (
@@ -61,7 +61,7 @@ async def apply_template(request: Http) -> Response[AppliedTemplate]:
     async with text_of(request) as body:
         chat = await off_loop(len(body), parse_chat, body, caller.warnings)
         served = await model_for(request, chat.model)
-        prompt = await served.run(max(len(body), size_of(chat)), tenant, written, chat)
+        prompt = await served.run(max(len(body), size_of(chat)), tenant, render_prompts, chat)
         response = Response(AppliedTemplate(prompt=str(prompt.texts[0])))
         finish_headers(response, caller)
         return response
@@ -107,7 +107,7 @@ def _defaults(served: ServedModel) -> dict[str, Any]:
     """The parameters of a request that gives none."""
     if served.assets.kind != "generate":
         return {}
-    sampling = admit(NativeCompletion(prompt=[0], max_tokens=-1), [0], served.assets).sampling
+    sampling = generation_request(NativeCompletion(prompt=[0], max_tokens=-1), [0], served.assets).sampling
     return settings_of(sampling, stream=False) | {"seed": _NO_SEED, "max_tokens": -1, "n_predict": -1}
 
 

@@ -222,8 +222,8 @@ def _parameters(generation_config: dict[str, Any]) -> list[str]:
     """The model's defaults, a line each, in the names of Ollama's options."""
     names = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
     names |= {"repetition_penalty": "repeat_penalty", "max_new_tokens": "num_predict"}
-    given = {option: generation_config.get(name) for name, option in names.items()}
-    return [f"{option} {value}" for option, value in given.items() if isinstance(value, int | float)]
+    values = {option: generation_config.get(name) for name, option in names.items()}
+    return [f"{option} {value}" for option, value in values.items() if isinstance(value, int | float)]
 
 
 def capabilities_of(served: ServedModel) -> list[str]:
@@ -245,10 +245,10 @@ def capabilities_of(served: ServedModel) -> list[str]:
 
 def _desire(client: SyncRedis, name: str) -> tuple[str, bool]:
     """Have the model loaded that a client names; the farm's name for it, and True for one that it did not know."""
-    known = _known(client, name)
-    if known is not None:
-        desired.load(client, desired.find_spec(client, known), None)
-        return known, False
+    own_name = _own_name(client, name)
+    if own_name is not None:
+        desired.load(client, desired.find_spec(client, own_name), None)
+        return own_name, False
     name = name.removesuffix(LATEST)
     repository = name
     for hub in _HUBS:
@@ -261,10 +261,10 @@ def _desire(client: SyncRedis, name: str) -> tuple[str, bool]:
 
 
 def _unload(client: SyncRedis, name: str) -> None:
-    desired.unload(client, _known(client, name) or name)
+    desired.unload(client, _own_name(client, name) or name)
 
 
-def _known(client: SyncRedis, name: str) -> str | None:
+def _own_name(client: SyncRedis, name: str) -> str | None:
     """The farm's name for a model that it knows; no alias."""
     names = dict.fromkeys((name, name.removesuffix(LATEST)))
     return next((one for one in names if catalog.get_spec(client, one) is not None), None)

@@ -59,7 +59,7 @@ class ResponseSockets:
 
 
 @dataclass(slots=True)
-class Kept:
+class LastItems:
     """The items of the last response and of what came before it, where it was not stored."""
 
     id: str = ""
@@ -75,7 +75,7 @@ class ResponseSocket:
         self._upgrade = upgrade
         self._socket = socket
         self._most_kept = most_kept
-        self._kept = Kept()
+        self._last = LastItems()
 
     async def run(self) -> None:
         """Serve messages until the connection closes."""
@@ -111,12 +111,12 @@ class ResponseSocket:
     def _continue(self, body: dict[str, Any]) -> None:
         """Put the items of the last response before the input that goes on from it, where it was not stored."""
         previous = body.get("previous_response_id")
-        if self._kept.items and previous == self._kept.id:
+        if self._last.items and previous == self._last.id:
             body["previous_response_id"] = None
-            body["input"] = [*self._kept.items, *_items(body.get("input"))]
+            body["input"] = [*self._last.items, *_items(body.get("input"))]
 
     async def _respond(self, body: dict[str, Any]) -> None:
-        answer = _Answer(self._socket, msgspec.json.encode(body))
+        answer = _Exchange(self._socket, msgspec.json.encode(body))
         self._socket.on_close = answer.leave
         try:
             await self._app(self._scope(answer), answer.receive, answer.send)
@@ -126,15 +126,15 @@ class ResponseSocket:
 
     def _keep(self, body: dict[str, Any], last: bytes) -> None:
         """Remember the items of a response that nobody else keeps."""
-        self._kept = Kept()
+        self._last = LastItems()
         if body.get("store") is not False or not last.startswith(b'{"type":"response.completed"'):
             return
         response = msgspec.json.decode(last)["response"]
         items = [*_items(body.get("input")), *response["output"]]
         if len(msgspec.json.encode(items)) <= self._most_kept:
-            self._kept = Kept(response["id"], items)
+            self._last = LastItems(response["id"], items)
 
-    def _scope(self, answer: _Answer) -> Any:
+    def _scope(self, answer: _Exchange) -> Any:
         scope: dict[str, Any] = {
             **self._upgrade.scope,
             "type": "http",
@@ -168,7 +168,7 @@ def _items(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-class _Answer:
+class _Exchange:
     """One response's request, as its handler sees it, and its answer as messages."""
 
     def __init__(self, socket: WebSocket, body: bytes) -> None:

@@ -11,8 +11,8 @@ from litestar import Response, delete, get, post
 from litestar.params import FromPath, FromQuery
 from msgspec import structs
 
+from api.generation.client_request import count_tokens
 from api.generation.context import fitted
-from api.generation.preparation import count_tokens
 from api.generation.session import Caller, Session
 from api.http.gate import Identity
 from api.http.turns import off_loop

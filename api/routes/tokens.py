@@ -9,7 +9,7 @@ from litestar import Response, get, post
 from litestar.params import FromQuery
 
 from api.chat.template import special_tokens
-from api.generation.preparation import prompts_of
+from api.generation.client_request import prompts_of
 from api.http.turns import off_loop
 from api.images.loading import RequestImages
 from api.models.models import ServedModel

@@ -1,5 +1,5 @@
-"""The bodies of llama.cpp's own routes, and the requests for which they stand: /completion, /apply-template and
-/embedding; /infill is in infill.py."""
+"""The bodies of llama.cpp's own routes, and the requests for which they stand: /completion, /infill, /apply-template
+and /embedding."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class NativeCompletion(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=T
             FILLS: self.token_limit is None or sampling.max_tokens < self.token_limit,
             FIELDS: self.response_fields,
         }
-        asked = {path.split("/")[0] for path in self.response_fields}
-        if not asked or asked & {SETTINGS, "prompt"}:
+        names = {path.split("/")[0] for path in self.response_fields}
+        if not names or names & {SETTINGS, "prompt"}:
             fields |= {
                 SETTINGS: settings_of(sampling, stream=bool(self.stream)),
                 PROMPTS: [text for _, text in members],
@@ -243,8 +243,8 @@ def _text(prompt: str | PromptText, path: str) -> str:
 
 def _biases(request: NativeRequest) -> tuple[dict[str, float], dict[str, float]]:
     """Biases by token id, as JSON has them, and by text. Raises RequestError."""
-    given = request.logit_bias or {}
-    pairs: list[list[Any]] = given if isinstance(given, list) else [[name, bias] for name, bias in given.items()]
+    biases = request.logit_bias or {}
+    pairs: list[list[Any]] = biases if isinstance(biases, list) else [[name, bias] for name, bias in biases.items()]
     if len(pairs) > MAX_BIASES:
         raise RequestError(
             f"'logit_bias' has {len(pairs)} entries; at most {MAX_BIASES} are served.", param="logit_bias"
@@ -254,8 +254,8 @@ def _biases(request: NativeRequest) -> tuple[dict[str, float], dict[str, float]]
     for pair in pairs:
         name, bias = pair if len(pair) == 2 else (None, None)
         bias = _NEVER if bias is False else bias
-        known = isinstance(name, str) or (isinstance(name, int) and not isinstance(name, bool))
-        if not known or isinstance(bias, bool) or not isinstance(bias, (int, float)):
+        names_token = isinstance(name, str) or (isinstance(name, int) and not isinstance(name, bool))
+        if not names_token or isinstance(bias, bool) or not isinstance(bias, (int, float)):
             raise RequestError(
                 "'logit_bias' must be a mapping, or a list of pairs, from a token id or a text to a number or false.",
                 param="logit_bias",
@@ -322,3 +322,79 @@ class Slot(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The request's id."""
     n_prompt_tokens: int | None = None
     next_token: list[NextToken] = []
+
+
+# --- /infill: gaps in code ---
+
+_INFILL_WITHOUT_EFFECT = {**WITHOUT_EFFECT, "n_probs": "log probabilities are part of /v1/completions and /completion"}
+"""Fields that llama.vim and llama.vscode send with each request."""
+_INFILL_NAMES = {r"^prompt$": "input_prefix", r"^suffix$": "input_suffix"}
+
+
+class ContextFile(msgspec.Struct, kw_only=True):
+    """A file, or a part of one, that may help to fill the gap."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    input_prefix: str
+    """The text before the gap."""
+    input_suffix: str
+    """The text after the gap."""
+    input_extra: list[ContextFile] | None = None
+    prompt: str | None = None
+    """More text before the gap: the line's beginning in llama.vim."""
+    max_tokens: int | None = None
+    grammar: str | None = None
+    json_schema: Any = None
+    # Hints without an effect on the answer.
+    response_fields: list[str] | None = None
+    t_max_prompt_ms: float | None = None
+    # Accepted with a warning.
+    n_indent: int | None = None
+    t_max_predict_ms: float | None = None
+    n_probs: int | None = None
+
+
+class Filling(LlamaCppCompletion, kw_only=True, forbid_unknown_fields=True):
+    """The completion of a body of /infill."""
+
+    input_extra: list[ContextFile] = []
+
+    @property
+    def has_gap(self) -> bool:
+        return True
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        return [(file.filename, file.text) for file in self.input_extra]
+
+    @property
+    def names(self) -> Names:
+        return _INFILL_NAMES
+
+
+_INFILL_FIELDS = (*CommonFields.__struct_fields__, "grammar", "json_schema")
+
+
+def parse_infill(body: bytes, warnings: Warnings | None = None) -> Filling:
+    """Decode and check a body; raise RequestError naming the field at fault."""
+    request = decode_request(body, InfillRequest, warnings)
+    warn_without_effect(request, _INFILL_WITHOUT_EFFECT, warnings)
+    files = request.input_extra or []
+    if len(files) > MAX_PARTS:
+        text = f"'input_extra' has {len(files)} files; at most {MAX_PARTS} are served."
+        raise RequestError(text, param="input_extra")
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _INFILL_FIELDS}
+    fields |= {
+        "prompt": request.input_prefix + (request.prompt or ""),
+        "suffix": request.input_suffix,
+        "max_tokens": UNLIMITED if request.max_tokens == UNTIL_FULL else request.max_tokens,
+    }
+    completion = {name: value for name, value in fields.items() if value is not None}
+    with naming(_INFILL_NAMES):
+        filling = convert_part(completion | {"input_extra": files}, Filling, "")
+        check_completion(filling)
+    return filling

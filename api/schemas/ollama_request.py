@@ -236,9 +236,9 @@ def _completion_of(request: GenerateRequest, warnings: Warnings) -> RawPrompt:
         "logprobs": alternatives if wants_scores else None,
     }
     names = _TEXT_NAMES | {"logprobs": "top_logprobs"}
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     with naming(names):
-        completion = convert_part(given | {"names": names}, RawPrompt, "")
+        completion = convert_part(present | {"names": names}, RawPrompt, "")
         check_completion(completion)
     return completion
 

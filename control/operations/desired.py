@@ -34,8 +34,8 @@ def load(client: SyncRedis, spec: ModelSpec, scale: Scale | None) -> Desired:
     if present is not None:
         check_stays(present)
     if present is not None:
-        kept = {"replicas": present.replicas, "min_replicas": present.min_replicas, "paused": present.paused}
-        spec = msgspec.structs.replace(spec, **kept)
+        present_scale = {"replicas": present.replicas, "min_replicas": present.min_replicas, "paused": present.paused}
+        spec = msgspec.structs.replace(spec, **present_scale)
     if scale is not None:
         spec = msgspec.structs.replace(spec, **scale.fields)
     failed = health.overview(client, spec.name).state == "failed"

@@ -143,9 +143,9 @@ def _default(text: str) -> tuple[str, float]:
         raise SettingsError(f"--default {text!r}: give it as NAME=NUMBER, such as temperature=0.7.") from None
 
 
-def check_own_options(engine: str, given: Mapping[str, object]) -> None:
+def check_own_options(engine: str, options: Mapping[str, object]) -> None:
     """Raise SettingsError for an option that only Furrow's own engine has; `given`: by option, None where it is not."""
-    for option, value in given.items():
+    for option, value in options.items():
         if value is not None:
             raise SettingsError(
                 f"{option} is an option of Furrow's own engine, not of {engine}: leave it out. Options of {engine} are "

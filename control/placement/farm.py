@@ -169,11 +169,11 @@ def needs() -> Call[dict[str, ModelNeed]]:
     """By model; those that another version wrote in a form that this one can't read are left out."""
 
     def parse(reply: dict[str, str]) -> dict[str, ModelNeed]:
-        known: dict[str, ModelNeed] = {}
+        by_model: dict[str, ModelNeed] = {}
         for model, text in reply.items():
             with suppress(msgspec.DecodeError):
-                known[model] = msgspec.json.decode(text, type=ModelNeed)
-        return known
+                by_model[model] = msgspec.json.decode(text, type=ModelNeed)
+        return by_model
 
     return read("HGETALL", keys.NEEDS, parse=parse)
 
@@ -350,17 +350,17 @@ def _device_memory(beat: HostBeat, assignments: list[Assignment], facts: HostFac
             assigned[device] += size
             if not size:
                 unknown.add(device)
-    given = beat.memory
-    left = beat.free if given is None else max(0, given - assigned["cpu"])
-    memory = [DeviceMemory(device="cpu", given=given, assigned=assigned["cpu"], left=left, free=beat.free)]
+    planned = beat.memory
+    left = beat.free if planned is None else max(0, planned - assigned["cpu"])
+    memory = [DeviceMemory(device="cpu", given=planned, assigned=assigned["cpu"], left=left, free=beat.free)]
     spaces = facts.devices if facts is not None else {}
     for device in beat.devices:
-        given = beat.device_memory.get(device)
+        planned = beat.device_memory.get(device)
         space = spaces.get(device)
-        if given is not None:
-            left = 0 if device in unknown else max(0, given - assigned[device])
+        if planned is not None:
+            left = 0 if device in unknown else max(0, planned - assigned[device])
             free = space.free if space is not None else None
-            memory.append(DeviceMemory(device=device, given=given, assigned=assigned[device], left=left, free=free))
+            memory.append(DeviceMemory(device=device, given=planned, assigned=assigned[device], left=left, free=free))
     return memory
 
 

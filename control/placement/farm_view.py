@@ -89,8 +89,8 @@ class FarmReader:
         ]
         replies = iter(run_every(self._client, [call for section in sections for call in section]))
         specs, replicas, assignments, beats, [needs] = ([next(replies) for _ in section] for section in sections)
-        known = self._specs | dict(zip(unknown, specs, strict=True))
-        self._specs = {name: known[name] for name in models if known[name] is not None}
+        specs_by_name = self._specs | dict(zip(unknown, specs, strict=True))
+        self._specs = {name: specs_by_name[name] for name in models if specs_by_name[name] is not None}
         of_model = {name: list(own) for name, own in zip(awake, replicas, strict=True)}
         self._without_replicas = {name for name in models if not of_model.get(name)}
         self._read_at = time.monotonic()

@@ -178,8 +178,8 @@ class Asking:
             need = _need_of(part, self._room.needs)
             assert need is not None
             sizes = Sizes(need, 0, part.shares)
-            known = [sizes.rank(rank, "cpu") for rank in part.ranks]
-            each = sum(rank.bytes_per_token for rank in known if rank is not None)
+            sizes_of_ranks = [sizes.rank(rank, "cpu") for rank in part.ranks]
+            each = sum(rank.bytes_per_token for rank in sizes_of_ranks if rank is not None)
             spare = self._tokens(place) - _least_tokens(place, parts, self._room.needs, self._uses)
             if each and spare > 0:
                 yield place, spare * each, each

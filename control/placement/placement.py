@@ -84,13 +84,13 @@ Needs = Mapping[str, ModelNeed]
 """By model, of the revisions that are known."""
 
 
-Wanted = Mapping[str, int]
+ReplicaCounts = Mapping[str, int]
 """How many replicas are to run now, by model on demand."""
 
 
-def wanted_of(spec: ModelSpec, wanted: Wanted) -> int:
+def count_of(spec: ModelSpec, counts: ReplicaCounts) -> int:
     """How many replicas of a model are to run now; one whose demand is not known yet has its least number."""
-    return wanted.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
+    return counts.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
 
 
 def bytes_of(assignment: Assignment, needs: Needs) -> int:
@@ -233,12 +233,12 @@ class Room:
         left = int(GPU_SHARE * (self.left_on[host_id, device] - need.least - waiting))
         return left // need.bytes_per_token
 
-    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], wanted: Wanted) -> None:
+    def await_places(self, specs: Iterable[ModelSpec], replicas: Mapping[str, int], counts: ReplicaCounts) -> None:
         """Keep memory for what is still to be placed; `replicas` counts those that each model has. Models that sleep
         get a half of what is left at most: they may never be awake together."""
         asleep = Counter[str]()
         for spec in specs:
-            need, missing = self.need_of(spec), wanted_of(spec, wanted) - replicas.get(spec.name, 0)
+            need, missing = self.need_of(spec), count_of(spec, counts) - replicas.get(spec.name, 0)
             if need is None or spec.unload:
                 continue
             size = sum(need.bytes_with(spec.kv_tokens or need.least_tokens))
@@ -390,15 +390,15 @@ def _share(spec: ModelSpec, chosen: dict[str, dict[int, str]], parts: Parts, roo
         return None
     shares = list[int]()
     for host_id, devices in chosen.items():
-        known = [sizes.rank(rank, device) for rank, device in devices.items() if device == "cpu"]
-        on_cpu = [rank for rank in known if rank is not None]
+        cpu_ranks = [sizes.rank(rank, device) for rank, device in devices.items() if device == "cpu"]
+        on_cpu = [rank for rank in cpu_ranks if rank is not None]
         each = sum(rank.bytes_per_token for rank in on_cpu)
         if host_id in room.left and each:
             shares.append(room.share(host_id, each, sum(rank.least for rank in on_cpu)))
         for rank, device in devices.items():
-            known = need.rank_on(rank, device)
-            if (host_id, device) in room.left_on and known is not None and known.bytes_per_token:
-                shares.append(room.share_on(host_id, device, known, devices.values()))
+            rank_need = need.rank_on(rank, device)
+            if (host_id, device) in room.left_on and rank_need is not None and rank_need.bytes_per_token:
+                shares.append(room.share_on(host_id, device, rank_need, devices.values()))
     return max(need.least_tokens, min(shares)) if shares else None
 
 

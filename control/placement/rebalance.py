@@ -8,7 +8,18 @@ from collections.abc import Iterator
 import msgspec
 
 from control.messages import Assignment, ModelSpec
-from control.placement.placement import Assign, Host, Needs, Room, Sizes, Unplaceable, Wanted, Withdraw, bytes_of, place
+from control.placement.placement import (
+    Assign,
+    Host,
+    Needs,
+    ReplicaCounts,
+    Room,
+    Sizes,
+    Unplaceable,
+    Withdraw,
+    bytes_of,
+    place,
+)
 from control.placement.rollout import Place, free_names, is_giving_back, plan
 
 Held = dict[str, list[Assignment]]
@@ -31,25 +42,27 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def moves(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> list[Move]:
+def moves(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> list[Move]:
     """All that should be moved, in this order, each after the former one has ended."""
     made: list[Move] = []
-    state = settled(specs, hosts, held, needs, wanted)
-    while len(made) < MOST_MOVES and (move := next_move(specs, hosts, state, needs, wanted)) is not None:
+    state = settled(specs, hosts, held, needs, counts)
+    while len(made) < MOST_MOVES and (move := next_move(specs, hosts, state, needs, counts)) is not None:
         made.append(move)
-        state = settled(specs, hosts, without_old(after(state, move), move), needs, wanted)
+        state = settled(specs, hosts, without_old(after(state, move), move), needs, counts)
     return made
 
 
-def next_move(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> Move | None:
+def next_move(
+    specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts
+) -> Move | None:
     """The next move of a farm where everything that has room is placed; None where none helps."""
     possible = list(_possible(specs, hosts, held, needs))
-    before = unplaced(specs, hosts, held, needs, wanted)
+    before = unplaced(specs, hosts, held, needs, counts)
     if before:
         best: tuple[int, int, Move] | None = None
         for move in possible:
-            state = settled(specs, hosts, without_old(after(held, move), move), needs, wanted)
-            rest = unplaced(specs, hosts, state, needs, wanted)
+            state = settled(specs, hosts, without_old(after(held, move), move), needs, counts)
+            rest = unplaced(specs, hosts, state, needs, counts)
             if len(rest) < len(before) and (best is None or (len(rest), sum(move.successor.memory)) < best[:2]):
                 names = ", ".join(sorted({name for name, _ in before - rest}))
                 why = f"makes room for {names}" if names else "makes room"
@@ -61,11 +74,11 @@ def next_move(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Need
     return move if gain >= LEAST_GAIN else None
 
 
-def is_settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> bool:
+def is_settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> bool:
     """True if no replica leaves or gives memory back, and the planner has nothing to do."""
     if any(one.withdrawn for own in held.values() for one in own) or is_giving_back(held):
         return False
-    actions = plan(specs, hosts, held, _all_places(held), needs=needs, wanted=wanted)
+    actions = plan(specs, hosts, held, _all_places(held), needs=needs, counts=counts)
     return all(isinstance(one, Unplaceable) for one in actions)
 
 
@@ -86,17 +99,17 @@ def without_old(held: Held, move: Move) -> Held:
     }
 
 
-def unplaced(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> set[Place]:
+def unplaced(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> set[Place]:
     """The replicas for which no host has room."""
-    actions = plan(specs, hosts, held, _all_places(held), needs=needs, wanted=wanted)
+    actions = plan(specs, hosts, held, _all_places(held), needs=needs, counts=counts)
     return {(one.model, one.replica) for one in actions if isinstance(one, Unplaceable)}
 
 
-def settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, wanted: Wanted) -> Held:
+def settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> Held:
     """What hosts have once the planner finds nothing more to do, where every replica serves and ends as it should."""
     state = {host: list(own) for host, own in held.items()}
     for _ in range(_MOST_TURNS):
-        actions = plan(specs, hosts, state, _all_places(state), needs=needs, wanted=wanted)
+        actions = plan(specs, hosts, state, _all_places(state), needs=needs, counts=counts)
         changed = False
         for action in actions:
             match action:

@@ -20,13 +20,13 @@ from control.placement.placement import (
     Host,
     Needs,
     Parts,
+    ReplicaCounts,
     Room,
     Unplaceable,
-    Wanted,
     Withdraw,
     bytes_of,
+    count_of,
     place,
-    wanted_of,
     with_memory,
 )
 
@@ -78,7 +78,7 @@ def is_settled(
     held: dict[str, list[Assignment]],
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
-    wanted: Wanted | None = None,
+    counts: ReplicaCounts | None = None,
 ) -> bool:
     """True if no replica is to be removed, so that a plan doesn't need the replicas' health."""
     _, replicas = _standing(hosts, held, unattended)
@@ -87,7 +87,7 @@ def is_settled(
         return False
     for spec in specs:
         lives = [replica.life(spec, drained) for replica in replicas.get(spec.name, {}).values()]
-        if not spec.unload and ("old" in lives or lives.count("current") > wanted_of(spec, wanted or {})):
+        if not spec.unload and ("old" in lives or lives.count("current") > count_of(spec, counts or {})):
             return False
     return True
 
@@ -100,7 +100,7 @@ def plan(
     failed: Set[Place] = frozenset(),
     unattended: Set[Part] = frozenset(),
     needs: Needs | None = None,
-    wanted: Wanted | None = None,
+    counts: ReplicaCounts | None = None,
     uses: Uses | None = None,
 ) -> list[Action]:
     """The actions that bring the farm nearer to `specs`.
@@ -110,10 +110,10 @@ def plan(
     spec at all stays, because absence never means unload. A host that was thought dead and comes back with ranks that
     another one has by now loses them. `serving` and `failed` say how replicas are; they matter only where something is
     to go. `needs` has what is known of the memory of models: no host is given more CPU ranks than its memory holds.
-    `wanted` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for and taken
+    `counts` has the replicas of models on demand, `uses` the KV memory that replicas use, which is asked for and taken
     back where a replica has no place.
     """
-    wanted = wanted or {}
+    counts = counts or {}
     smaller = given_back(held, needs or {}, uses or {})
     held = _with(held, smaller)
     actions, replicas = _standing(hosts, held, unattended)
@@ -122,7 +122,7 @@ def plan(
     actions += [
         Withdraw(host_id, one.spec.name, one.replica, at_once=True) for host_id, one in _too_much(room, held, serving)
     ]
-    room.await_places(specs, {name: len(own) for name, own in replicas.items()}, wanted)
+    room.await_places(specs, {name: len(own) for name, own in replicas.items()}, counts)
     actions += _sized(held, room, {one.host for one in actions if isinstance(one, Withdraw)})
     for spec in specs:
         mine = list(replicas.get(spec.name, {}).values())
@@ -130,7 +130,7 @@ def plan(
             actions += [action for replica in mine for action in _withdraw(replica)]
         else:
             states = [{name for model, name in places if model == spec.name} for places in (serving, failed)]
-            actions += Rollout(spec, wanted_of(spec, wanted), mine, room, _drained(hosts), *states).actions()
+            actions += Rollout(spec, count_of(spec, counts), mine, room, _drained(hosts), *states).actions()
     return _asking(actions, specs, held, replicas, _room(hosts, _after(held, actions), needs), uses or {})
 
 
@@ -261,7 +261,7 @@ class Rollout:
     def __init__(
         self,
         spec: ModelSpec,
-        wanted: int,
+        count: int,
         replicas: list[Replica],
         room: Room,
         drained: Set[str],
@@ -269,7 +269,7 @@ class Rollout:
         failed: Set[str],
     ) -> None:
         self._spec = spec
-        self._wanted = wanted
+        self._count = count
         self._replicas = replicas
         self._room = room
         self._drained = drained
@@ -307,11 +307,11 @@ class Rollout:
         last_first = current[::-1]
         surplus = sorted(last_first, key=lambda one: one.name in self._serving)
         actions: list[Action] = []
-        for replica in surplus[: max(0, len(current) - self._wanted)]:
+        for replica in surplus[: max(0, len(current) - self._count)]:
             actions += self._go(replica, current)
         for replica in sorted(old, key=self._usefulness):
             others = [one for one in current + old if one is not replica and one.name in self._serving]
-            if replica.name in self._failed or len(others) >= self._wanted:
+            if replica.name in self._failed or len(others) >= self._count:
                 actions += self._go(replica, old)
         return actions
 
@@ -332,8 +332,8 @@ class Rollout:
         spec = self._spec
         current = self._by_life["current"]
         old = self._by_life["old"]
-        missing = self._wanted - len(current)
-        most = min(missing, self._wanted + spec.surge - sum(map(len, self._by_life.values())))
+        missing = self._count - len(current)
+        most = min(missing, self._count + spec.surge - sum(map(len, self._by_life.values())))
         if missing > 0 and not current and not old and spec.surge:
             most = max(most, 1)
         names = free_names([replica.name for replica in self._replicas])

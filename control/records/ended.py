@@ -45,11 +45,11 @@ class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 def note(records: Sequence[EndedRequest]) -> list[Call[str]]:
     """Keep these records; the oldest of all give way. Sent twice they are kept twice, and shown once."""
-    kept = [
+    additions = [
         read("XADD", keys.ENDED, "MAXLEN", "~", MOST, "*", "record", msgspec.json.encode(one).decode(), parse=str)
         for one in records
     ]
-    return [*kept, read("PEXPIRE", keys.ENDED, KEPT_S * 1000, parse=str)]
+    return [*additions, read("PEXPIRE", keys.ENDED, KEPT_S * 1000, parse=str)]
 
 
 def ended(

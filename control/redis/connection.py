@@ -103,17 +103,19 @@ def run_every(client: SyncRedis, calls: Sequence[Call[Any]]) -> list[Any]:
     return Posted(client, calls).values() if calls else []
 
 
-Steps = Generator[Call[Any] | None, Any, T]
-"""Several calls of which each depends on the answers before it: it yields them, and receives their values. Where it
-yields None it has worked for a while without a call, and others may have their turn."""
+Step = Call[Any] | Sequence[Call[Any]] | None
+Steps = Generator[Step, Any, T]
+"""Calls of which each depends on the answers before it, written once for threads and for asyncio. It yields one call,
+or several for one round trip, and receives their value or values. Where it yields None it has worked for a while
+without a call, and others may have their turn."""
 
 
 def run_steps(client: SyncRedis, steps: Steps[T]) -> T:
-    """Run them one after the other; raises what one of them raises."""
+    """Run them one after the other; raises what one of the calls raises."""
     try:
-        call = next(steps)
+        step = next(steps)
         while True:
-            call = steps.send(None if call is None else run(client, call))
+            step = steps.send(_answers(step, run_every(client, _calls(step))))
     except StopIteration as end:
         return end.value
 
@@ -121,12 +123,23 @@ def run_steps(client: SyncRedis, steps: Steps[T]) -> T:
 async def arun_steps(client: AsyncRedis, steps: Steps[T]) -> T:
     """As `run_steps`, on an asyncio client; the event loop is left to others between two of them."""
     try:
-        call = next(steps)
+        step = next(steps)
         while True:
             await asyncio.sleep(0)
-            call = steps.send(None if call is None else await arun(client, call))
+            step = steps.send(_answers(step, await arun_every(client, _calls(step))))
     except StopIteration as end:
         return end.value
+
+
+def _calls(step: Step) -> Sequence[Call[Any]]:
+    if step is None:
+        return ()
+    return [step] if isinstance(step, Call) else step
+
+
+def _answers(step: Step, values: list[Any]) -> Any:
+    """What the generator receives for a step."""
+    return values[0] if isinstance(step, Call) else values
 
 
 class Posted:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ops.bench import program
 from ops.common.groups import LazyGroup
+from ops.harness.program import run
 
 VERBS = {
     "load": ("ops.bench.load.load", "Run load scenarios through the HTTP API."),
@@ -16,7 +16,7 @@ VERBS = {
     ),
     "recovery": ("ops.bench.recovery.recovery", "Kill ranks under load and time the next token."),
     "fairness": ("ops.bench.load.fairness", "Measure each user's share beside one user with a heavy load."),
-    "lookup": ("ops.bench.engine.lookup", "Time answers that repeat their context, with and without prompt lookup."),
+    "lookup": ("ops.bench.load.lookup", "Time answers that repeat their context, with and without prompt lookup."),
     "hostile": ("ops.bench.hostile.hostile", "Attack an API process and measure delays, memory and refusals."),
 }
 
@@ -30,4 +30,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    program.run(bench, "furrow bench")
+    run(bench, "furrow bench")

@@ -20,13 +20,12 @@ import click
 
 from control.errors import FurrowError
 from control.messages import ModelSpec
-from ops.bench import program
-from ops.bench.common.ask import ask
-from ops.bench.common.client import Base, Response, request
-from ops.bench.common.farm import private_farm, say
 from ops.common.sabotage import run_at_start
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
+from ops.harness.client import CHAT, Base, Response, ask, chat, request
+from ops.harness.farm import private_farm, say
+from ops.harness.program import PATH, Outcome, benchmark, option, run
 
 _TOKENS = 30_000
 """The longest answer; it is left once its steps are recorded. A small model makes some thousand tokens in that time."""
@@ -146,18 +145,13 @@ async def _record(url: str, model: str, recordings: Recordings) -> None:
     await _record_steps(base, model, recordings)
     for name in ("", "", *_CHATS):
         await asyncio.to_thread(recordings.label, name)
-        await ask(base, "reader", model, "Hello.", 8, True)
+        await ask(base, chat(model, "Hello.", 8), user="reader")
     await asyncio.to_thread(recordings.label, "")
 
 
 async def _record_steps(base: Base, model: str, recordings: Recordings) -> None:
     """Record from some tokens of an answer to others. Raises FurrowError where the answer ends before."""
-    messages = [{"role": "user", "content": "Count."}]
-    body = {"model": model, "messages": messages, "max_tokens": _TOKENS, "temperature": 0}
-    body |= {"ignore_eos": True, "stream": True}
-    headers = {"content-type": "application/json"}
-    path = "/v1/chat/completions"
-    async with request(base, "POST", path, body=json.dumps(body).encode(), headers=headers) as response:
+    async with request(base, "POST", CHAT, body=chat(model, "Count.", _TOKENS)) as response:
         events = StreamEvents(response)
         reading = asyncio.create_task(events.read())
         try:
@@ -215,19 +209,19 @@ def count(checkpoint: Path) -> dict[str, list[str]]:
             }
 
 
-@click.command()
-@click.option(
-    "--model", type=click.Path(path_type=Path, exists=True), default=MODEL_DIR, help="Checkpoint or GGUF file."
-)
+@benchmark
+@option("--model", MODEL_DIR, "Checkpoint or GGUF file.", type=PATH)
 @click.option("--files", is_flag=True, help="Name the files.")
-def main(model: Path, files: bool) -> None:
+def house(model: Path, files: bool) -> Outcome:
     """Count the files of a decode step, a load and a chat request."""
     say(f"serving {model}")
-    for what, paths in count(model).items():
+    counted = count(model)
+    for what, paths in counted.items():
         click.echo(f"{what}: {len(paths)} files")
         if files:
             click.echo("".join(f"  {path}\n" for path in paths), nl=False)
+    return Outcome(details=counted)
 
 
 if __name__ == "__main__":
-    program.run(main)
+    run(house)

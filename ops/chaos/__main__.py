@@ -22,25 +22,21 @@ from control.operations.options import connect_to_farm, redis_option
 from control.operations.spec import DTYPES, build_spec
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from ops.bench import program
-from ops.bench.common.client import Base
-from ops.bench.common.machine import describe
-from ops.bench.engines import scripted
-from ops.chaos import report
+from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError
 from ops.chaos.faults import FAULTS, ON_ANY_FARM, suited
 from ops.chaos.load import Load
-from ops.chaos.prompts import questions
 from ops.chaos.replays import KEEP_S, noting, replay_some
-from ops.chaos.run import Struck, strike_all
+from ops.chaos.run import Struck, document, lines, passed, schedule, strike_all
 from ops.chaos.sabotage import CONTROLS, FRAIL
-from ops.chaos.schedule import schedule
-from ops.chaos.system.replicated import TOPOLOGIES
-from ops.chaos.system.target import LOG_ENTRIES, Target, private_target
-from ops.chaos.system.view import View
+from ops.chaos.system.target import LOG_ENTRIES, TOPOLOGIES, Target, View, private_target
 from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.common.sabotage import Sabotage
 from ops.demo import MODEL_DIR
+from ops.harness import scripted_engine as scripted
+from ops.harness.client import Base
+from ops.harness.program import describe
+from ops.harness.program import run as run_program
 from worker.repository.source import resolve
 
 QUESTIONS = 16
@@ -146,16 +142,16 @@ def chaos(
         struck, load, failure = run(target, names, times, seed, streams, length, replays)
         if isinstance(target, Target) and replays and failure is None:
             same = replay_some(target, load.checked, replays, seed, say)
-    for line in report.lines(seed, struck, load.checked):
+    for line in lines(seed, struck, load.checked):
         click.echo(line)
     if report_file is not None:
-        report_file.write_text(json.dumps(report.document(machine, seed, struck, load.checked), indent=1))
+        report_file.write_text(json.dumps(document(machine, seed, struck, load.checked), indent=1))
     if sabotage is not None:
         judge(sabotage, broken=sum(bool(checked.findings) for checked in load.checked))
         return
     if failure is not None:
         raise failure
-    if not (same and report.passed(struck, load.checked)):
+    if not (same and passed(struck, load.checked)):
         sys.exit(1)
 
 
@@ -254,4 +250,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    program.run(chaos, "furrow chaos")
+    run_program(chaos, "furrow chaos")

@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ops.bench.common.client import Base
 from ops.chaos.checker import Transcript, findings
-from ops.chaos.client import Attempt, stream
+from ops.chaos.client import Attempt, Question, stream
 from ops.chaos.errors import ChaosError
-from ops.chaos.prompts import Question
+from ops.harness.client import Base
 
 END_WITHIN_S = 660.0
 

@@ -1,22 +1,57 @@
-"""A run: all strikes of the schedule under load, each with its proof."""
+"""A run: a schedule that is a function of the seed, so that it can be repeated, its strikes under load, each with its
+proof, and the report: one row per kind of fault, and every stream that was not exact."""
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults import FAULTS, ON_ANY_FARM
-from ops.chaos.load import Load
-from ops.chaos.schedule import Strike
-from ops.chaos.system.target import Target
-from ops.chaos.system.view import View
+from ops.chaos.load import Checked, Load, longest_silence
+from ops.chaos.system.target import Target, View
 
+EARLY = 0.25
+"""Share of strikes that do not wait for the recovery from the strike before."""
+EARLY_IN_A_ROW = 2
+"""An agent gives a replica up that dies seven times without having been ready."""
+EARLY_DELAY_S = 1.0
+CALM_DELAY_S = 1.5
 UNDER_WAY = 0.75
 """Share of the streams that must have had an event since the farm was whole before a calm strike."""
 UNDER_WAY_WITHIN_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault. `early`: `delay_s` after the proof of the last strike, during detection, rendezvous, load or prefill;
+    else `delay_s` after all streams are under way."""
+
+    kind: str
+    early: bool
+    delay_s: float
+    seed: int
+    """The seed of the fault's own random choices."""
+
+
+def schedule(kinds: Sequence[str], times: int, seed: int) -> list[Strike]:
+    """`times` strikes of each kind in a shuffled order."""
+    draw = random.Random(seed)
+    order = [kind for kind in kinds for _ in range(times)]
+    draw.shuffle(order)
+    strikes: list[Strike] = []
+    in_a_row = EARLY_IN_A_ROW  # the first one finds the farm whole
+    for kind in order:
+        early = in_a_row < EARLY_IN_A_ROW and draw.random() < EARLY
+        in_a_row = in_a_row + 1 if early else 0
+        delay = draw.uniform(0, EARLY_DELAY_S if early else CALM_DELAY_S)
+        strikes.append(Strike(kind, early, delay, draw.getrandbits(32)))
+    return strikes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +111,116 @@ def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
     except (NoEffect, Harm) as error:
         return Struck(strike, began, time.monotonic(), streams, None, f"{error} ")
     return Struck(strike, began, time.monotonic(), streams, proof)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+HEADINGS = ("fault", "strikes", "proved", "streams", "exact", "resumed", "gap s", "p99", "worst")
+WIDTHS = (20, 8, 8, 9, 9, 9, 8, 8, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind. `streams` counts a stream once for each strike during it, `resumed` the connections made again during a
+    fault. Gaps, in seconds, are the longest pause of each of these streams around a strike.
+    """
+
+    kind: str
+    strikes: int
+    proved: int
+    streams: int
+    exact: int
+    resumed: int
+    gap_median_s: float
+    gap_p99_s: float
+    gap_worst_s: float
+
+
+def rows(struck: Sequence[Struck], checked: Sequence[Checked]) -> list[Row]:
+    """In order of name."""
+    return [
+        _row(kind, [one for one in struck if one.strike.kind == kind], checked)
+        for kind in sorted({one.strike.kind for one in struck})
+    ]
+
+
+def _row(kind: str, struck: list[Struck], checked: Sequence[Checked]) -> Row:
+    met = [(one, stream) for one in struck for stream in checked if under_way(stream, one)]
+    gaps = [longest_silence(stream.attempt, one.began, one.ended) for one, stream in met]
+    known = sorted(gap for gap in gaps if gap is not None)
+    return Row(
+        kind=kind,
+        strikes=len(struck),
+        proved=sum(one.proof is not None for one in struck),
+        streams=len(met),
+        exact=sum(not stream.findings for _, stream in met),
+        resumed=sum(again(stream, one) for one, stream in met),
+        gap_median_s=statistics.median(known) if known else math.nan,
+        gap_p99_s=known[math.ceil(0.99 * len(known)) - 1] if known else math.nan,
+        gap_worst_s=known[-1] if known else math.nan,
+    )
+
+
+def under_way(stream: Checked, struck: Struck) -> bool:
+    """True if the stream had begun when the fault struck, and had not ended."""
+    return stream.attempt.began < struck.began < stream.attempt.ended
+
+
+def again(stream: Checked, struck: Struck) -> int:
+    """The client's new connections during the fault."""
+    return sum(struck.began < moment < struck.ended for moment in stream.attempt.connected[1:])
+
+
+def passed(struck: Sequence[Struck], checked: Sequence[Checked]) -> bool:
+    """Every strike proved and every stream exact, and there were some of both."""
+    exact = all(not stream.findings for stream in checked)
+    return bool(struck) and bool(checked) and exact and all(one.proof is not None for one in struck)
+
+
+def table(found: Sequence[Row]) -> list[str]:
+    """Lines of text."""
+    lines = ["".join(f"{word:>{width}}" for word, width in zip(HEADINGS, WIDTHS, strict=True))]
+    for row in found:
+        gaps = [f"{gap:.2f}" for gap in (row.gap_median_s, row.gap_p99_s, row.gap_worst_s)]
+        words = [row.kind, row.strikes, row.proved, row.streams, row.exact, row.resumed, *gaps]
+        lines.append("".join(f"{word:>{width}}" for word, width in zip(words, WIDTHS, strict=True)))
+    return lines
+
+
+def lines(seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> list[str]:
+    """The table, the number of exact streams, and every broken stream."""
+    exact = sum(not stream.findings for stream in checked)
+    total = f"seed {seed}: {exact} of {len(checked)} streams exact, {len(struck)} strikes"
+    return [*table(rows(struck, checked)), total, *(f"BROKEN {stream}" for stream in broken(checked, struck))]
+
+
+def broken(checked: Sequence[Checked], struck: Sequence[Struck]) -> list[dict[str, Any]]:
+    """Every stream that was not exact, with its strikes and its connections."""
+    return [
+        {
+            "question": stream.attempt.question.name,
+            "rid": sorted(stream.attempt.transcript.rids),
+            "findings": stream.findings,
+            "connections": len(stream.attempt.connected),
+            "refusals": stream.attempt.refusals,
+            "strikes": [n for n, one in enumerate(struck, 1) if under_way(stream, one)],
+        }
+        for stream in checked
+        if stream.findings
+    ]
+
+
+def document(machine: str, seed: int, struck: Sequence[Struck], checked: Sequence[Checked]) -> dict[str, Any]:
+    """The content of the JSON file."""
+    return {
+        "machine": machine,
+        "seed": seed,
+        "passed": passed(struck, checked),
+        "streams": len(checked),
+        "exact": sum(not stream.findings for stream in checked),
+        "resumed": sum(len(stream.attempt.connected) - 1 for stream in checked),
+        "kinds": [asdict(row) for row in rows(struck, checked)],
+        "strikes": [asdict(one) for one in struck],
+        "broken": broken(checked, struck),
+    }

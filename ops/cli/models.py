@@ -19,10 +19,10 @@ from control.redis.clients import SyncRedis
 from control.replicas import health
 from control.replicas.health.memory import server_memory
 from control.sizes import parse_seconds
+from ops.cli.hosts import rebalance
 from ops.cli.options import idle_option, model_options
 from ops.cli.plan import plan
 from ops.cli.progress import Stage, Waiting, stage_of
-from ops.cli.rebalance import rebalance
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from ops.demo import MODEL_DIR
 

@@ -84,7 +84,7 @@ def bench(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
     """Serve the demonstration model with two ranks, and kill one during an answer."""
-    become("ops.cli.show", *arguments)
+    become("ops.cli.demo", *arguments)
 
 
 @click.command(context_settings=PASS_ON, short_help="Inject faults into a farm and check every stream.")

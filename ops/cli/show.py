@@ -1,163 +1,345 @@
-"""`furrow demo`: serve the demonstration model with two ranks, stream answers, kill a rank during one, and stop."""
+"""`furrow show MODEL`: its architecture, files and settings, without loading it."""
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import pairwise
+import struct
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from control.placement import farm
-from control.process import child_environment
-from control.redis.clients import SyncRedis
-from control.redis.connection import connect
-from control.replicas import health
-from control.settings import keeps_standby
-from ops.client.events import parsed
-from ops.common.waiting import NotInTime, until
+import click
+import msgspec
 
-QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
-STRUCK = "Count from 1 to 100."
-STRIKE_AFTER = 5
-"""Number of the answer's chunks after which a rank is killed; a chunk has all tokens that were ready."""
-LONGEST = 400
-"""Limit of tokens of an answer; each answer ends by itself before."""
-START_LIMIT_S = 300.0
-STOP_LIMIT_S = 120.0
-STANDBY_LIMIT_S = 60.0
-
-
-def main() -> int:
-    """Run the demonstration; the exit status is 0 if all answers came whole and all processes stopped."""
-    parser = argparse.ArgumentParser(prog="furrow demo", description=__doc__)
-    parser.add_argument("--tp", type=int, default=2, help="ranks [default: 2]")
-    parser.add_argument("--verbose", action="store_true", help="show the log of every process")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="furrow-demo-") as data, tempfile.TemporaryFile("w+") as logs:
-        command = [sys.executable, "-m", "ops.cli", "serve", "demo", "--port", "0", "--data", data]
-        print(f"$ furrow serve demo --tp {options.tp}", flush=True)
-        server = subprocess.Popen(
-            [*command, "--tp", str(options.tp), "--devices", "cpu"],
-            env=child_environment(REDIS_URL="", FURROW_REDIS_URL=""),
-            stdout=subprocess.PIPE,
-            stderr=None if options.verbose else logs,
-            text=True,
-        )
-        finished = [False]
-        try:
-            address = wait_for_address(server)
-            print(f"  ready at http://{address}/v1\n", flush=True)
-            finished = [show(address, question) is not None for question in QUESTIONS]
-            finished.append(survive(address, Path(data), rank=options.tp - 1))
-        except (RuntimeError, OSError) as error:
-            print(f"\nfurrow demo: {error}", file=sys.stderr)
-        finally:
-            server.terminate()
-            status = server.wait(STOP_LIMIT_S)
-        print(f"stopped (status {status})")
-        if status != 0 or not all(finished):
-            logs.seek(0)
-            print(logs.read()[-8000:], file=sys.stderr)
-            return 1
-    return 0
+from api.chat.forms import forms_of
+from api.chat.tokens import NoEncoder, Vocabulary
+from control.errors import FurrowError, ModelFilesError, ModelNotFound
+from control.messages import ModelKind, ModelSpec
+from control.operations.options import connect_to_farm, farm_named, redis_option
+from control.records import catalog
+from control.records.backend import backends
+from control.redis.connection import run
+from control.sizes import in_words
+from ops.cli.tables import echo_json, echo_line, fit, json_option
+from ops.demo import MODEL_DIR
+from worker.repository.assets import chat_template
+from worker.repository.files import ModelFiles, inspect
+from worker.repository.pooling.description import pooling_of
+from worker.repository.source import on_this_host
+from worker.repository.validation import context_length
+from worker.weights.gguf import GgufModel
+from worker.weights.schemes import scheme_of
 
 
-def wait_for_address(server: subprocess.Popen[str]) -> str:
-    """The `host:port` that the server prints once it is ready. Raises RuntimeError if it ends or takes too long."""
-    limit = threading.Timer(START_LIMIT_S, server.kill)
-    limit.start()
-    assert server.stdout is not None
-    try:
-        for line in server.stdout:
-            if match := re.search(r"http://([^/\s]+)/v1", line):
-                return match[1]
-    finally:
-        limit.cancel()
-    raise RuntimeError(f"the server ended or was not ready within {START_LIMIT_S:.0f} s")
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """The model as the farm serves it: settings, and what it has loaded. `kernels` and `kv_tokens` are None before."""
+
+    spec: ModelSpec
+    context_length: int | None
+    kv_tokens: int | None
+    tool_format: str | None
+    thinking: bool | None
+    template: str | None
+    kernels: dict[str, list[str]]
 
 
-def show(address: str, question: str, strike: Callable[[], str] | None = None) -> str | None:
-    """Ask, print the answer as it comes, and return it; None if the model did not end it by itself.
+class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
+    """`files` are those on this host, None with the reason in `files_missing`; `served` is None for no farm's model."""
 
-    `strike` is called during the answer and returns a description.
+    name: str
+    source: str
+    files: ModelSummary | None
+    files_missing: str | None
+    served: Served | None
+
+
+@click.command()
+@click.argument("model")
+@click.option("--gguf", metavar="Q4_K_M|FILE", help="The GGUF file of several.")
+@click.option("--template", is_flag=True, help="Print the chat template alone.")
+@json_option
+@redis_option
+def show(model: str, gguf: str | None, template: bool, as_json: bool, redis_url: str | None) -> None:
+    """Show MODEL: a model of the farm, `demo`, a folder, a GGUF file, or a repository in this host's cache.
+
+    It shows architecture, parameters, quantization, context, template, tool format, files, types of tensors, licence,
+    and the settings with which it is loaded. The files are read where this host has them; no weight is.
     """
-    print(f"user:  {question}\nmodel: ", end="", flush=True)
-    started, times, answer, reason = time.monotonic(), list[float](), "", None
-    for piece, finish in stream(address, question):
-        if piece:
-            times.append(time.monotonic())
-        answer, reason = answer + piece, finish or reason
-        print(piece, end="", flush=True)
-        if strike is not None and len(times) == STRIKE_AFTER:
-            print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
-    first, last = (times[0], times[-1]) if times else (started, started)
-    speed = f"{(len(times) - 1) / (last - first):.0f} chunks/s" if len(times) > 1 else "no chunks"
-    told = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
-    if strike is not None and len(times) > 1:
-        told.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
-    print(f"\n       [{', '.join(told)}]\n")
-    return answer if reason == "stop" else None
-
-
-def survive(address: str, data: Path, rank: int) -> bool:
-    """Ask the same question twice and kill a rank during the second answer; True if the answers are equal."""
-    undisturbed = show(address, STRUCK)
-    with connect((data / "url").read_text().strip()) as client:
-        strikes: list[int] = []
-        wait_for_standby(client)
-
-        def strike() -> str:
-            beat = health.heartbeats(client, "demo", "r0", rank + 1)[rank]
-            if beat is None:
-                raise RuntimeError(f"rank {rank} has no heartbeat")
-            os.kill(beat.pid, signal.SIGKILL)
-            strikes.append(beat.pid)
-            return f"kill -9 {beat.pid} (rank {rank})"
-
-        struck = show(address, STRUCK, strike)
-    same = struck is not None and struck == undisturbed
-    if not strikes:
-        print("The answer ended before a rank could be killed: this proves nothing.", end="\n\n")
+    shown = _shown(model, gguf, redis_url)
+    if template:
+        text = shown.served.template if shown.served is not None else None
+        text = text or (shown.files.template if shown.files is not None else None)
+        click.echo(fit(text or ""), nl=False)
+    elif as_json:
+        echo_json(shown)
     else:
-        print("The answer continued where it was, and is the same." if same else "The two answers differ.", end="\n\n")
-    return same and bool(strikes)
+        for name, value in _lines(shown):
+            echo_line(f"{name:<16} {value}".rstrip())
 
 
-def wait_for_standby(client: SyncRedis) -> None:
-    """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
-    if not keeps_standby() or farm.standbys(client) == ["ready"]:
-        return
-    print("(waiting until the standby process has imported its libraries)\n", flush=True)
-    with suppress(NotInTime):  # the strike then costs a little more
-        until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
+def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:
+    """Raises ModelNotFound, ModelFilesError."""
+    served = _served(model, redis_url)
+    source = served.spec.source if served is not None else str(MODEL_DIR) if model == "demo" else model
+    gguf = gguf or (served.spec.gguf if served is not None else None)
+    try:
+        place = on_this_host(source, gguf)
+        if place is None:
+            what = "" if served is not None else "no model of a farm that --redis or REDIS_URL names, and "
+            raise ModelFilesError(f"'{source}' is {what}no repository that is whole in this host's cache.")
+        images = served.spec.images if served is not None else True
+        files, missing = summarize(inspect(place, images), images), None
+    except (FurrowError, OSError) as error:
+        if served is None:
+            raise
+        files, missing = None, str(error)
+    return ModelShown(name=model, source=source, files=files, files_missing=missing, served=served)
 
 
-def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
-    """Text and finish reason of each chunk of a streamed chat completion."""
-    connection = http.client.HTTPConnection(address, timeout=120)
-    messages = [{"role": "user", "content": question}]
-    body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise RuntimeError(f"HTTP {response.status}: {response.read().decode()}")
-    for event in parsed(response):
-        if event.data.startswith(b"{"):
-            for choice in json.loads(event.data).get("choices", []):
-                yield choice["delta"].get("content") or "", choice["finish_reason"]
-    connection.close()
+def _served(model: str, redis_url: str | None) -> Served | None:
+    """The farm's model of this name. Without a farm, or for a path, None."""
+    if Path(model).expanduser().exists() or farm_named(redis_url) is None:
+        return None
+    client = connect_to_farm(redis_url)
+    spec = catalog.get_spec(client, model)
+    if spec is None:
+        if model == "demo" or "/" in model or model.lower().endswith(".gguf"):
+            return None
+        raise ModelNotFound(model, [one.name for one in catalog.list_specs(client)])
+    assets = catalog.get_assets(client, model)
+    forms = None if assets is None else forms_of(assets.chat_template, Vocabulary(assets, NoEncoder()))
+    return Served(
+        spec=spec,
+        context_length=None if assets is None else assets.context_length,
+        kv_tokens=None if assets is None else assets.kv_tokens,
+        tool_format=None if forms is None else forms.calls,
+        thinking=None if forms is None else forms.thinking is not None,
+        template=None if assets is None else assets.chat_template,
+        kernels={name: one.kernels for name, one in run(client, backends(model)).items()},
+    )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _lines(shown: ModelShown) -> list[tuple[str, Any]]:
+    files, served = shown.files, shown.served
+    lines: list[tuple[str, Any]] = [("model", shown.name), ("source", shown.source)]
+    if files is not None:
+        lines += _file_lines(files)
+    else:
+        lines.append(("files", f"not read: {shown.files_missing}"))
+    if served is not None:
+        lines += _served_lines(served)
+    return lines
+
+
+def _file_lines(files: ModelSummary) -> list[tuple[str, Any]]:
+    shape = {"layers": files.layers, "width": files.hidden_size, "heads": files.heads}
+    shape |= {"key-value heads": files.kv_heads, "experts": files.experts or None}
+    size = sum(one.bytes for one in files.files)
+    lines: list[tuple[str, Any]] = [
+        ("kind", files.kind + (", takes images" if files.images else "")),
+        ("architecture", files.architecture),
+        ("parameters", in_numbers(files.parameters)),
+        ("quantization", files.quantization or "none"),
+        ("context", f"{files.context_length} tokens"),
+        ("vocabulary", f"{files.vocab_size} tokens"),
+        ("shape", ", ".join(f"{value} {name}" for name, value in shape.items() if value is not None)),
+        ("template", "none" if files.template is None else f"{len(files.template)} characters (--template prints it)"),
+        ("licence", files.licence or "not named"),
+        ("tensors", ", ".join(f"{one.tensors} {name} ({in_words(one.bytes)})" for name, one in files.types.items())),
+    ]
+    return [*lines, ("files", f"{len(files.files)} with {in_words(size)}: {_first(files)}")]
+
+
+def _first(files: ModelSummary) -> str:
+    first = files.files[0].path
+    return first if len(files.files) == 1 else f"{first} …"
+
+
+def _served_lines(served: Served) -> list[tuple[str, Any]]:
+    defaults = ModelSpec(name="", source="")
+    changed = {
+        field: value
+        for field, value in msgspec.structs.asdict(served.spec).items()
+        if field not in ("name", "source", "revision") and value != getattr(defaults, field)
+    }
+    settings = ", ".join(f"{name} {value}" for name, value in changed.items()) or "defaults"
+    lines: list[tuple[str, Any]] = [("settings", settings), ("revision", served.spec.revision)]
+    if served.kv_tokens is None:
+        return [*lines, ("loaded", "not yet")]
+    lines += [
+        ("served context", f"{served.context_length} tokens, KV memory of {served.kv_tokens}"),
+        ("tool format", served.tool_format or "none that is known: calls of this model are not understood"),
+        ("reasoning", "yes" if served.thinking else "no"),
+    ]
+    return [*lines, *(("kernels", f"{name}: {', '.join(one)}") for name, one in sorted(served.kernels.items()))]
+
+
+def in_numbers(count: int) -> str:
+    """A number of parameters as people write it.
+
+    >>> in_numbers(596_049_920)
+    '596 M'
+    """
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
+
+
+# --- the summary of a model's files -----------------------------------------------------------------------------------
+
+
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Types of plain weights in safetensors files."""
+_PACKED = {"I32": 8, "U8": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1}
+"""Weights in one number of a quantized checkpoint's type: four bits each, but for bytes."""
+_BESIDE = ("scale", "scales", "zero", "zeros", "g_idx", "weight_shape", "zero_point")
+"""Last parts of the names of tensors that are no weights."""
+_FILE_TYPES: dict[int, str] = {
+    **dict(enumerate(("F32", "F16", "Q4_0", "Q4_1"))),
+    **dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L"), 7)),
+    **dict(enumerate(("Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"), 14)),
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    30: "IQ4_XS",
+    32: "BF16",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+}
+"""`general.file_type` of GGUF files, by llama.cpp's numbers (llama.h, llama_ftype)."""
+_LICENCE = re.compile(r"^license:\s*(\S+)", re.MULTILINE)
+
+
+class TensorKind(msgspec.Struct, frozen=True, kw_only=True):
+    tensors: int
+    bytes: int
+
+
+class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    bytes: int
+
+
+class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """`parameters` counts weights, those of packed tensors too; `quantization` is the stored one, None for plain
+    weights. `types` has the tensors of each stored type. `template` is the text of the chat template."""
+
+    kind: ModelKind
+    architecture: str
+    parameters: int
+    quantization: str | None
+    context_length: int
+    vocab_size: int
+    layers: int | None
+    hidden_size: int | None
+    heads: int | None
+    kv_heads: int | None
+    experts: int | None
+    images: bool
+    template: str | None
+    licence: str | None
+    files: list[ModelFile]
+    types: dict[str, TensorKind]
+
+
+class _Tensor(NamedTuple):
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    bytes: int
+    weights: int
+
+
+def summarize(files: ModelFiles, images: bool = True) -> ModelSummary:
+    """Raises ModelFilesError, OSError where a file went away."""
+    config, pooling = files.config, pooling_of(files.config)
+    tensors = list(_gguf_tensors(files.gguf) if files.gguf is not None else _tensors(files.weights))
+    return ModelSummary(
+        kind="generate" if pooling is None else pooling.kind,
+        architecture=str(config["model_type"]),
+        parameters=sum(one.weights for one in tensors),
+        quantization=_quantization(files, tensors),
+        context_length=context_length(config),
+        vocab_size=int(config["vocab_size"]),
+        layers=_number(config, "num_hidden_layers"),
+        hidden_size=_number(config, "hidden_size"),
+        heads=_number(config, "num_attention_heads"),
+        kv_heads=_number(config, "num_key_value_heads") or _number(config, "num_attention_heads"),
+        experts=_number(config, "num_experts") or _number(config, "num_local_experts"),
+        images=images and "image_part" in config,
+        template=_template(files),
+        licence=_licence(files),
+        files=[ModelFile(path=str(path), bytes=path.stat().st_size) for path in files.weights],
+        types=_types(tensors),
+    )
+
+
+def _types(tensors: list[_Tensor]) -> dict[str, TensorKind]:
+    """The most bytes first."""
+    counts: dict[str, tuple[int, int]] = {}
+    for one in tensors:
+        count, size = counts.get(one.type, (0, 0))
+        counts[one.type] = count + 1, size + one.bytes
+    order = sorted(counts.items(), key=lambda item: -item[1][1])
+    return {name: TensorKind(tensors=count, bytes=size) for name, (count, size) in order}
+
+
+def _tensors(paths: list[Path]) -> Iterator[_Tensor]:
+    for path in paths:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header: dict[str, Any] = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                shape, kind = tuple(entry["shape"]), str(entry["dtype"])
+                yield _Tensor(name, kind.lower(), shape, end - begin, _weights(name, kind, shape))
+
+
+def _weights(name: str, kind: str, shape: tuple[int, ...]) -> int:
+    """Weights of a tensor, 0 for scales and the like."""
+    last = name.rpartition(".")[2]
+    if last in _BESIDE or last.endswith(("_scale", "_scales", "_scale_inv", "_zero_point", "qzeros")):
+        return 0
+    return prod(shape) * (1 if kind in _SIZES else _PACKED.get(kind, 1))
+
+
+def _gguf_tensors(model: GgufModel) -> Iterator[_Tensor]:
+    for name, one in model.tensors.items():
+        yield _Tensor(name, one.type.name, one.shape, one.bytes, prod(one.shape))
+
+
+def _quantization(files: ModelFiles, tensors: list[_Tensor]) -> str | None:
+    if files.gguf is not None:
+        blocks = [name for name in _types(tensors) if name not in ("f32", "f16", "bf16")]
+        return _FILE_TYPES.get(files.gguf.whole("general.file_type", -1, least=0), blocks[0]) if blocks else None
+    scheme = scheme_of(files.config)
+    return None if scheme is None else f"{scheme.method} ({', '.join(sorted(scheme.kinds))})"
+
+
+def _template(files: ModelFiles) -> str | None:
+    if files.gguf is not None:
+        return files.gguf.text("tokenizer.chat_template", None)
+    return None if files.folder is None else chat_template(files.folder, files.tokenizer_config)
+
+
+def _licence(files: ModelFiles) -> str | None:
+    """As the files name it: a GGUF file's field, else the head of README.md, else the name of a licence's file."""
+    if files.gguf is not None and (named := files.gguf.text("general.license", None)):
+        return str(named)
+    if files.folder is None:
+        return None
+    try:
+        if found := _LICENCE.search((files.folder / "README.md").read_text(encoding="utf-8", errors="replace")[:4096]):
+            return found[1].strip("\"'")
+    except OSError:
+        pass
+    return next((path.name for path in sorted(files.folder.glob("LICENSE*"))), None)
+
+
+def _number(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -10,20 +10,16 @@ from pathlib import Path
 
 import click
 
-from control import logs
-from control.errors import FurrowError, SettingsError
-from control.messages import ModelSpec
-from ops.compat import environments
+from control.errors import SettingsError
+from ops.compat import clients
 from ops.compat.clients import CLIENTS, Client, client
 from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
-from ops.compat.page import page
-from ops.compat.runs import Run, run
-from ops.compat.samples import judged
+from ops.compat.runs import Run, judged, page, run
 from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
-from ops.demo import MODEL_DIR
+from ops.harness.farm import DEMO, demo_spec, private_farm
+from ops.harness.program import run as run_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-MODEL = "demo"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,7 +31,7 @@ def compat() -> None:
 def list_clients() -> None:
     """List the clients, and the version of each that is installed."""
     for known in CLIENTS:
-        click.echo(f"{known.name:16} {environments.version(known) or 'not installed':16} {known.title}")
+        click.echo(f"{known.name:16} {clients.version(known) or 'not installed':16} {known.title}")
 
 
 @compat.command()
@@ -44,7 +40,7 @@ def install(names: tuple[str, ...]) -> None:
     """Install the named clients, or all of them."""
     for chosen in _chosen(names):
         click.echo(f"{chosen.name}: {', '.join(chosen.packages)}", err=True)
-        click.echo(f"{chosen.name} {environments.install(chosen)}")
+        click.echo(f"{chosen.name} {clients.install(chosen)}")
 
 
 @compat.command("run")
@@ -54,15 +50,15 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--write", is_flag=True, help="Write docs/compatibility.md; takes a run of all clients.")
 def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: bool) -> None:
     """Run the named clients, or all that are installed; exit status 1 where one does what it should not."""
-    chosen = [known for known in _chosen(names) if names or environments.missing(known) is None]
-    absent = [why for known in chosen if (why := environments.missing(known)) is not None]
+    chosen = [known for known in _chosen(names) if names or clients.missing(known) is None]
+    absent = [why for known in chosen if (why := clients.missing(known)) is not None]
     if absent or not chosen:
         raise SettingsError("; ".join(absent) or "No client is installed: python -m ops.compat install")
     if write and len(chosen) < len(CLIENTS):
         raise SettingsError("--write takes a run of all clients: python -m ops.compat install")
     with (
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
-        scripted_farm(MODEL, Path(data), form=form) as scripted_url,
+        scripted_farm(DEMO, Path(data), form=form) as scripted_url,
         _farm(base_url) as (url, fault_url),
     ):
         runs = [_run_one(known, url, fault_url, f"{scripted_url}/v1") for known in chosen]
@@ -76,7 +72,7 @@ def run_clients(names: tuple[str, ...], base_url: str | None, form: str, write: 
 
 def _run_one(chosen: Client, url: str, fault_url: str, scripted_url: str) -> Run:
     more = {"fault_url": fault_url, "scripted_url": scripted_url}
-    done = judged(chosen, lambda samples: run(chosen, url, MODEL, samples=samples, **more))
+    done = judged(chosen, lambda samples: run(chosen, url, DEMO, samples=samples, **more))
     _show(done)
     for fault in done.faults:
         click.echo(f"  FAULT {fault}", err=True)
@@ -96,10 +92,10 @@ def _run_form(form: str, runs: list[Run]) -> None:
         return
     with (
         tempfile.TemporaryDirectory(prefix="furrow-compat-") as data,
-        scripted_farm(MODEL, Path(data), form=form) as url,
+        scripted_farm(DEMO, Path(data), form=form) as url,
     ):
         for done in runs:
-            loops = run(done.client, f"{url}/v1", MODEL, scripted_url=f"{url}/v1", form=form)
+            loops = run(done.client, f"{url}/v1", DEMO, scripted_url=f"{url}/v1", form=form)
             _show(loops)
             done.results.extend(loops.results)
 
@@ -110,11 +106,11 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
     if base_url is not None:
         yield base_url, ""
         return
-    from ops.bench.common.farm import private_farm  # only here: it needs all of a farm
-
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu"] * 2, dtype="float64")
     options = ("--keep-alive", str(KEEP_ALIVE_S))
-    with private_farm(spec, (1,), *options) as (url, redis_url, _), leader_faults(redis_url, MODEL) as fault_url:
+    with (
+        private_farm(demo_spec(tp=2, dtype="float64"), (1,), *options) as (url, redis_url, _),
+        leader_faults(redis_url, DEMO) as fault_url,
+    ):
         yield f"{url}/v1", fault_url
 
 
@@ -126,15 +122,5 @@ def _chosen(names: tuple[str, ...]) -> list[Client]:
     return [known for known in found if known is not None]
 
 
-def main() -> None:
-    """A FurrowError becomes one clear line and exit status 1."""
-    logs.configure("auto", "warning")
-    try:
-        compat.main(prog_name="python -m ops.compat")
-    except FurrowError as error:
-        click.echo(f"ops.compat: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    run_program(compat, "python -m ops.compat")

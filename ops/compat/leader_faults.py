@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
+from ops.common.waiting import until
 
 KEEP_ALIVE_S = 0.1
 """Silence after which the API of such a run sends a comment: a stopped leader causes several."""
@@ -38,11 +39,12 @@ def leader_faults(redis_url: str, model: str) -> Generator[str]:
         def do_POST(self) -> None:
             path, _, query = self.path.partition("?")
             if query == "busy":
-                _until(lambda: client.zcard(ModelKeys(model).replica(REPLICA).running) > 0, "runs no request")
+                running = ModelKeys(model).replica(REPLICA).running
+                until(lambda: client.zcard(running) > 0, "the leader runs a request", BUSY_WITHIN_S, 0.005)
             pid = leader_pid(client, model)
             if path == "/kill":
                 os.kill(pid, signal.SIGKILL)
-                _until(lambda: not _lives(pid), "did not die")
+                until(lambda: not _lives(pid), "the leader is dead", BUSY_WITHIN_S, 0.005)
             else:
                 os.kill(pid, signal.SIGSTOP)
                 threads.append(threading.Thread(target=_go_on, args=(pid,)))
@@ -76,14 +78,6 @@ def leader_pid(client: SyncRedis, model: str) -> int:
     if pid is None:
         raise LookupError(f"Model {model!r} has no leader whose heart beats.")
     return int(pid)
-
-
-def _until(holds: Callable[[], bool], else_: str) -> None:
-    end = time.monotonic() + BUSY_WITHIN_S
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError(f"The leader {else_} for {BUSY_WITHIN_S:g} s.")
-        time.sleep(0.005)
 
 
 def _lives(pid: int) -> bool:

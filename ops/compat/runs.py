@@ -1,15 +1,19 @@
-"""One client put to work on a running farm: its checks, each with what came of it."""
+"""Clients put to work on a running farm: their checks with what came of each, measured scores beside transformers', and
+the page docs/compatibility.md."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ops.compat import environments
+import ops.demo
+from ops.compat import clients
 from ops.compat.clients import Client
 
 RUN_LIMIT_S = 600.0
@@ -86,7 +90,7 @@ def run(
         "COMPAT_FAULT_URL": fault_url,
         "COMPAT_SCRIPTED_URL": scripted_url,
         "COMPAT_FORM": form,
-        "COMPAT_BIN": str(environments.programs(client)),
+        "COMPAT_BIN": str(clients.programs(client)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONWARNINGS": "ignore",
     }
@@ -97,7 +101,7 @@ def run(
     }
     try:
         done = subprocess.run(
-            environments.command(client),
+            clients.command(client),
             capture_output=True,
             text=True,
             timeout=RUN_LIMIT_S,
@@ -108,4 +112,88 @@ def run(
             results.append(Result("the script ran to its end", False, (done.stderr or done.stdout)[-1500:]))
     except subprocess.TimeoutExpired:
         results = [Result("the script ran to its end", False, f"it took more than {RUN_LIMIT_S:g} s")]
-    return Run(client, environments.version(client) or "?", results)
+    return Run(client, clients.version(client) or "?", results)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+CHECK = "log-likelihoods within 1e-3 of transformers'"
+WITHIN = 1e-3
+FOLDER = Path(ops.demo.__file__).parent / "model"
+
+
+def judged(client: Client, run: Callable[[Path], Run]) -> Run:
+    """`run` with a file for its samples; where it left some they are one check more."""
+    with tempfile.TemporaryDirectory(prefix="furrow-compat-") as folder:
+        samples = Path(folder) / "samples.json"
+        done = run(samples)
+        if samples.is_file():
+            done.results.append(compared(json.loads(samples.read_text())))
+    return done
+
+
+def compared(samples: list[list[object]]) -> Result:
+    """`samples`: [context, continuation, the client's log-likelihood], as text, text and number."""
+    if not samples:
+        return Result(CHECK, False, "there were none")
+    reference, worst, where = Reference(), 0.0, ""
+    for context, continuation, told in samples:
+        away = abs(float(str(told)) - reference.log_likelihood(str(context), str(continuation)))
+        if away >= worst:
+            worst, where = away, f"{str(context)[-40:]!r} + {continuation!r}"
+    return Result(CHECK, worst < WITHIN, f"{worst:.2g} apart at {where}")
+
+
+class Reference:
+    """transformers with the demonstration model, in float64."""
+
+    def __init__(self) -> None:
+        # Only here: whoever runs clients against a farm elsewhere has no need of them.
+        import torch
+        from tokenizers import Tokenizer
+        from transformers import AutoModelForCausalLM
+
+        self._tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        self._model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float64)
+
+    def log_likelihood(self, context: str, continuation: str) -> float:
+        """Of the tokens that the whole text has more than its beginning."""
+        import torch
+
+        begun = len(self._tokenizer.encode(context, add_special_tokens=False).ids)
+        tokens = self._tokenizer.encode(context + continuation, add_special_tokens=False).ids
+        with torch.no_grad():
+            logarithms = self._model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return float(sum(logarithms[at - 1, tokens[at]] for at in range(begun, len(tokens))))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+HEAD = """\
+# Client compatibility
+
+`python -m ops.compat run --write` generates this page from runs of real clients against the demonstration model on two
+ranks. `python -m ops.compat install` installs each client into its own environment, below `FURROW_CLIENTS` (else the
+user's cache); the acceptance tests run the installed ones. [clients.md](clients.md) shows how to set clients up.
+
+The script of a client in `ops/compat/scripts/` has its checks: answers whole and streamed, errors as the client's
+exceptions, structured output, two turns and a tool loop with default settings, and whatever else it offers. Most also
+have an answer whose leader is stopped for 0.6 s or killed (`kill -9`) in its middle; the text must be unchanged. Coding
+agents run with their default prompts on a model that takes orders, four of them also in the [forms](tools.md#forms) of
+harmony, Mistral and GLM. Images, vectors and scores are no part of these runs.
+
+A gap is a check that is known to fail; the run fails when it passes.
+"""
+
+
+def page(runs: list[Run]) -> str:
+    """The whole page, for runs in the order of the registry."""
+    lines = [HEAD, "| client | version | checks that work | gaps |", "|---|---|---|---|"]
+    for run in runs:
+        verdicts = [result.verdict(run.client) for result in run.results]
+        works = sum(verdict == "works" for verdict in verdicts)
+        gaps = "; ".join(f"{check}: {reason}" for check, reason in run.client.gaps.items()) or "–"
+        lines.append(f"| {run.client.title} | {run.version} | {works} of {len(verdicts)} | {gaps} |")
+    return "\n".join(lines) + "\n"

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -38,10 +37,12 @@ from control.process import die_with_parent
 from control.records import catalog
 from control.redis.connection import connect, run
 from control.requests import Claimed, Emission
-from ops.bench.common.farm import HOST, say
-from ops.bench.fanout.scripted_leader import ScriptedLeader
 from ops.bench.hostile.answers import MARK
+from ops.common.waiting import until
 from ops.demo import MODEL_DIR
+from ops.harness.farm import HOST, part_environment, say
+from ops.harness.processes import until_terminated
+from ops.harness.scripted_leader import ScriptedLeader
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import is_ready
 from ops.local.supervisor import Part, Supervisor
@@ -167,8 +168,7 @@ def scripted_farm(model: str, data: Path, *options: str, form: str = DEMONSTRATI
     """Serve `model` by orders, in a form of `FORMS`; yields the API's URL. `options` are those of `furrow api`."""
     address, stopping = (HOST, free_port(HOST, 0)), threading.Event()
     with EmbeddedServer(data) as redis_url:
-        level = os.environ.get("FURROW_LOG_LEVEL") or "error"
-        supervisor = Supervisor({"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}, say)
+        supervisor = Supervisor(part_environment(redis_url), say)
 
         def supervise() -> None:
             supervisor.start(Part("leader", "ops.compat.scripted", [model, form]))
@@ -180,34 +180,17 @@ def scripted_farm(model: str, data: Path, *options: str, form: str = DEMONSTRATI
         thread = threading.Thread(target=supervise, name="scripted-farm")
         thread.start()
         try:
-            _wait(address)
+            until(lambda: is_ready(address), "the API process is ready", START_LIMIT_S, TICK_S)
             yield f"http://{address[0]}:{address[1]}"
         finally:
             stopping.set()
             thread.join()
 
 
-def _wait(address: tuple[str, int]) -> None:
-    until = time.monotonic() + START_LIMIT_S
-    while not is_ready(address):
-        if time.monotonic() > until:
-            raise TimeoutError(
-                f"The API process at {address[0]}:{address[1]} was not ready within {START_LIMIT_S:g} s."
-            )
-        time.sleep(TICK_S)
-
-
 def main() -> None:
     """Lead until SIGTERM."""
     die_with_parent()
-    stopping = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopping  # a threading.Event would be set under its own lock, which this thread may hold just now
-        stopping = True
-
-    signal.signal(signal.SIGTERM, stop)
-    OrderedLeader(os.environ["FURROW_REDIS_URL"], *sys.argv[1:]).lead(lambda: stopping)
+    OrderedLeader(os.environ["FURROW_REDIS_URL"], *sys.argv[1:]).lead(until_terminated())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from ops.bench.peers.gguf import encode_text
+from ops.harness.gguf import encode_text
 from worker.weights.gguf import read_header
 
 TEMPLATE = """\

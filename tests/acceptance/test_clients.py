@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark import ParameterSet
 
-from ops.compat import environments
+from ops.compat import clients
 from ops.compat.clients import CLIENTS, Client
 from ops.compat.leader_faults import KEEP_ALIVE_S, leader_faults
-from ops.compat.runs import run
-from ops.compat.samples import CHECK, judged
+from ops.compat.runs import CHECK, judged, run
 from ops.compat.scripted import DEMONSTRATION, FORMS, scripted_farm
 from tests.farm import Farm
 from tests.integration.api.conftest import ApiProcess, running_api
@@ -34,7 +33,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _agent(client: Client) -> ParameterSet:
     """Skipped before a farm is started where the agent can't be run."""
-    why = environments.missing(client)
+    why = clients.missing(client)
     return pytest.param(client, id=client.name, marks=pytest.mark.skipif(why is not None, reason=why or ""))
 
 
@@ -57,7 +56,7 @@ def test_a_client_passes_all_checks_but_its_listed_gaps(
     farm: Farm, impatient: ApiProcess, client: Client, request: pytest.FixtureRequest
 ) -> None:
     """Every check works but those that the page tells as gaps; what is listed as a gap does fail."""
-    if (why := environments.missing(client)) is not None:
+    if (why := clients.missing(client)) is not None:
         pytest.skip(why)
     url, scripted_url = f"{impatient.url}/v1", request.getfixturevalue("scripted")
     with leader_faults(farm.redis_url, "demo") as fault_url:

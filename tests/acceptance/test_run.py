@@ -17,8 +17,7 @@ import pytest
 
 from control.redis.clients import connect
 from control.requests import open_requests
-from ops.cli.run.api import Api
-from ops.cli.run.served import HttpFarm
+from ops.cli.run.served import Api, HttpFarm
 from ops.demo import MODEL_DIR
 from tests.farm import Farm, clean_environment, furrow
 from tests.terminal import CTRL_C, on_terminal

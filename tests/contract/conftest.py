@@ -54,11 +54,11 @@ class Farm:
 
     def claim(self, lease: Lease, requests_: int = 100, tokens: int = 10_000, adopt: bool = False) -> Claims:
         """Claim waiting requests; with `adopt`, those that were delivered before come first."""
-        found, more = self.adopt(lease) if adopt else [], True
+        claimed, more = self.adopt(lease) if adopt else [], True
         while more:
-            claims = self.run(requests.claim(lease, max(0, requests_ - len(found)), tokens))
-            found, more = found + claims.requests, claims.more
-        return replace(claims, requests=found)
+            claims = self.run(requests.claim(lease, max(0, requests_ - len(claimed)), tokens))
+            claimed, more = claimed + claims.requests, claims.more
+        return replace(claims, requests=claimed)
 
     def adopt(self, lease: Lease) -> list[Claimed]:
         return self._in_batches(lambda after: requests.adopt(lease, after))
@@ -67,16 +67,16 @@ class Farm:
         return self._in_batches(lambda after: requests.takeover(lease, gone, after))
 
     def _in_batches(self, call: Callable[[str], Call[Adopted]]) -> list[Claimed]:
-        found, batch = list[Claimed](), Adopted([], "", "", True)
+        claimed, batch = list[Claimed](), Adopted([], "", "", True)
         while batch.more:
             batch = self.run(call(batch.after))
-            found += batch.requests
-        return found
+            claimed += batch.requests
+        return claimed
 
     def params(self, rid: str) -> GenerationRequest:
-        found = self.run(requests.read_params(MODEL, rid))
-        assert found is not None
-        return found
+        params = self.run(requests.read_params(MODEL, rid))
+        assert params is not None
+        return params
 
     def log(self, rid: str) -> list[LogEntry]:
         return [entry for page in requests.read_pages(self.client, MODEL, rid) for entry in page]

@@ -48,10 +48,10 @@ def test_the_revision_grows_with_changes_only(farm: Farm) -> None:
     assert [catalog.put_spec(farm.client, SPEC) for _ in range(2)] == [1, 1]
     changed = msgspec.structs.replace(SPEC, max_context=None)
     assert catalog.put_spec(farm.client, changed) == 2
-    found = catalog.get_spec(farm.client, MODEL)
-    assert found is not None
-    assert found.max_context is None
-    assert catalog.same(found, changed)
+    stored = catalog.get_spec(farm.client, MODEL)
+    assert stored is not None
+    assert stored.max_context is None
+    assert catalog.same(stored, changed)
 
 
 @pytest.mark.parametrize("followed", [{"replicas": 3}, {"drain_s": 5}, {"surge": False}, {"paused": True}])
@@ -70,9 +70,9 @@ def test_a_tombstone_asks_for_an_unload(farm: Farm) -> None:
     assert catalog.tombstone(farm.client, MODEL) is False
     catalog.put_spec(farm.client, SPEC)
     assert [catalog.tombstone(farm.client, MODEL) for _ in range(2)] == [True, True]
-    found = catalog.get_spec(farm.client, MODEL)
-    assert found is not None
-    assert (found.unload, found.revision) == (True, 2)
+    stored = catalog.get_spec(farm.client, MODEL)
+    assert stored is not None
+    assert (stored.unload, stored.revision) == (True, 2)
     catalog.forget(farm.client, SPEC)
     assert catalog.list_specs(farm.client) == []
 
@@ -100,8 +100,8 @@ def test_an_unload_that_is_cut_off_can_be_finished(farm: Farm, monkeypatch: pyte
             patches.setattr(catalog, name, cut(name))
         with pytest.raises(RedisUnavailable) if sent < 5 else nullcontext():
             catalog.forget(farm.client, SPEC)
-    for found in catalog.list_specs(farm.client):
-        catalog.forget(farm.client, found)
+    for stored in catalog.list_specs(farm.client):
+        catalog.forget(farm.client, stored)
     assert catalog.get_spec(farm.client, MODEL) is None
     assert catalog.get_assets(farm.client, MODEL) is None
     catalog.put_spec(farm.client, SPEC)
@@ -148,11 +148,11 @@ def test_a_model_that_is_loaded_while_it_is_forgotten_is_known(farm: Farm, monke
 def test_restoring_fills_a_loss_and_overrules_nobody(farm: Farm) -> None:
     """A model that an agent still runs is restored with its revision; a newer spec is kept."""
     catalog.restore_spec(farm.client, msgspec.structs.replace(SPEC, revision=7))
-    found = catalog.get_spec(farm.client, MODEL)
-    assert found is not None
-    assert found.revision == 7
+    stored = catalog.get_spec(farm.client, MODEL)
+    assert stored is not None
+    assert stored.revision == 7
     catalog.restore_spec(farm.client, msgspec.structs.replace(SPEC, revision=3, tp=1))
-    assert catalog.get_spec(farm.client, MODEL) == found
+    assert catalog.get_spec(farm.client, MODEL) == stored
 
 
 def test_assets_come_back_and_keep_their_first_date(farm: Farm) -> None:
@@ -162,9 +162,9 @@ def test_assets_come_back_and_keep_their_first_date(farm: Farm) -> None:
     assert farm.run(catalog.put_assets(MODEL, msgspec.structs.replace(ASSETS, created=9))) is False
     assert catalog.get_assets(farm.client, MODEL) == ASSETS
     assert farm.run(catalog.put_assets(MODEL, msgspec.structs.replace(ASSETS, chat_template="{{ x }}"))) is True
-    found = catalog.get_assets(farm.client, MODEL)
-    assert found is not None
-    assert found.chat_template == "{{ x }}"
+    assets_now = catalog.get_assets(farm.client, MODEL)
+    assert assets_now is not None
+    assert assets_now.chat_template == "{{ x }}"
 
 
 def test_assets_are_left_for_a_while_by_a_model_that_is_unloaded(farm: Farm) -> None:

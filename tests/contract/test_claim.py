@@ -79,8 +79,8 @@ def test_a_paused_model_hands_out_nothing(farm: Farm) -> None:
     assert desired.pause(farm.client, MODEL, paused=False)
     resumed = farm.claim(lease)
     assert rids(resumed) == ["b"] and resumed.bell != held.bell
-    found = catalog.get_spec(farm.client, MODEL)
-    assert found == spec
+    stored = catalog.get_spec(farm.client, MODEL)
+    assert stored == spec
 
 
 def test_room_for_requests_and_tokens_is_kept(farm: Farm) -> None:

@@ -49,10 +49,10 @@ def counts(farm: Farm) -> dict[str, object]:
     """All that is counted of what waits, with the turns."""
     fields = [name for name in sorted(farm.client.hgetall(farm.keys.load)) if name.startswith(("queued", "sequences"))]
     zsets = (farm.keys.waiting, farm.keys.turns, farm.keys.served)
-    found: dict[str, object] = {name: farm.load(name) for name in fields if farm.load(name)}
+    counts: dict[str, object] = {name: farm.load(name) for name in fields if farm.load(name)}
     for key in [zset(name) for zset in zsets for name in ("high", "normal", "low")]:
-        found[key] = farm.client.zrange(key, 0, -1, withscores=True)
-    return found
+        counts[key] = farm.client.zrange(key, 0, -1, withscores=True)
+    return counts
 
 
 def crowd(farm: Farm) -> None:

@@ -8,7 +8,7 @@ from control import keys, requests
 from control.constants import PLACES
 from control.errors import RequestNotFound
 from control.messages import decode_request
-from control.redis.rounds import run_rounds
+from control.redis.connection import run_steps
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, rids, token
 
@@ -40,11 +40,11 @@ def test_a_follower_may_learn_what_was_enqueued(farm: Farm) -> None:
     lease = farm.lead()
     farm.put("a", idempotency_key="k", body_hash="h", deadline_ms=5000)
     farm.claim(lease)
-    asked = farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True))
-    assert decode_request(asked.params).prompt == [0, 1, 2]
-    assert "params" not in asked.fields
-    assert (asked.fields["idempotency"], asked.fields["body_hash"]) == ("k", "h")
-    assert 0 < int(asked.fields["deadline"]) - asked.server_ms <= 5000
+    followed = farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True))
+    assert decode_request(followed.params).prompt == [0, 1, 2]
+    assert "params" not in followed.fields
+    assert (followed.fields["idempotency"], followed.fields["body_hash"]) == ("k", "h")
+    assert 0 < int(followed.fields["deadline"]) - followed.server_ms <= 5000
     assert follow(farm, "a", "api2").params == ""
     farm.emit(lease, Emission("a", 1, [last(1)], "finished"))
     assert farm.run(requests.follow(MODEL, "a", "api2", "t", 0, params=True)).params == ""
@@ -138,7 +138,7 @@ def test_an_api_is_gone_when_its_heartbeat_has_lapsed(farm: Farm) -> None:
     """Of those ever seen, the ones without a heartbeat."""
     farm.client.sadd(keys.APIS, "one", "two")
     farm.client.hset(keys.api("two"), "url", "http://x")
-    assert run_rounds(farm.client, requests.gone_apis()) == ["one"]
+    assert run_steps(farm.client, requests.gone_apis()) == ["one"]
 
 
 def test_leaving_after_the_end_changes_nothing(farm: Farm) -> None:

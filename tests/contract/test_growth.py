@@ -200,13 +200,13 @@ def test_a_log_of_several_pages_is_repaired_in_each_way(growing: Farm) -> None:
     """Appended to and replaced in bounded calls; the leader that ran it is told that it is taken."""
     growing.client.flushall()
     length = 2 * requests.PAGE_ENTRIES + 7
-    given = [LogEntry(seq, 0, seq) for seq in range(1, length + 1)]
-    growing.put("a", delivered=given[:3])
+    entries = [LogEntry(seq, 0, seq) for seq in range(1, length + 1)]
+    growing.put("a", delivered=entries[:3])
     lease = growing.lead()
     growing.claim(lease)
-    assert run_steps(growing.client, requests.repair(MODEL, "a", "api1", "t", given)) == "appended"
-    assert growing.log("a") == given
-    other = [*given[:-1], LogEntry(length, 0, 1)]
+    assert run_steps(growing.client, requests.repair(MODEL, "a", "api1", "t", entries)) == "appended"
+    assert growing.log("a") == entries
+    other = [*entries[:-1], LogEntry(length, 0, 1)]
     assert run_steps(growing.client, requests.repair(MODEL, "a", "api1", "t", other)) == "replaced"
     assert growing.log("a") == other and growing.field("a", "state") == "queued"
     assert growing.emit(lease, Emission("a", length + 1, [])).taken == ["a"]

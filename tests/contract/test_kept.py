@@ -29,8 +29,8 @@ def ended(farm: Farm, rid: str, keep_ms: int) -> None:
 def test_a_kept_request_has_its_prompt_and_its_log(farm: Farm, keep_ms: int) -> None:
     """For as long as was asked for, and never shorter than any request."""
     ended(farm, "a", keep_ms)
-    kept = find_kept(farm.client, ["other", MODEL], "a")
-    assert kept.params.prompt and [entry.seq for entry in kept.entries] == [1, 2] and kept.tokens == 2
+    request = find_kept(farm.client, ["other", MODEL], "a")
+    assert request.params.prompt and [entry.seq for entry in request.entries] == [1, 2] and request.tokens == 2
     for key in (farm.keys.request("a"), farm.keys.log("a")):
         assert 0.9 * max(keep_ms, RETENTION_MS) < farm.client.pttl(key) <= max(keep_ms, RETENTION_MS)
 
@@ -65,15 +65,15 @@ def test_a_follower_of_a_kept_request_does_not_bring_it_back(farm: Farm) -> None
 def test_a_replay_is_the_same_request_as_long_as_it_was(farm: Farm) -> None:
     """It has the seed and the prompt of the first, and a tenant of its own."""
     ended(farm, "a", MONTH_MS)
-    kept = find_kept(farm.client, [MODEL], "a")
-    replay(farm.client, kept, "again")
+    request = find_kept(farm.client, [MODEL], "a")
+    replay(farm.client, request, "again")
     [claimed] = farm.claim(farm.lead()).requests
     assert claimed.rid == "again" and farm.field("again", "tenant") == "furrow-replay"
     assert farm.field("again", "keep") is None
-    same = msgspec.structs.replace(kept.params.sampling, max_tokens=2)
+    same = msgspec.structs.replace(request.params.sampling, max_tokens=2)
     assert (
         farm.field("again", "params")
-        == msgspec.json.encode(msgspec.structs.replace(kept.params, sampling=same)).decode()
+        == msgspec.json.encode(msgspec.structs.replace(request.params, sampling=same)).decode()
     )
 
 
@@ -126,24 +126,24 @@ def test_a_chat_without_room_for_its_tokens_is_stored_alone(farm: Farm, params: 
 
 
 def entries(*tokens: int, finish: str | None = None, choice: int = 0) -> list[LogEntry]:
-    found = [LogEntry(seq, choice, one) for seq, one in enumerate(tokens, 1)]
-    return [*found[:-1], msgspec.structs.replace(found[-1], finish=finish)]
+    log = [LogEntry(seq, choice, one) for seq, one in enumerate(tokens, 1)]
+    return [*log[:-1], msgspec.structs.replace(log[-1], finish=finish)]
 
 
 def test_differences() -> None:
     """Of tokens, lengths and ends; of a request that was cancelled only the tokens that it had count."""
 
-    def kept(*log: LogEntry) -> KeptRequest:
+    def kept_request(*log: LogEntry) -> KeptRequest:
         params = GenerationRequest(prompt=[1], sampling=Sampling(max_tokens=9, n=1 + max(one.choice for one in log)))
         return KeptRequest("m", "a", params, list(log))
 
-    first = kept(*entries(1, 2, 3, finish="length"))
+    first = kept_request(*entries(1, 2, 3, finish="length"))
     assert differences(first, entries(1, 2, 3, finish="length")) == []
     other = entries(1, 2, 4, finish="length")
     assert differences(first, other) == [Difference(0, 2, first.entries[2], other[2])]
     assert differences(first, entries(1, 2)) == [Difference(0, 2, first.entries[2], None)]
     assert differences(first, entries(1, 2, 3, finish="stop"))[0].position == 2
-    cancelled = kept(*entries(1, 2), LogEntry(3, 0, None, "cancelled", "by the client"))
+    cancelled = kept_request(*entries(1, 2), LogEntry(3, 0, None, "cancelled", "by the client"))
     assert differences(cancelled, entries(1, 2, finish="length")) == []
-    two = kept(*entries(1, 2, finish="stop"), *entries(5, 6, finish="stop", choice=1))
+    two = kept_request(*entries(1, 2, finish="stop"), *entries(5, 6, finish="stop", choice=1))
     assert [one.choice for one in differences(two, entries(1, 2, finish="stop"))] == [1]

@@ -101,15 +101,15 @@ def test_what_can_not_be_is_refused(fields: dict[str, object], named: str) -> No
 
 def test_what_was_lost_is_written_back(farm: Farm) -> None:
     """All of a key that is gone, nothing of one that is there; but a revocation stands."""
-    lost, kept, shut = (access.mint(name=name)[0] for name in ("lost", "kept", "shut"))
-    for key in (kept, shut):
+    lost, active, shut = (access.mint(name=name)[0] for name in ("lost", "kept", "shut"))
+    for key in (active, shut):
         access.create(farm.client, key)
-    changed = access.change(farm.client, kept, rpm=9)
+    changed = access.change(farm.client, active, rpm=9)
     revoked = msgspec.structs.replace(shut, revoked=77)
-    for key in (lost, kept, revoked):
+    for key in (lost, active, revoked):
         for call in access.restore(key):
             farm.run(call)
     assert farm.run(access.get(lost.id)) == lost
-    assert farm.run(access.get(kept.id)) == changed
+    assert farm.run(access.get(active.id)) == changed
     assert farm.run(access.get(shut.id)) == revoked
     assert len(access.list_keys(farm.client)) == 3

@@ -99,8 +99,8 @@ def test_requests_at_one_time(farm: Farm) -> None:
 def test_a_limit_that_is_none_counts_nothing(farm: Farm) -> None:
     """Only what is limited is taken and told, and what was used without a limit is no debt once there is one."""
     one = key(max_concurrent=9)
-    told = spend(farm, one, "a", tokens=10**9)
-    assert (told.limit_requests, told.limit_tokens, told.remaining_tokens) == (0, 0, 0)
+    rest = spend(farm, one, "a", tokens=10**9)
+    assert (rest.limit_requests, rest.limit_tokens, rest.remaining_tokens) == (0, 0, 0)
     settle(farm, one, "a", 2 * 10**9)
     narrowed = access.change(farm.client, one, tpm=100)
     assert spend(farm, narrowed, "b", tokens=0).remaining_tokens <= 100

@@ -54,7 +54,7 @@ def put(farm: Farm, rid: str, size: int = 0, owner: str = "o", quota: Quota = QU
     return keep(farm, replace(STORED, rid=rid, owner=owner, input=[{"text": "x" * size}], **fields), quota=quota)
 
 
-def kept(farm: Farm, owner: str = "o") -> list[str]:
+def stored_ids(farm: Farm, owner: str = "o") -> list[str]:
     """The rids of the records that are there, the least lately used first; index, sizes and records agree."""
     named = ResponseKeys(owner)
     rids = farm.client.zrange(named.index, 0, -1)
@@ -77,7 +77,7 @@ def test_what_is_kept_comes_back(farm: Farm) -> None:
     assert farm.run(read_response("r1", "o")) == STORED
     for key in (KEYS.record("r1"), KEYS.index, KEYS.sizes):
         assert 50_000 < farm.client.pttl(key) <= 60_000
-    assert kept(farm) == ["r1"]
+    assert stored_ids(farm) == ["r1"]
 
 
 def test_the_first_end_stands(farm: Farm) -> None:
@@ -86,11 +86,11 @@ def test_the_first_end_stands(farm: Farm) -> None:
     before = int(farm.client.hget(KEYS.sizes, "r1") or 0)
     assert farm.run(end_response("r1", "o", b'{"a":1}', 60_000, QUOTA)) == b'{"a":1}'
     assert farm.run(end_response("r1", "o", b'{"a":2}', 60_000, QUOTA)) == b'{"a":1}'
-    found = farm.run(read_response("r1", "o"))
-    assert found is not None and (found.response, found.view) == (b'{"a":1}', "")
+    record = farm.run(read_response("r1", "o"))
+    assert record is not None and (record.response, record.view) == (b'{"a":1}', "")
     assert int(farm.client.hget(KEYS.sizes, "r1") or 0) == before + len(b'{"a":1}') - len(STORED.view)
     assert min(farm.client.pttl(key) for key in (KEYS.record("r1"), KEYS.index, KEYS.sizes)) > 1_000
-    assert kept(farm) == ["r1"]
+    assert stored_ids(farm) == ["r1"]
 
 
 def test_what_was_deleted_stays_deleted(farm: Farm) -> None:
@@ -101,7 +101,7 @@ def test_what_was_deleted_stays_deleted(farm: Farm) -> None:
     assert farm.run(end_response("r1", "o", b"{}", 60_000, QUOTA)) is None
     assert farm.run(read_response("r1", "o")) is None
     assert farm.client.zcard(keys.OPEN_RESPONSES) == 0
-    assert kept(farm) == []
+    assert stored_ids(farm) == []
 
 
 def test_a_chat_leaves_the_list_with_its_record(farm: Farm) -> None:
@@ -154,7 +154,7 @@ def test_use_lengthens_a_life(farm: Farm) -> None:
         farm.run(call)
     assert farm.client.pttl(KEYS.record("r1")) > 1_000
     assert min(farm.client.pttl(KEYS.index), farm.client.pttl(KEYS.sizes)) > 60_000
-    assert kept(farm) == ["r2", "r1"]
+    assert stored_ids(farm) == ["r2", "r1"]
 
 
 def test_a_chain_is_told_in_pages(farm: Farm) -> None:
@@ -176,12 +176,12 @@ def test_the_oldest_make_room(farm: Farm) -> None:
     put(farm, "other", owner="p")
     for index in range(5):
         put(farm, f"r{index}", quota=Quota(1_000_000, 3))
-    assert kept(farm) == ["r2", "r3", "r4"]
+    assert stored_ids(farm) == ["r2", "r3", "r4"]
     for call in use_responses(["r2"], "o", 70_000):
         farm.run(call)
     put(farm, "big", 5_000, quota=Quota(5_000 + 3 * RESPONSE_OVERHEAD, 1_000))
-    assert kept(farm) == ["big", "r2"]
-    assert kept(farm, "p") == ["other"]
+    assert stored_ids(farm) == ["big", "r2"]
+    assert stored_ids(farm, "p") == ["other"]
 
 
 def test_an_answer_counts_towards_the_quota(farm: Farm) -> None:
@@ -190,11 +190,11 @@ def test_an_answer_counts_towards_the_quota(farm: Farm) -> None:
         put(farm, rid)
     quota = Quota(9_500, 1_000)
     farm.run(end_response("r3", "o", b"x" * 8_000, 60_000, quota))
-    assert kept(farm) == ["r2", "r3"]
+    assert stored_ids(farm) == ["r2", "r3"]
     answer = b"x" * 20_000
     put(farm, "r4")
     assert farm.run(end_response("r4", "o", answer, 60_000, quota)) == answer
-    assert kept(farm) == []
+    assert stored_ids(farm) == []
 
 
 def test_thousands_of_small_ones_make_room_in_batches(farm: Farm) -> None:
@@ -205,7 +205,7 @@ def test_thousands_of_small_ones_make_room_in_batches(farm: Farm) -> None:
     total = int(farm.client.hget(KEYS.sizes, "total") or 0)
     calls = put(farm, "big", total - 2 * RESPONSE_OVERHEAD, quota=Quota(total, 10_000))
     assert calls == pytest.approx(many / 64, abs=1)
-    assert kept(farm)[-1] == "big" and len(kept(farm)) <= 2
+    assert stored_ids(farm)[-1] == "big" and len(stored_ids(farm)) <= 2
 
 
 def test_a_trim_drops_what_has_lapsed(farm: Farm) -> None:
@@ -239,4 +239,4 @@ def test_what_can_never_fit_is_refused_and_changes_nothing(farm: Farm) -> None:
     put(farm, "r1")
     with pytest.raises(ArgumentsRefused, match="bytes that its owner may keep"):
         put(farm, "huge", 2_000, quota=Quota(2_000, 10))
-    assert kept(farm) == ["r1"]
+    assert stored_ids(farm) == ["r1"]

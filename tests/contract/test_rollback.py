@@ -159,10 +159,10 @@ def test_a_request_that_was_ended_from_outside_keeps_what_was_given(farm: Farm, 
     before.restore()
     farm.run(requests.requeue(lease, "a"))
     farm.run(requests.cancel(MODEL, "a", "t"))
-    given = [token(1, 41), last(2, 42), token(3, 43, 1)] if n > 1 else [token(1, 41), token(2, 42), token(3, 43)]
-    assert repair(farm, *given) == "replaced"
+    delivered = [token(1, 41), last(2, 42), token(3, 43, 1)] if n > 1 else [token(1, 41), token(2, 42), token(3, 43)]
+    assert repair(farm, *delivered) == "replaced"
     entries = farm.look("a").entries
-    assert entries[:3] == given
+    assert entries[:3] == delivered
     assert [(entry.seq, entry.choice, entry.token, entry.finish) for entry in entries[3:]] == [
         (4, n - 1, None, "cancelled")
     ]
@@ -182,9 +182,9 @@ def test_a_request_that_waits_again_is_claimed_with_what_was_given(farm: Farm) -
 
 def test_a_finished_request_that_was_brought_back_ends_without_a_leader(farm: Farm) -> None:
     """Its whole answer is the delivered prefix: nobody has to claim it."""
-    given = [token(1, 41), last(2, 42)]
-    farm.put("a", api="api1", delivered=given)
-    assert repair(farm, *given) == "same"
+    delivered = [token(1, 41), last(2, 42)]
+    farm.put("a", api="api1", delivered=delivered)
+    assert repair(farm, *delivered) == "same"
     assert farm.field("a", "state") == "finished"
     assert farm.claim(farm.lead()).requests == []
     assert farm.load("queued") == 0

@@ -34,9 +34,9 @@ class Holder:
     def __init__(self, farm: Farm, clock: Clock) -> None:
         self.farm, self.clock, self.stranded = farm, clock, StrandedRequests(farm.client)
 
-    def look(self, *known: str, wanted: int = 1, after: float = LOOK_EVERY_S) -> None:
+    def look(self, *names: str, replicas: int = 1, after: float = LOOK_EVERY_S) -> None:
         self.clock.now += after
-        self.stranded.end([ModelSpec(name=MODEL, source="x", replicas=wanted)], {MODEL: list(known)})
+        self.stranded.end([ModelSpec(name=MODEL, source="x", replicas=replicas)], {MODEL: list(names)})
 
     def fails(self, replica: str, why: str = WHY) -> None:
         health.write_status(self.farm.client, MODEL, replica, "failed", why)
@@ -80,7 +80,7 @@ def test_requests_wait_for_a_replica_that_may_serve_yet(farm: Farm, holder: Hold
     if state is not None:
         health.write_status(farm.client, MODEL, "r1", state, "")  # type: ignore[arg-type]
     for _ in range(5):
-        holder.look("r0", "r1", wanted=2, after=UNPLACED_S)
+        holder.look("r0", "r1", replicas=2, after=UNPLACED_S)
     assert farm.field("a", "state") == "queued"
 
 
@@ -88,10 +88,10 @@ def test_requests_wait_a_while_for_a_host_that_may_come_back(farm: Farm, holder:
     """Of two replicas one was given up, and the other has no host; that may be its agent's restart."""
     farm.put("a")
     holder.fails("r0")
-    holder.look("r0", wanted=2)
-    holder.look("r0", wanted=2, after=UNPLACED_S - 1)
+    holder.look("r0", replicas=2)
+    holder.look("r0", replicas=2, after=UNPLACED_S - 1)
     assert farm.field("a", "state") == "queued"
-    holder.look("r0", wanted=2)
+    holder.look("r0", replicas=2)
     assert farm.field("a", "state") == "finished"
 
 

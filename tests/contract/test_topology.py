@@ -92,10 +92,10 @@ def roll_back_and_repair(url: str, lease: Lease, lag: Callable[[], None], fail_o
         emitted = run(client, requests.emit(lease, [Emission("a", 2, [token(2, 42), token(3, 43)])]))
         assert emitted.behind == {}
         fail_over()
-        given = [token(1, 41), token(2, 42), token(3, 43)]
+        entries = [token(1, 41), token(2, 42), token(3, 43)]
         assert [entry.token for entry in sit_out(lambda: run(client, requests.read_log(MODEL, "a", 0)))] == [41]
-        assert run_steps(client, requests.repair(MODEL, "a", "api1", "t", given)) == "appended"
-        assert run(client, requests.read_log(MODEL, "a", 0)) == given
+        assert run_steps(client, requests.repair(MODEL, "a", "api1", "t", entries)) == "appended"
+        assert run(client, requests.read_log(MODEL, "a", 0)) == entries
         assert sit_out(lambda: read_streams(blocking, {lease.model_keys.bell: "0"}, 10)) != {}
 
 

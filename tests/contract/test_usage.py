@@ -14,10 +14,10 @@ from tests.contract.conftest import MODEL, Farm, last, token
 
 
 def counts(farm: Farm, account: str = "k") -> tuple[int, int, int, int] | None:
-    found = farm.run(usage_of_key(MODEL, account, TODAY))
-    if found is None:
+    usage = farm.run(usage_of_key(MODEL, account, TODAY))
+    if usage is None:
         return None
-    return found.requests, found.prompt_tokens, found.cached_tokens, found.completion_tokens
+    return usage.requests, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
 
 
 def test_an_answer_is_counted_once(farm: Farm) -> None:
@@ -52,8 +52,8 @@ def test_without_an_account_nothing_is_counted(farm: Farm) -> None:
         farm.put(rid, account=account)
         farm.claim(lease)
         farm.emit(lease, Emission(rid, 1, [last(1)], "finished"))
-    found = farm.run(usage_of_day(MODEL, TODAY))
-    assert [(one.key, one.requests, one.completion_tokens) for one in found] == [("k", 1, 1), ("other", 1, 1)]
+    usage = farm.run(usage_of_day(MODEL, TODAY))
+    assert [(one.key, one.requests, one.completion_tokens) for one in usage] == [("k", 1, 1), ("other", 1, 1)]
     assert farm.client.pttl(farm.keys.usage((TODAY - date(1970, 1, 1)).days)) > 0
 
 

@@ -29,17 +29,20 @@ def device_memory() -> dict[str, DeviceSpace]:
     """
     query = "--query-gpu=index,uuid,memory.total,memory.free"
     rows = [_row(line) for line in _asked(query, "--format=csv,noheader,nounits").splitlines()]
-    known = [row for row in rows if row is not None]
+    gpus = [row for row in rows if row is not None]
     visible = _visible()
-    spaces = {name: space for index, uuid, space in known for name in (index, uuid)}
-    chosen = [index for index, _, _ in known] if visible is None else visible
+    spaces = {name: space for index, uuid, space in gpus for name in (index, uuid)}
+    chosen = [index for index, _, _ in gpus] if visible is None else visible
     by_device = {f"cuda:{number}": _found(spaces, name) for number, name in enumerate(chosen)}
-    found = {device: space for device, space in by_device.items() if space is not None}
-    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({s.total for _, _, s in known}) < 2
-    if not found or is_ordered or all(name.startswith("GPU-") for name in chosen):
-        return found
-    least = DeviceSpace(total=min(one.total for one in found.values()), free=min(one.free for one in found.values()))
-    return dict.fromkeys(found, least)
+    spaces_by_device = {device: space for device, space in by_device.items() if space is not None}
+    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({s.total for _, _, s in gpus}) < 2
+    if not spaces_by_device or is_ordered or all(name.startswith("GPU-") for name in chosen):
+        return spaces_by_device
+    least = DeviceSpace(
+        total=min(one.total for one in spaces_by_device.values()),
+        free=min(one.free for one in spaces_by_device.values()),
+    )
+    return dict.fromkeys(spaces_by_device, least)
 
 
 def _visible() -> list[str] | None:

@@ -24,11 +24,10 @@ from control.placement.demand import (
     with_replicas,
 )
 from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
-from control.placement.placement import Needs, Parts, Wanted
+from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, run_every
-from control.redis.rounds import run_rounds
+from control.redis.connection import Call, read, run, run_every, run_steps
 from control.replicas import health
 from control.replicas.health import Overview
 from control.replicas.health.load import ModelLoad, load_of, queued_of
@@ -82,7 +81,7 @@ class OnDemand:
         awaited: Collection[str],
         stuck: Collection[str],
         assets: Mapping[str, ModelAssets | None],
-    ) -> Wanted:
+    ) -> ReplicaCounts:
         """How many replicas of each model on demand are to run now. Writes what changes. `awaited`: models whose memory
         is not known yet; `stuck`: those that could not be placed in the last turn, though nothing left. `assets`: of
         the models that no leader has loaded yet, as they were read from their files, None where they can't be. Raises
@@ -101,15 +100,15 @@ class OnDemand:
         # Of the others, which sleep and have no request, there is nothing more to know: there may be many.
         active = [
             spec.name
-            for spec, known, _, load in seen
-            if known is None or known.replicas or load.queued or spec.name in replicas_of
+            for spec, published, _, load in seen
+            if published is None or published.replicas or load.queued or spec.name in replicas_of
         ]
-        overviews = {one.model: one for one in run_rounds(self._client, health.reading_overviews(active))}
+        overviews = {one.model: one for one in run_steps(self._client, health.reading_overviews(active))}
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
-        for spec, known, was_called, load in seen:
+        for spec, published, was_called, load in seen:
             name, replicas = spec.name, replicas_of.get(spec.name, {})
-            demand = known or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
+            demand = published or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
             if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
             if (name in active and name not in overviews) or not self._publish(spec, demand, assets):
@@ -121,7 +120,7 @@ class OnDemand:
             after = follow(spec, demand, traffic, now)
             if after.loaded and not demand.loaded:
                 log.info("model loaded", model=name, load_s=after.load_ms / 1000, action="model_load")
-            if after != known:
+            if after != published:
                 changed[name] = after
             models.append(ModelOnDemand(spec, after, traffic, replicas))
         woken = self._wake(models, view, needs, awaited, now)
@@ -131,17 +130,17 @@ class OnDemand:
             if demand.detail != (detail := woken.waits.get(name, "")):
                 changed[name] = msgspec.structs.replace(demand, detail=detail)
         self._write(changed, {model.spec.name: model for model in models}, woken)
-        wanted = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
-        self._asleep = [name for name, count in wanted.items() if count == 0]
+        counts = {model.spec.name: changed.get(model.spec.name, model.demand).replicas for model in models}
+        self._asleep = [name for name, count in counts.items() if count == 0]
         self._slept = {
             model.spec.name: model.demand
             for model in models
-            if wanted[model.spec.name] == 0 and model.spec.name not in changed and not model.traffic.open
+            if counts[model.spec.name] == 0 and model.spec.name not in changed and not model.traffic.open
         }
         self.quiet = set(self._slept)
         self.waking = any(one.demand.replicas and not (one.demand.loaded or one.demand.failed) for one in models)
         self.waking = self.waking or bool(woken.demands)
-        return wanted
+        return counts
 
     def _look(
         self, specs: list[ModelSpec], stuck: Collection[str]
@@ -177,8 +176,8 @@ class OnDemand:
             return True
         if spec.name not in assets:
             return False
-        if (known := assets[spec.name]) is not None:
-            run(self._client, catalog.put_assets(spec.name, known))
+        if (model_assets := assets[spec.name]) is not None:
+            run(self._client, catalog.put_assets(spec.name, model_assets))
         return True
 
     def _wake(

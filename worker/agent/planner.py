@@ -88,18 +88,18 @@ class Planner:
         unattended = self._unattended(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
         needs, awaited = self._needs(view)
-        wanted = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
-        settled = is_settled(specs, hosts, held, unattended, needs, wanted)
+        counts = self.on_demand.turn(view, needs, awaited, self._stuck, self._assets(view))
+        settled = is_settled(specs, hosts, held, unattended, needs, counts)
         if not settled:
             for overview in health.overviews(self._client):
                 for replica in overview.replicas:
                     states.setdefault(replica.state, set()).add((overview.model, replica.replica))
-        awaited -= {name for name, count in wanted.items() if count == 0}  # nothing waits for models that sleep
+        awaited -= {name for name, count in counts.items() if count == 0}  # nothing waits for models that sleep
         if awaited:  # shares are those of all models that are to be placed
             there = {one.spec.name for assignments in held.values() for one in assignments}
             awaited |= {spec.name for spec in specs if spec.name not in there and not spec.unload}
-        known = [spec for spec in specs if spec.name not in awaited]
-        state = (known, hosts, held, states["loaded"], states["failed"], unattended, needs, wanted)
+        placeable = [spec for spec in specs if spec.name not in awaited]
+        state = (placeable, hosts, held, states["loaded"], states["failed"], unattended, needs, counts)
         uses = health.kv_uses(self._client, held, needs) if is_giving_back(held) else {}
         actions = plan(*state, uses)
         unplaced = [one for one in actions if isinstance(one, Unplaceable)]
@@ -127,7 +127,7 @@ class Planner:
         replicas = self._replicas(specs) if actions else view.replicas
         self._stranded.end(specs, self._retire(replicas, [*placed, *present]))
         for one in unplaced:  # after the retirement of what had its name before
-            if not (one.model in wanted and making_room):
+            if not (one.model in counts and making_room):
                 self._tell(one)
         self._tidy(specs, held)
         unfinished = not settled or bool(actions) or bool(awaited) or self.on_demand.waking or is_giving_back(held)
@@ -157,8 +157,8 @@ class Planner:
             return {}, awaited
         first = _first_model(view)
         for spec in view.specs:
-            known = needs.get(spec.name)
-            if spec.unload or (known is not None and known.revision == spec.revision):
+            need_now = needs.get(spec.name)
+            if spec.unload or (need_now is not None and need_now.revision == spec.revision):
                 continue
             if spec.name == first:  # its host tells it once it serves
                 continue
@@ -194,14 +194,14 @@ class Planner:
 
     def _assets(self, view: FarmView) -> dict[str, ModelAssets | None]:
         """Of models on demand that may sleep from the start, as far as their files have been read."""
-        found: dict[str, ModelAssets | None] = {}
+        assets_by_model: dict[str, ModelAssets | None] = {}
         for spec in view.specs:
             is_quiet = spec.name in self.on_demand.quiet  # its assets are published
             if spec.on_demand and not spec.unload and spec.least_replicas == 0 and not is_quiet:
                 over, assets = self._assets_finder.find(spec)
                 if over:
-                    found[spec.name] = assets
-        return found
+                    assets_by_model[spec.name] = assets
+        return assets_by_model
 
     def _unattended(self, held: dict[str, list[Assignment]], living: set[str]) -> set[Part]:
         """The parts on hosts that don't beat whose ranks live all the same: only the agent there is away.

@@ -72,9 +72,9 @@ def _offered(named_text: str, path: str | None) -> dict[str, EngineSettings]:
             not settings.command
             and not settings.url
             and engine.program
-            and (found := shutil.which(engine.program, path=path))
+            and (program := shutil.which(engine.program, path=path))
         ):
-            settings = msgspec.structs.replace(settings, command=[found])
+            settings = msgspec.structs.replace(settings, command=[program])
         if settings.command or settings.url:
             offered[name] = settings
     return offered
@@ -123,10 +123,10 @@ def named_settings(
 
 
 def _program(path: str, option: str) -> str:
-    found = shutil.which(str(Path(path).expanduser()))
-    if found is None:
+    program = shutil.which(str(Path(path).expanduser()))
+    if program is None:
         raise SettingsError(f"{option}={path}: there is no such program, or it may not be run")
-    return str(Path(found).absolute())
+    return str(Path(program).absolute())
 
 
 def address_of(name: str, settings: EngineSettings, host_id: str, model: str, replica: str) -> Address:
@@ -165,8 +165,8 @@ def last_lines(path: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    told = [line.strip()[:300] for line in lines if line.strip() and not line.startswith((" ", "\t"))]
-    return " | ".join(told[-LAST_LINES:])
+    shown = [line.strip()[:300] for line in lines if line.strip() and not line.startswith((" ", "\t"))]
+    return " | ".join(shown[-LAST_LINES:])
 
 
 def engine_command(name: str, settings: EngineSettings, launch: Launch) -> list[str]:
@@ -176,5 +176,5 @@ def engine_command(name: str, settings: EngineSettings, launch: Launch) -> list[
 
 def engine_environment(name: str, launch: Launch) -> dict[str, str]:
     """The variables of an engine's process: the worker's without its secrets, and the engine's own."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(_SECRET)}
-    return kept | CLASSES[name].environment(launch)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(_SECRET)}
+    return environment | CLASSES[name].environment(launch)

@@ -137,11 +137,11 @@ def _structured(grammar: Grammar) -> dict[str, Any]:
             return {"grammar": grammar.text}
 
 
-def _logprobs(told: dict[str, Any], most: int) -> list[TokenLogprobs]:
+def _logprobs(logprobs: dict[str, Any], most: int) -> list[TokenLogprobs]:
     """Of each token; the chosen one is among the most likely ones that vLLM lists, and so one more than `most`."""
-    tops: list[dict[str, float] | None] = told.get("top_logprobs") or []
+    tops: list[dict[str, float] | None] = logprobs.get("top_logprobs") or []
     rows: list[TokenLogprobs] = []
-    for place, chosen in enumerate(told["token_logprobs"]):
+    for place, chosen in enumerate(logprobs["token_logprobs"]):
         top = (tops[place] if place < len(tops) else None) or {}
         ranked = [(int(name.removeprefix(_PREFIX)), value) for name, value in top.items()]
         ranked.sort(key=lambda one: -one[1])

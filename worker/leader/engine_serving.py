@@ -74,7 +74,7 @@ class EngineServing(RequestLoop):
             message = f"{self._title} has {len(self._sequences.rids)} requests and brought no token for {overdue:.1f} s"
             raise Poisoned("deadline", message, ENGINE_RANK)
         is_due = time.monotonic() - self._asked_at > self._ask_after
-        if is_due or (self._running.unsent and (self._running.urgent or self._exchange.gathered)):
+        if is_due or (self._running.unsent and (self._running.urgent or self._exchange.gathered(self._ask_after))):
             self._running.unsent = True  # a row without entries asks what became of its request
             self.deliver()
             self._running.counters.found_in_cache(self._client.prefix_hits())

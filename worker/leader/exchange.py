@@ -61,8 +61,9 @@ LEAVE_S = 1.0
 """Time for the round trip under way to finish at the end of an epoch."""
 LOOK_EVERY_S = 1.0
 """Interval of the looks at other replicas."""
-GATHER_S = 0.008
-"""Shortest time between two emissions that carry neither a first nor a last token: short steps are emitted together."""
+GATHER_S = 0.04
+"""Longest time between two emissions of a stream whose steps are shorter: such steps are emitted together, unless one
+has a first or a last token."""
 CHANNELS = 3
 """Bytes of a pixel: red, green and blue."""
 AT_ONCE = 4 * PAGE_ENTRIES
@@ -194,10 +195,9 @@ class Exchange:
 
     # --- emissions out ----------------------------------------------------------------------------------------------
 
-    @property
-    def gathered(self) -> bool:
-        """True if tokens have been gathered for long enough since the last emission."""
-        return time.monotonic() - self._emitted_at >= self.gather_s
+    def gathered(self, step_s: float) -> bool:
+        """True if the tokens of a further step, which takes `step_s`, would come too late for the next emission."""
+        return time.monotonic() - self._emitted_at + step_s > self.gather_s
 
     def start(self, emissions: list[Emission], claim: Call[Claims] | None) -> None:
         """Begin to emit, and to claim in the same round trip; `finish` returns the answer."""
@@ -574,9 +574,9 @@ class DeadReplicas:
                 gone.append(name)
         self._names = sorted(replicas.keys() - {self._replica})
         # A name is given again once its replica is retired: the next one of that name is another replica.
-        for known in (self._absent_since, self._reported):
-            for name in known.keys() - replicas.keys():
-                del known[name]
+        for by_replica in (self._absent_since, self._reported):
+            for name in by_replica.keys() - replicas.keys():
+                del by_replica[name]
         return gone
 
     def look_again(self, name: str) -> None:

@@ -130,10 +130,10 @@ class RequestLoop(ABC):
 
     # --- emissions --------------------------------------------------------------------------------------------------
 
-    def emit(self) -> None:
-        """Begin to emit what the last steps brought, with a claim if requests wait; nothing where it can wait for
-        more."""
-        if self._running.unsent and (self._running.urgent or self._exchange.gathered):
+    def emit(self, step_s: float) -> None:
+        """Begin to emit what the last steps brought, with a claim if requests wait; nothing where it can wait for the
+        next step, which takes `step_s`."""
+        if self._running.unsent and (self._running.urgent or self._exchange.gathered(step_s)):
             self._exchange.start(self._running.emissions(), self._waiting_claim())
 
     def deliver(self) -> None:

@@ -30,7 +30,7 @@ from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
 
-OVERLAP_BELOW_S = 0.04
+OVERLAP_BELOW_S = 0.05
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
 must: a cancel takes effect one step later where the answer comes during one."""
 LONG_PROMPTS = 64
@@ -180,7 +180,8 @@ class Serving(RequestLoop):
         repeat = self._repeats
         lasts = RepeatTime(self.repeat_within_s)
         with self._execute(plan, repeat) as step:
-            self.emit()  # the command is on its way: Redis gets the last step's tokens while this one runs
+            # The command is on its way: Redis gets the last step's tokens while this one runs.
+            self.emit(self._group.last_seconds)
             more = True
             while more:
                 forward = step.forward(score_targets(plan))

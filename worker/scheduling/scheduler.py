@@ -123,7 +123,7 @@ class Scheduler:
 
     def kv_tokens(self) -> tuple[int, int]:
         """KV that running sequences hold, and that ended ones hold as long as nobody needs the room."""
-        return self._account.used - self._account.kept, self._account.kept
+        return self._account.used - self._account.releasable, self._account.releasable
 
     @property
     def kv_limit(self) -> int:
@@ -156,7 +156,7 @@ class Scheduler:
     @property
     def kv_usage(self) -> float:
         """The part of the KV memory that running sequences hold, 0 to 1."""
-        return (self._account.used - self._account.kept) / max(1, self._account.capacity)
+        return (self._account.used - self._account.releasable) / max(1, self._account.capacity)
 
     def drop(self, sid: int, *, failed: bool = False) -> None:
         """End a sequence in any state, also while a step with it runs; an unknown sid is no error. Its KV is kept as a
@@ -287,7 +287,7 @@ class Scheduler:
         """Raise RuntimeError naming what contradicts itself; cheap enough for every idle moment."""
         account = self._account
         running = self._running
-        cached = self._prefixes.kept
+        cached = self._prefixes.ended
         resident = self._memory.resident
         arrivals: dict[Flow, list[int]] = {}
         for sequence in [*running.values(), *self._waiting]:
@@ -304,7 +304,7 @@ class Scheduler:
                 account.rounded(s.cached) > holders.get(s.sid, 0) for s in running.values()
             ),
             "the KV account does not add up": sum(holders.values()) + copies != account.used,
-            "the account of kept KV does not add up": of_cached != account.kept,
+            "the account of kept KV does not add up": of_cached != account.releasable,
             "the copies of recurrent states do not add up": snapshots != account.snapshots,
             "more KV is reserved than there is": account.used > account.capacity,
             "sequences of a flow are out of their order of arrival": any(

@@ -16,13 +16,12 @@ from control.keys import ModelKeys
 from control.messages import ModelKind, ModelSpec, PoolingAssets
 from control.placement import farm
 from control.placement.demand import Demand
-from control.placement.placement import wanted_of
+from control.placement.placement import count_of
 from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read
-from control.redis.rounds import Rounds, run_rounds
+from control.redis.connection import Call, Steps, read, run_steps
 from control.replicas.health.beats import Beat
 from control.replicas.health.load import ModelLoad, load_of
 from control.replicas.health.look import Look, look_at
@@ -101,10 +100,10 @@ class Overview:
 
 def overviews(client: SyncRedis) -> list[Overview]:
     """Every model that the farm knows, in order of name. Raises RedisUnavailable."""
-    return run_rounds(client, reading_overviews())
+    return run_steps(client, reading_overviews())
 
 
-def reading_overviews(names: Sequence[str] | None = None) -> Rounds[list[Overview]]:
+def reading_overviews(names: Sequence[str] | None = None) -> Steps[list[Overview]]:
     """The round trips of `overviews`. `names`: those of all models, where they were read before."""
     every: Sequence[str] = (yield [catalog.names()])[0] if names is None else names
     models: list[Overview] = []
@@ -115,13 +114,13 @@ def reading_overviews(names: Sequence[str] | None = None) -> Rounds[list[Overvie
 
 def overview(client: SyncRedis, model: str) -> Overview:
     """One model; an unknown one is loading, with the reason. Raises RedisUnavailable."""
-    overviews_read = run_rounds(client, _reading([model]))
+    overviews_read = run_steps(client, _reading([model]))
     if not overviews_read:
         return Overview(model, "loading", "the farm does not know the model yet", 0, 0, 0, 0, None, [])
     return overviews_read[0]
 
 
-def _reading(names: Sequence[str]) -> Rounds[list[Overview]]:
+def _reading(names: Sequence[str]) -> Steps[list[Overview]]:
     """Those of these few models that have a specification, in two round trips."""
     about = iter((yield [call for name in names for call in _about(name)]))
     rows = [(next(about), [*islice(about, 6)]) for _ in names]
@@ -145,7 +144,7 @@ class _Model:
     @property
     def wanted(self) -> int:
         """The replicas that are to run now."""
-        return wanted_of(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
+        return count_of(self.spec, {} if self.demand is None else {self.spec.name: self.demand.replicas})
 
 
 def _about(name: str) -> list[Call[Any]]:

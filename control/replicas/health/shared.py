@@ -7,8 +7,7 @@ import msgspec
 from control import constants, keys
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import optional_text, read, write
-from control.redis.rounds import Rounds, run_rounds
+from control.redis.connection import Steps, optional_text, read, run_steps, write
 from control.replicas.health.overview import Overview, reading_overviews
 
 _decode = msgspec.json.Decoder(list[Overview]).decode
@@ -19,10 +18,10 @@ def shared_overviews(client: SyncRedis) -> list[Overview]:
 
     Raises RedisUnavailable.
     """
-    return run_rounds(client, reading_shared())
+    return run_steps(client, reading_shared())
 
 
-def reading_shared() -> Rounds[list[Overview]]:
+def reading_shared() -> Steps[list[Overview]]:
     """The round trips of `shared_overviews`: one where another process has read them."""
     turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
     stored = read("GET", keys.OVERVIEWS, parse=optional_text)

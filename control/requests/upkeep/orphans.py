@@ -9,8 +9,7 @@ from typing import Any
 from control import constants, keys
 from control.keys import ModelKeys
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run, write
-from control.redis.rounds import Rounds
+from control.redis.connection import Call, Steps, read, run, write
 
 GRACE_MS = 30_000
 """Time for which a request of a dead API process waits for its client to return on another one."""
@@ -54,7 +53,7 @@ def take_round(api: str) -> Call[bool]:
     return write("SET", keys.REAPER_LOCK, api, "NX", "PX", constants.ROUND_MS, parse=bool)
 
 
-def gone_apis() -> Rounds[list[str]]:
+def gone_apis() -> Steps[list[str]]:
     """API processes that have been seen and whose heartbeat has lapsed."""
     [api_ids] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
     alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in api_ids]

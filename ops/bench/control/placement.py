@@ -17,8 +17,8 @@ from control.placement.give_back import KvUse, lenders
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Place, plan
-from ops.bench import program
-from ops.bench.common.figures import Figure, conclude
+from ops.harness.figures import Figure
+from ops.harness.program import benchmark, option, run
 
 GIB = 2**30
 MOST_TURNS = 60
@@ -35,10 +35,10 @@ VIOLATIONS = (
 )
 
 
-@click.command()
-@click.option("--farms", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def placement(farms: int, seed: int) -> None:
+@benchmark
+@option("--farms", 10_000)
+@option("--seed", 0, type=int)
+def placement(farms: int, seed: int) -> list[Figure]:
     """Play random farms and changes, each at the planner's functions alone; exit status 1 for any violation."""
     began = time.monotonic()
     counts: Counter[str] = Counter()
@@ -50,7 +50,7 @@ def placement(farms: int, seed: int) -> None:
         f"{counts['unplaced']} farms had replicas without a place, {counts['moves']} moves were made, "
         f"which placed {counts['placed by moves']} replicas; {counts['shares given back']} shares were given back"
     )
-    conclude([Figure(name, counts[name], 0) for name in VIOLATIONS])
+    return [Figure(name, counts[name], 0) for name in VIOLATIONS]
 
 
 def _random_host(chance: random.Random, name: str) -> Host:
@@ -261,4 +261,4 @@ class RandomFarm:
 
 
 if __name__ == "__main__":
-    program.run(placement)
+    run(placement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from control.messages import GenerationRequest, Sampling
 from control.redis.connection import Call, connect, connect_blocking, run
 from control.replicas.lease import Lease, acquire
 from control.requests import Claims, Emission, Enqueue, Enqueued, enqueue
-from ops.bench.control.work import timed
 from worker.engine.step import Forward, Step
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import DeadReplicas, EmissionAnswer, Exchange, RedisCalls
@@ -261,8 +261,8 @@ def stepping(
 def _time_emissions(serving: Serving, exchange: TimedExchange) -> None:
     emit = serving.emit
 
-    def timed_emit() -> None:
-        exchange.seconds += timed(emit)
+    def timed_emit(step_s: float) -> None:
+        exchange.seconds += timed(lambda: emit(step_s))
 
     serving.emit = timed_emit  # type: ignore[method-assign]
 
@@ -280,3 +280,25 @@ def _echo(url: str, lease: Lease, rank: int) -> subprocess.Popen[bytes]:
 def _ended(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait()
+
+
+# --- the work of a step without a model -------------------------------------------------------------------------------
+
+PROBE = 1 << 20
+"""Bytes hashed to find out how fast that goes."""
+
+
+def hashing(seconds: float) -> Callable[[], object]:
+    """A step's computation, of about `seconds`: one call that leaves the interpreter to others while it computes, as a
+    forward in C++ and waiting for a GPU do."""
+    probe = bytes(PROBE)
+    fastest = min(timed(lambda: hashlib.sha256(probe)) for _ in range(100))
+    block = bytes(round(PROBE * seconds / fastest))
+    return lambda: hashlib.sha256(block)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

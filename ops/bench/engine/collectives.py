@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import click
 import torch
 from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ops.bench import program
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import Summary, summarise
+from ops.harness.figures import Figure, Summary, summarise
+from ops.harness.program import Outcome, benchmark, option, run
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
 
@@ -40,17 +36,13 @@ class Measured:
     microseconds: Summary
 
 
-@click.command()
-@click.option("--ranks", type=click.IntRange(2, 8), default=2, show_default=True)
-@click.option("--repeat", type=click.IntRange(20), default=3000, show_default=True, help="Exchanges for each figure.")
+@benchmark
+@option("--ranks", 2, type=click.IntRange(2, 8))
+@option("--repeat", 3000, "Exchanges for each figure.", type=click.IntRange(20))
 @click.option("--pin/--no-pin", default=False, show_default=True, help="Bind each rank to a processor of its own.")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
-)
-def collectives(ranks: int, repeat: int, pin: bool, json_file: Path | None) -> None:
+def collectives(ranks: int, repeat: int, pin: bool) -> Outcome:
     """Time all-reduce and all-gather between processes: over gloo, and through shared memory."""
-    machine = f"{describe()}; {ranks} ranks of one thread{', bound' if pin else ''}"
-    click.echo(machine)
+    click.echo(f"{ranks} ranks of one thread{', bound' if pin else ''}")
     found: list[Measured] = []
     for way in (GLOO, SHARED):
         for one in measure(way, ranks, repeat, pin):
@@ -60,10 +52,8 @@ def collectives(ranks: int, repeat: int, pin: bool, json_file: Path | None) -> N
                 f"{way:<12} {one.what:<11} {one.floats:>9,} floats: "
                 f"median {took.p50:8.1f} µs, p99 {took.p99:8.1f} µs, worst {took.max:9.1f} µs"
             )
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "figures": [asdict(one) for one in found]}, indent=1))
     best = min(one.microseconds.p50 for one in found if (one.what, one.floats) == ("all-reduce", SIZES[0]))
-    conclude([Figure(f"all-reduce of {SIZES[0]:,} floats, median", best, LIMIT_US, "µs")])
+    return Outcome([Figure(f"all-reduce of {SIZES[0]:,} floats, median", best, LIMIT_US, "µs")], {"exchanges": found})
 
 
 def measure(way: str, ranks: int, repeat: int, pin: bool = False) -> list[Measured]:
@@ -125,4 +115,4 @@ def timed(collective: Collective, what: str, floats: int, count: int) -> list[fl
 
 
 if __name__ == "__main__":
-    program.run(collectives)
+    run(collectives)

@@ -11,8 +11,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ops.bench import program
-from ops.bench.common.machine import describe
+from ops.harness.program import Outcome, benchmark, run
 from worker.native.library import NUMBERS, Linear, declare_products
 from worker.native.memory import empty, zeros
 
@@ -70,9 +69,9 @@ def product(library: ctypes.CDLL, kind: str) -> Product:
     return Product(library, pool, linear, [packed, scales, sums])
 
 
-@click.command()
+@benchmark
 @click.argument("libraries", metavar="NAME=FILE...", nargs=-1, required=True)
-def compilers(libraries: tuple[str, ...]) -> None:
+def compilers(libraries: tuple[str, ...]) -> Outcome:
     """Time products with weights that a cache holds, by one thread: the fastest of each library's turns, in µs.
 
     FILE is a library in ~/.cache/furrow/compiled, or of a wheel (`python -m ops.wheels --libraries-only`). What else
@@ -84,7 +83,8 @@ def compilers(libraries: tuple[str, ...]) -> None:
         loaded[name] = ctypes.CDLL(file)
         declare_products(loaded[name])
         click.echo(f"{name}: {loaded[name].furrow_build().decode()}")
-    click.echo(f"{describe()}; 1 thread, {OUTPUTS} x {INPUTS}")
+    click.echo(f"1 thread, {OUTPUTS} x {INPUTS}")
+    microseconds: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         products = {name: product(library, kind) for name, library in loaded.items()}
         for rows in (1, 8, 64):
@@ -94,8 +94,10 @@ def compilers(libraries: tuple[str, ...]) -> None:
             for _ in range(TURNS):
                 for name, one in products.items():
                     fastest[name] = min(fastest[name], one.microseconds(x, out))
+            microseconds[f"{kind}, {rows} rows"] = fastest
             click.echo(f"{kind}, {rows} rows: " + ", ".join(f"{name} {value:.0f}" for name, value in fastest.items()))
+    return Outcome(details={"microseconds": microseconds})
 
 
 if __name__ == "__main__":
-    program.run(compilers)
+    run(compilers)

@@ -1,126 +1,365 @@
-"""The engine's decode speed beside that of transformers' `generate` on the same weights in the same run."""
+"""Greedy decoding of a batch, timed step by step, by several engines in turns on the same weights: Furrow's forward in
+C++ and in torch, several ranks, and transformers' `generate`."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
 
 import click
 import torch
+from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from control.quantization import QUANTS
-from ops.bench import program
-from ops.bench.common.machine import describe
-from ops.bench.common.random_model import build
-from ops.bench.common.shapes import SHAPES
-from ops.bench.common.summary import median
-from ops.bench.engine.engines import Decoded, Furrow, Transformers
+from control.commands import BatchChange, GenerateStep, StepRow
+from control.messages import Sampling
+from ops.bench.peers.loops.transformers_generate import generate
+from ops.harness.figures import Figure
+from ops.harness.models import Models
+from ops.harness.program import (
+    PATH,
+    Outcome,
+    benchmark,
+    models_option,
+    option,
+    quant_option,
+    run,
+    several,
+    shape_option,
+    threads_option,
+)
+from worker.collective import Collective, Solo, rendezvous
+from worker.collective.abort import Abort
+from worker.engine.step import Engine
+from worker.kv.base import STORED_TYPES, CacheLayout
+from worker.kv.stores import store_for
 from worker.kv.torch.pages import BLOCK_TOKENS
+from worker.models.loading import load
+from worker.native.host import SWITCH
+from worker.repository.files import ModelFiles
+from worker.repository.validation import context_length
+from worker.sampling.sampler import StepSampler
+from worker.scheduling.sequence import Sequence
+
+CPP, TORCH, TRANSFORMERS, RANKS, GLOO = "c++", "torch", "transformers", "ranks", "ranks-gloo"
+RANKS_SHARE = 0.90
+"""Of one rank's decode rate, with as many threads in all, that ranks sharing memory are to reach."""
+SEQUENCES = 256
+"""Sequences whose recurrent states have room beside the tokens that are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """`seconds[0]` is the prompt and the first token, each further one a step; `tokens` is by sequence."""
+
+    seconds: list[float]
+    tokens: list[list[int]]
+
+
+class Decoder(Protocol):
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """`count` tokens for each prompt, all in one batch; the prompts have equal lengths."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The weights and the resources of every engine."""
+
+    folder: Path
+    dtype: str
+    device: str
+    threads: int
+    kv_tokens: int
+    tp: int
+    quant: str | None = None
+    kv_type: str | None = None
+
+    @property
+    def furrow_dtype(self) -> str:
+        """A CPU computes in float32 whatever the checkpoint has, unless it is to be exact."""
+        return "float32" if self.device == "cpu" and self.dtype != "float64" else self.dtype
+
+
+class Furrow:
+    """The engine and sampler as a leader uses them, without Redis; one rank of a group where `collective` is given."""
+
+    def __init__(self, setting: Setting, collective: Collective | None = None, cpp: bool = True) -> None:
+        os.environ[SWITCH] = "1" if cpp else "0"
+        config = json.loads((setting.folder / "config.json").read_text())
+        files = ModelFiles(config=config, weights=sorted(setting.folder.glob("*.safetensors")), folder=setting.folder)
+        self._collective = collective or Solo()
+        model = load(
+            files,
+            collective=self._collective,
+            dtype=setting.furrow_dtype,
+            quant=setting.quant,
+            kv_type=setting.kv_type,
+            device=setting.device,
+        )
+        assert isinstance(model.cache_layout, CacheLayout)
+        room = setting.kv_tokens + SEQUENCES * model.cache_layout.state_tokens
+        store = store_for(model.cache_layout, room, context_length(config), self._collective.world_size)
+        self._engine = Engine(model, store, self._collective)
+        self.weight_bytes = model.weight_bytes
+        self._engine.prepare()
+        self._next = 0
+        self._running: list[int] = []
+
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """As Decoder's; on every rank of a group alike."""
+        sids = list(range(self._next, self._next + len(prompts)))
+        new = dict(zip(sids, prompts, strict=True))
+        sampling = Sampling(max_tokens=count, temperature=0.0, seed="0")
+        sequences = {sid: Sequence(rid="", choice=0, prompt=new[sid], sampling=sampling, sid=sid) for sid in sids}
+        sampler = StepSampler()
+        # A step ends when its tokens are here; the device may be at work on the next one by then.
+        seconds, before = [], time.perf_counter()
+        for step in range(count):
+            command = self._command(new if step == 0 else {}, step + 1)
+            with self._engine.step(command) as running:
+                forward = running.forward()
+                if running.rank == 0:
+                    pending = sampler.begin([sequences[sid] for sid in forward.sids], forward)
+                    running.run_ahead(pending.on_device)
+                    running.agree(pending.wait().ids)
+                else:
+                    running.agree()
+            for sid, token in zip(forward.sids, running.tokens, strict=True):
+                sequences[sid].output.append(token)
+            after = time.perf_counter()
+            seconds.append(after - before)
+            before = after
+        self._next, self._running = self._next + len(prompts), sids
+        return Decoded(seconds, [sequences[sid].output for sid in sids])
+
+    def _command(self, new: dict[int, list[int]], seq: int) -> GenerateStep:
+        """New prompts take the place of what ran before; without any, every sequence decodes by itself."""
+        rows = [StepRow(sid, tokens, 0, True) for sid, tokens in new.items()]
+        change = BatchChange(rows=rows, left=self._running if new else [])
+        return GenerateStep(epoch=1, seq=seq, model_id="bench", change=change)
+
+
+class Transformers:
+    """`generate` with its default cache and attention."""
+
+    def __init__(self, setting: Setting) -> None:
+        model: Any = AutoModelForCausalLM.from_pretrained(setting.folder, dtype=getattr(torch, setting.dtype))
+        self._model, self._device = model.to(setting.device).eval(), setting.device
+
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """As Decoder's."""
+        began, stamps, tokens = generate(self._model, self._device, prompts, count)
+        return Decoded([after - before for before, after in pairwise([began, *stamps])], tokens)
+
+
+class Ranks:
+    """The processes of one group of `tp` ranks, each with its share of the threads; `decode` is timed by rank 0."""
+
+    def __init__(self, setting: Setting, shared: bool = True) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # imported once for all ranks
+        self._scratch = tempfile.TemporaryDirectory(prefix="furrow-bench-")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(setting.tp):
+            ours, theirs = context.Pipe()
+            about = (setting, rank, shared, f"{self._scratch.name}/rendezvous", theirs)
+            self._processes.append(context.Process(target=_serve, args=about, daemon=True))
+            self._processes[-1].start()
+            theirs.close()
+            self._pipes.append(ours)
+        for pipe in self._pipes:
+            self._answer(pipe)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join()
+        self._scratch.cleanup()
+
+    def decode(self, prompts: list[list[int]], count: int) -> Decoded:
+        """As Decoder's."""
+        for pipe in self._pipes:
+            pipe.send((prompts, count))
+        first, *_others = [self._answer(pipe) for pipe in self._pipes]
+        return first
+
+    def _answer(self, pipe: Connection) -> Decoded:
+        try:
+            return pipe.recv()
+        except EOFError:
+            raise click.ClickException("a rank has ended; its last output is above") from None
+
+
+def _serve(setting: Setting, rank: int, shared: bool, place: str, pipe: Connection) -> None:
+    """One rank, until its pipe is closed."""
+    torch.set_num_threads(max(1, setting.threads // setting.tp))
+    logging.disable_progress_bar()
+    collective: Collective = Solo()
+    if setting.tp > 1:
+        store = PrefixStore("bench", FileStore(place, setting.tp))
+        collective = rendezvous.join(store, rank, setting.tp, "cpu", Abort(), shared)
+    furrow = Furrow(setting, collective)
+    pipe.send(None)
+    try:
+        while True:
+            pipe.send(furrow.decode(*pipe.recv()))
+    except EOFError:
+        collective.close()
+
+
+ENGINES: dict[str, Callable[[ExitStack, Setting], Decoder]] = {
+    CPP: lambda stack, setting: Furrow(setting),
+    TORCH: lambda stack, setting: Furrow(setting, cpp=False),
+    TRANSFORMERS: lambda stack, setting: Transformers(setting),
+    RANKS: lambda stack, setting: stack.enter_context(Ranks(setting)),
+    GLOO: lambda stack, setting: stack.enter_context(Ranks(setting, shared=False)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Medians over all steps of all rounds, the fastest step, and the prompt with its first token, in ms; tokens a
+    second at the median."""
+
+    step_ms: float
+    fastest_ms: float
+    first_ms: float
+    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Medians over all steps of all rounds; `equal` counts the sequences with the same tokens from both."""
+    """`equal` counts the sequences with the same tokens from all engines."""
 
     batch: int
-    furrow_step_ms: float
-    transformers_step_ms: float
-    furrow_tokens_per_second: float
-    transformers_tokens_per_second: float
-    furrow_first_ms: float
-    transformers_first_ms: float
-    ratio: float
-    """Furrow's decode speed over transformers'; above 1 Furrow is faster."""
+    engines: dict[str, Timed]
     equal: int
 
+    def line(self) -> str:
+        cells = (
+            f"{name} {one.tokens_per_second:.1f} tok/s ({one.step_ms:.2f} ms a step, at best {one.fastest_ms:.2f}; "
+            f"prompts {one.first_ms:.0f} ms)"
+            for name, one in self.engines.items()
+        )
+        return f"batch {self.batch}: {'; '.join(cells)}; equal tokens in {self.equal} of {self.batch} sequences"
 
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True, help="A random model.")
-@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Or this model folder.")
-@click.option("--batch", "batches", type=click.IntRange(1), multiple=True, default=(1, 8), show_default=True)
-@click.option("--prompt", "length", type=click.IntRange(1), default=64, show_default=True, help="Prompt tokens.")
-@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens to generate.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Measured rounds, taken in turns.")
-@click.option("--dtype", type=click.Choice(("float32", "float64", "bfloat16", "float16")), default="float32")
-@click.option("--quant", type=click.Choice(QUANTS), help="Pack Furrow's weights; transformers' stay as they are.")
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda:0.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of both [default: torch's choice].")
+
+def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, rounds: int) -> Comparison:
+    """All engines in turns, so that a change of the machine's mood meets all; a first round is not counted."""
+    runs = [{name: engine.decode(prompts, tokens) for name, engine in engines.items()} for _ in range(rounds + 1)]
+    timed: dict[str, Timed] = {}
+    for name in engines:
+        steps = [1000 * seconds for run in runs[1:] for seconds in run[name].seconds[1:]]
+        first = median(1000 * run[name].seconds[0] for run in runs[1:])
+        timed[name] = Timed(median(steps), min(steps), first, 1000 * len(prompts) / median(steps))
+    answers = zip(*(run.tokens for run in runs[-1].values()), strict=True)
+    return Comparison(len(prompts), timed, sum(len(set(map(tuple, rows))) == 1 for rows in answers))
+
+
+@benchmark
+@shape_option("tiny")
+@click.option("--model", type=PATH, help="Or this model folder.")
+@models_option
 @click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
+    "--engine",
+    "names",
+    type=click.Choice(list(ENGINES)),
+    multiple=True,
+    default=(CPP, TORCH),
+    show_default=True,
+    help="Taken in turns.",
 )
+@several("--batch", "batches", (1, 8))
+@option("--prompt", 64, "Prompt tokens.")
+@option("--tokens", 64, "Tokens to generate.", type=click.IntRange(2))
+@option("--rounds", 5, "Measured rounds, taken in turns.")
+@option("--dtype", "float32", "The checkpoint's.", type=click.Choice(("float32", "float64", "bfloat16", "float16")))
+@quant_option
+@click.option("--kv-type", type=click.Choice(list(STORED_TYPES)), help="Keys and values of Furrow's engines.")
+@option("--device", "cpu", "cpu or cuda:0.")
+@option("--tp", 2, "Ranks of the engines that have several.", type=click.IntRange(2, 8))
+@threads_option
 def decode(
     shape: str,
     model: Path | None,
+    folder: Path | None,
+    names: tuple[str, ...],
     batches: tuple[int, ...],
-    length: int,
+    prompt: int,
     tokens: int,
     rounds: int,
     dtype: str,
     quant: str | None,
+    kv_type: str | None,
     device: str,
+    tp: int,
     threads: int | None,
-    json_file: Path | None,
-) -> None:
-    """Decode greedily with both engines, in turns, and print the medians and their ratio."""
+) -> Outcome:
+    """Decode greedily with each engine, in turns: medians, and fastest steps, which other work disturbs least.
+
+    --quant and --kv-type are Furrow's alone. Exit status 1 where ranks miss their share of the rate of c++.
+    """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise click.UsageError(f"--device {device}: torch sees no GPU here; use cpu")
     logging.disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
-    machine = f"{describe()}; {torch.get_num_threads()} threads, {quant or dtype}, {device}"
-    click.echo(f"{machine}\n{model or shape}: {length} prompt tokens, {tokens} generated, {rounds} rounds")
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
-        folder = model or build(shape, Path(scratch), dtype)
-        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    click.echo(f"{torch.get_num_threads()} threads, {quant or dtype}, {device}")
+    click.echo(f"{model or shape}: {prompt} prompt tokens, {tokens} generated, {rounds} rounds")
+    with ExitStack() as stack:
+        scratch = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
+        checkpoint = model or Models(shape, scratch, dtype).checkpoint()
         # A GPU keeps whole blocks of positions, and one more where it runs ahead.
-        room = max(batches) * (length + tokens + 2 * BLOCK_TOKENS)
-        furrow = Furrow(folder, dtype, device, kv_tokens=room, quant=quant)
-        reference = Transformers(folder, dtype, device)
-        found = []
+        room = max(batches) * (prompt + tokens + 2 * BLOCK_TOKENS)
+        setting = Setting(checkpoint, dtype, device, torch.get_num_threads(), room, tp, quant, kv_type)
+        engines = {name: ENGINES[name](stack, setting) for name in names}
+        for engine in engines.values():
+            if isinstance(engine, Furrow):
+                size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+                click.echo(f"weights {engine.weight_bytes / 1e6:.0f} MB, files {size / 1e6:.0f} MB")
+                break
+        vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
+        comparisons: list[Comparison] = []
         for batch in batches:
             generator = torch.Generator().manual_seed(batch)
-            prompts = torch.randint(vocabulary, (batch, length), generator=generator).tolist()
-            found.append(compare(furrow, reference, prompts, tokens, rounds))
-            click.echo(line(found[-1]))
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "batches": [asdict(one) for one in found]}, indent=1))
+            prompts = torch.randint(vocabulary, (batch, prompt), generator=generator).tolist()
+            comparisons.append(compare(engines, prompts, tokens, rounds))
+            click.echo(comparisons[-1].line())
+    return Outcome(limits(comparisons, tp) or None, {"batches": comparisons})
 
 
-def compare(furrow: Furrow, reference: Transformers, prompts: list[list[int]], tokens: int, rounds: int) -> Comparison:
-    """Both engines in turns, so that a change of the machine's mood meets both; a first round is not counted."""
-    ours: list[Decoded] = []
-    theirs: list[Decoded] = []
-    for _ in range(rounds + 1):
-        ours.append(furrow.decode(prompts, tokens))
-        theirs.append(reference.decode(prompts, tokens))
-    step = [median([s for one in runs[1:] for s in one.seconds[1:]]) for runs in (ours, theirs)]
-    first = [median([one.seconds[0] for one in runs[1:]]) for runs in (ours, theirs)]
-    return Comparison(
-        batch=len(prompts),
-        furrow_step_ms=step[0] * 1000,
-        transformers_step_ms=step[1] * 1000,
-        furrow_tokens_per_second=len(prompts) / step[0],
-        transformers_tokens_per_second=len(prompts) / step[1],
-        furrow_first_ms=first[0] * 1000,
-        transformers_first_ms=first[1] * 1000,
-        ratio=step[1] / step[0],
-        equal=sum(a == b for a, b in zip(ours[-1].tokens, theirs[-1].tokens, strict=True)),
-    )
-
-
-def line(found: Comparison) -> str:
-    """The comparison in words."""
-    ours = f"{found.furrow_tokens_per_second:.1f} tok/s ({found.furrow_step_ms:.2f} ms a step)"
-    theirs = f"{found.transformers_tokens_per_second:.1f} tok/s ({found.transformers_step_ms:.2f} ms)"
-    return (
-        f"batch {found.batch}: Furrow {ours}, transformers {theirs}: {found.ratio:.2f} times as fast; "
-        f"prompt and first token {found.furrow_first_ms:.1f} ms and {found.transformers_first_ms:.1f} ms; "
-        f"equal tokens in {found.equal} of {found.batch} sequences"
-    )
+def limits(comparisons: list[Comparison], tp: int) -> list[Figure]:
+    """The ranks that share memory beside one rank; nothing where one of them was not asked for."""
+    rates = [(one.batch, one.engines.get(RANKS), one.engines.get(CPP)) for one in comparisons]
+    return [
+        Figure(
+            f"tp {tp} over tp 1, batch {batch}",
+            ranks.tokens_per_second / one.tokens_per_second,
+            RANKS_SHARE,
+            at_least=True,
+        )
+        for batch, ranks, one in rates
+        if ranks is not None and one is not None
+    ]
 
 
 if __name__ == "__main__":
-    program.run(decode)
+    run(decode)

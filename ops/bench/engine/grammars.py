@@ -6,8 +6,8 @@ import json
 import random
 import time
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from statistics import median
 
 import click
 import psutil
@@ -18,9 +18,7 @@ from tokenizers import pre_tokenizers
 from control.messages import Grammar, ModelAssets, Sampling
 from control.text.grammar import tokenizer_of
 from control.text.vocabulary import read_token_bytes
-from ops.bench import program
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import median
+from ops.harness.program import Outcome, benchmark, option, run, several, threads_option
 from worker.engine.step import Forward
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
@@ -60,21 +58,17 @@ class StepCost:
     free: float
 
 
-@click.command()
-@click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64), show_default=True)
-@click.option("--vocabulary", type=click.IntRange(1000), default=151_936, show_default=True, help="Tokens.")
-@click.option("--steps", type=click.IntRange(1), default=30, show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
-)
+@benchmark
+@several("--rows", "counts", (1, 8, 64))
+@option("--vocabulary", 151_936, "Tokens.", type=click.IntRange(1000))
+@option("--steps", 30)
+@threads_option
 @torch.inference_mode()
-def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int | None, json_file: Path | None) -> None:
+def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int | None) -> Outcome:
     """Time grammars on a vocabulary of made-up words: compiling, and each step of constrained rows."""
     if threads is not None:
         torch.set_num_threads(threads)
-    machine = f"{describe()}; {torch.get_num_threads()} threads"
-    click.echo(f"{machine}\n{vocabulary} tokens, {steps} steps")
+    click.echo(f"{torch.get_num_threads()} threads, {vocabulary} tokens, {steps} steps")
     process, begun = psutil.Process(), time.perf_counter()
     before = process.memory_info().rss
     assets, form = made_up(vocabulary), Future[LLTokenizer]()
@@ -90,8 +84,7 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
             cost = measure(known, name, rows, vocabulary, steps)
             found.append(cost)
             click.echo(f"  {rows} rows, ms: masks {cost.masks:.3f}, sampled {cost.bound:.2f}, free {cost.free:.2f}")
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "steps": [asdict(one) for one in found]}, indent=1))
+    return Outcome(details={"steps": found})
 
 
 def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) -> StepCost:
@@ -162,4 +155,4 @@ def made_up(size: int) -> ModelAssets:
 
 
 if __name__ == "__main__":
-    program.run(grammars)
+    run(grammars)

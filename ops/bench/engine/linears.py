@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import click
@@ -16,10 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ops.bench import program
-from ops.bench.common.machine import describe
-from ops.bench.common.shapes import SHAPES
-from ops.bench.common.summary import median
+from ops.harness.models import SHAPES
+from ops.harness.program import Outcome, benchmark, option, run, several, shape_option, threads_option
 from worker.models.torch.layers.linear import NativeLinear
 from worker.models.torch.layers.packing import Matrix
 from worker.native.library import Threads, threads_here
@@ -123,31 +120,19 @@ def layers_of(shape: dict[str, Any]) -> list[Layer]:
     ]
 
 
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
-@click.option("--rows", "counts", type=click.IntRange(1), multiple=True, default=(1, 8, 64, 512), show_default=True)
+@benchmark
+@shape_option("qwen3-0.6b")
+@several("--rows", "counts", (1, 8, 64, 512))
 @click.option("--kernel", "names", type=click.Choice([one.name for one in KERNELS]), multiple=True, help="Only these.")
-@click.option(
-    "--passes", type=click.IntRange(1), default=5, show_default=True, help="Measured passes over the weights."
-)
-@click.option("--threads", type=click.IntRange(1), help="CPU threads [default: torch's choice].")
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write all figures here."
-)
+@option("--passes", 5, "Measured passes over the weights.")
+@threads_option
 @torch.inference_mode()
-def linears(
-    shape: str,
-    counts: tuple[int, ...],
-    names: tuple[str, ...],
-    passes: int,
-    threads: int | None,
-    json_file: Path | None,
-) -> None:
+def linears(shape: str, counts: tuple[int, ...], names: tuple[str, ...], passes: int, threads: int | None) -> Outcome:
     """Time a step's linear layers, each with every kernel, on weights that no cache holds."""
     if threads is not None:
         torch.set_num_threads(threads)
-    machine = f"{describe()}; {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    click.echo(f"{machine}\n{shape}: ms (GB/s of weights), {passes} passes")
+    click.echo(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    click.echo(f"{shape}: ms (GB/s of weights), {passes} passes")
     kernels = [one for one in KERNELS if not names or one.name in names]
     found: list[Timing] = []
     for rows in counts:
@@ -161,8 +146,7 @@ def linears(
                 totals[one.kernel] += one.milliseconds * layer.count
         speeds = (f"{name} {1000 * rows / total:.1f}" for name, total in totals.items())
         click.echo(f"{rows} rows, all layers of a step, tokens/s: {'; '.join(speeds)}")
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": machine, "timings": [asdict(one) for one in found]}, indent=1))
+    return Outcome(details={"timings": found})
 
 
 def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:
@@ -185,4 +169,4 @@ def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:
 
 
 if __name__ == "__main__":
-    program.run(linears)
+    run(linears)

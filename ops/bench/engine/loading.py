@@ -6,15 +6,13 @@ import gc
 import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 
 import click
 import psutil
 
-from control.quantization import QUANTS
-from ops.bench import program
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import median
+from ops.harness.figures import Figure
+from ops.harness.program import Outcome, benchmark, option, quant_option, run
 from worker.repository.files import inspect, is_gguf
 from worker.weights.gguf import read_model
 
@@ -24,14 +22,14 @@ KEPT, PEAK = 1.1, 1.2
 """Times the tensors' size."""
 
 
-@click.command()
+@benchmark
 @click.option("--model", required=True, type=click.Path(path_type=Path), help="A folder or a GGUF file.")
-@click.option("--quant", type=click.Choice(QUANTS), help="Pack the weights.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-def loading(model: Path, quant: str | None, rounds: int) -> None:
+@quant_option
+@option("--rounds", 3)
+def loading(model: Path, quant: str | None, rounds: int) -> Outcome:
     """Load a folder or GGUF file in a process of its own. Pages of files, which the kernel can drop, count nowhere."""
     size = tensor_bytes(model)
-    click.echo(f"{describe()}\n{model.name}: {size / MIB:.0f} MiB of tensors in the files")
+    click.echo(f"{model.name}: {size / MIB:.0f} MiB of tensors in the files")
     context = multiprocessing.get_context("spawn")
     kept: list[float] = []
     peaks: list[float] = []
@@ -44,13 +42,11 @@ def loading(model: Path, quant: str | None, rounds: int) -> None:
         kept.append((after - bare) / size)
         peaks.append((peak - bare) / size)
         click.echo(f"bare {bare / MIB:.0f} MiB, kept {(after - bare) / MIB:.0f}, peak {(peak - bare) / MIB:.0f}")
-    if quant is None:
-        conclude(
-            [
-                Figure("weights kept, times the files' tensors", median(kept), KEPT),
-                Figure("peak of a load, times the files' tensors", median(peaks), PEAK),
-            ]
-        )
+    figures = [
+        Figure("weights kept, times the files' tensors", median(kept), KEPT),
+        Figure("peak of a load, times the files' tensors", median(peaks), PEAK),
+    ]
+    return Outcome(figures if quant is None else None, {"kept": kept, "peaks": peaks})
 
 
 def tensor_bytes(model: Path) -> int:
@@ -100,4 +96,4 @@ def _bytes(process: psutil.Process) -> int:
 
 
 if __name__ == "__main__":
-    program.run(loading)
+    run(loading)

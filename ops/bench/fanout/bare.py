@@ -20,8 +20,7 @@ from litestar import Litestar, Request, post
 from litestar.response import Stream
 
 from control.process import die_with_parent
-from ops.bench.fanout.ring import TOKENS, Ring
-from ops.bench.fanout.schedule import TEXT, Load
+from ops.bench.fanout.leaders import TEXT, TOKENS, Load, Ring
 
 _WORDS = [f" {word}" for word in TEXT.split()]
 

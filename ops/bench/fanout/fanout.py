@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,16 +16,15 @@ import msgspec
 
 from control.listening import free_port
 from control.redis.connection import connect
-from ops.bench import program
-from ops.bench.common.farm import HOST, NOBODY_REFUSED, say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import Summary
-from ops.bench.fanout.parts import Meter, Part, resident, running, split_cores
-from ops.bench.fanout.schedule import Load
-from ops.bench.fanout.whole import WARM_UP, overhead_ms
+from ops.bench.fanout.leaders import MODEL, Load
+from ops.bench.fanout.readers import WARM_UP, overhead_ms
 from ops.common.waiting import until
+from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, say
+from ops.harness.figures import Figure, Summary
+from ops.harness.processes import Meter, Part, looking, resident, running, split_cores
+from ops.harness.program import Outcome, benchmark, option, run
 from ops.local.embedded import EmbeddedServer
+from ops.local.ready import get
 
 TOKENS_PER_S = 20_000
 LATE_MS = 10.0
@@ -72,16 +69,15 @@ class Seen:
         )
 
 
-@click.command()
-@click.option("--clients", type=click.IntRange(1), default=1000, show_default=True, help="Streams at one time.")
-@click.option("--rate", default=21.0, show_default=True, help="Tokens a second of each stream.")
-@click.option("--replicas", type=click.IntRange(1), default=16, show_default=True, help="Leaders of the streams.")
-@click.option("--tokens", type=click.IntRange(2), default=1000, show_default=True, help="Tokens of an answer.")
-@click.option("--seconds", default=15.0, show_default=True, help="Measured time of each load.")
-@click.option("--minutes", default=0.0, show_default=True, help="Longer full load, to measure memory.")
-@click.option("--requests", type=click.IntRange(0), default=300, show_default=True, help="Answers without stream.")
+@benchmark
+@option("--clients", 1000, "Streams at one time.")
+@option("--rate", 21.0, "Tokens a second of each stream.")
+@option("--replicas", 16, "Leaders of the streams.")
+@option("--tokens", 1000, "Tokens of an answer.", type=click.IntRange(2))
+@option("--seconds", 15.0, "Measured time of each load.")
+@option("--minutes", 0.0, "Longer full load, to measure memory.")
+@option("--requests", 300, "Answers without stream.", type=click.IntRange(0))
 @click.option("--only", type=click.Choice(["whole"]), help="Only the answers that are not streamed.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="File for all figures.")
 def fanout(
     clients: int,
     rate: float,
@@ -91,15 +87,13 @@ def fanout(
     minutes: float,
     requests: int,
     only: str | None,
-    json_path: Path | None,
-) -> None:
+) -> Outcome:
     """One API process on a core of its own; Redis, leaders without a model and the clients are on the others.
 
     The leaders emit through Redis as real ones do, and stamp each token just before; the clients read raw bytes and
     compare. In the last load each answer is a call, whose argument is the text. Beside them the same bytes at the same
     moments come from a bare Litestar stream. Exit status 1 where a figure is missed.
     """
-    click.echo(describe())
     own, others = split_cores()
     os.sched_setaffinity(0, others)
     full = Load(clients, replicas, rate, tokens)
@@ -113,11 +107,7 @@ def fanout(
         with EmbeddedServer(scratch / "redis") as url, api(own, url) as (part, address):
             seen += [streams(others, scratch, url, part, address, *each) for each in loads]
             overhead = whole(others, scratch, url, part, address, requests) if requests else None
-    if json_path is not None:
-        kept: dict[str, Any] = {"machine": describe(), "loads": [asdict(each) for each in seen]}
-        kept["overhead_ms"] = asdict(overhead) if overhead is not None else None
-        json_path.write_text(json.dumps(kept, indent=1))
-    conclude(figures(seen, overhead))
+    return Outcome(figures(seen, overhead), {"loads": seen, "overhead_ms": overhead})
 
 
 def figures(seen: list[Seen], overhead: Summary | None) -> list[Figure]:
@@ -152,9 +142,7 @@ def api(
     """One API process, with `environment` added to its own; yields it and its HOST:PORT."""
     port = free_port(HOST, 0)
     arguments = ["--host", HOST, "--port", str(port), "--max-queued", "100000", *NOBODY_REFUSED, *more]
-    level = os.environ.get("FURROW_LOG_LEVEL") or "error"
-    settings = {"FURROW_REDIS_URL": redis_url, "FURROW_LOG_LEVEL": level}
-    with running(cores, "api", *arguments, environment={**(environment or {}), **settings}) as part:
+    with running(cores, "api", *arguments, environment=part_environment(redis_url, environment)) as part:
         yield part, f"{HOST}:{port}"
 
 
@@ -164,7 +152,7 @@ def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: flo
     arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
     with running(own, f"{BENCH}.bare", *arguments) as part:
         address = f"{HOST}:{port}"
-        until(lambda: get(address, "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
+        until(lambda: get(place_of(address), "/")[0] == 404, "the bare stream answers", READY_WITHIN_S)
         return _read(others, "bare", load, ring, address, seconds, {"api": part.pid})
 
 
@@ -216,18 +204,10 @@ def _read(
     arguments = ["--address", address, "--ring", str(ring), "--load", _json(load), "--seconds", str(seconds)]
     with running(cores, f"{BENCH}.readers", *arguments) as readers:
         assert readers.line() == "begin\n"
-        meter, done, memory = Meter({**pids, "clients": readers.pid}), threading.Event(), list[float]()
-
-        def sample() -> None:
-            while not done.wait(1.0):
-                memory.append(resident(pids["api"]))
-
-        sampling = threading.Thread(target=sample, daemon=True)
-        sampling.start()
-        arrivals = json.loads(readers.line())
-        shares = meter.shares()
-        done.set()
-        sampling.join()
+        meter, memory = Meter({**pids, "clients": readers.pid}), list[float]()
+        with looking(lambda: memory.append(resident(pids["api"])), 1.0):
+            arrivals = json.loads(readers.line())
+            shares = meter.shares()
     seen = Seen(name, load, arrivals, shares, memory)
     click.echo(seen.line())
     return seen
@@ -237,27 +217,20 @@ def _json(load: Load) -> str:
     return msgspec.json.encode(load).decode()
 
 
-def get(address: str, path: str) -> tuple[int, bytes]:
-    """Status and body; 0 while nobody listens."""
-    connection = http.client.HTTPConnection(address, timeout=10)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except OSError:
-        return 0, b""
-    finally:
-        connection.close()
+def place_of(address: str) -> tuple[str, int]:
+    """Of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return host, int(port)
 
 
-def wait_for_model(address: str, model: str = "scripted") -> None:
-    until(lambda: model.encode() in get(address, "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
+def wait_for_model(address: str, model: str = MODEL) -> None:
+    until(lambda: model.encode() in get(place_of(address), "/v1/models")[1], "the API lists the model", READY_WITHIN_S)
 
 
 def wait_for_end(address: str) -> None:
     """Until the API process follows no request."""
     none = b"furrow_api_followed_requests 0.0\n"
-    until(lambda: none in get(address, "/metrics")[1], "the end of every stream", READY_WITHIN_S)
+    until(lambda: none in get(place_of(address), "/metrics")[1], "the end of every stream", READY_WITHIN_S)
 
 
 def _server_pid(redis_url: str) -> int:
@@ -268,4 +241,4 @@ def _server_pid(redis_url: str) -> int:
 
 
 if __name__ == "__main__":
-    program.run(fanout)
+    run(fanout)

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 import click
 
 from control.process import die_with_parent
-from ops.bench.hostile.wire import Target, everything, send, status
+from ops.bench.hostile.exchange import Target, everything, send, status
 from ops.common.waiting import NotInTime, until
+from ops.harness.client import CHAT, COMPLETIONS
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MIB = 2**20
 _HELLO = {"model": "scripted", "messages": [{"role": "user", "content": "stream 0"}], "max_tokens": 4}
 _UPLOADS = 8

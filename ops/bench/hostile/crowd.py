@@ -23,6 +23,7 @@ import msgspec
 
 from control.process import die_with_parent
 from ops.bench.hostile.exchange import Address, Exchange, chat, close_all, dial
+from ops.harness.processes import until_terminated
 
 SOURCE = "127.0.0.2" if sys.platform == "linux" else ""
 """The crowd's own address: Linux has all of 127.0.0.0/8."""
@@ -201,16 +202,10 @@ def main(address: str, models: tuple[str, ...], attack: str, connections: int, f
     os.nice(10)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    stopped = False
-
-    def stop(_number: int, _frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, stop)
+    stopped = until_terminated()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     host, _, port = address.rpartition(":")
-    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], models, connections, first, lambda: stopped)
+    crowd = Crowd((host, int(port)), os.environ["FURROW_BENCH_KEY"], models, connections, first, stopped)
     click.echo("ready")
     signal.sigwait({signal.SIGUSR1})
     if attack == "wait":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
@@ -15,14 +15,13 @@ import msgspec
 
 from control import access
 from control.redis.connection import connect
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import median
 from ops.bench.fanout.fanout import BENCH, api, leaders, wait_for_end, wait_for_model
-from ops.bench.fanout.parts import Part, resident, running, split_cores
-from ops.bench.fanout.schedule import Load
-from ops.bench.hostile import attacks, controls, rows
+from ops.bench.fanout.leaders import Load
+from ops.bench.hostile import attacks, rows
+from ops.harness.farm import say
+from ops.harness.figures import Figure
+from ops.harness.processes import looking, resident, running, split_cores
+from ops.harness.program import Outcome, benchmark, option
 from ops.local.embedded import EmbeddedServer
 
 LATER_MS = 100.0
@@ -37,7 +36,7 @@ SECONDS = 15.0
 """Duration of each run of the attacks."""
 
 
-@click.command()
+@benchmark
 @click.option(
     "--row",
     "names",
@@ -50,22 +49,14 @@ SECONDS = 15.0
     type=click.FloatRange(min=0, min_open=True),
     help="Duration of each row.  [default: attacks: 15 for each run, cut: 30, burst and others: 15 to 20]",
 )
-@click.option(
-    "--clients", type=click.IntRange(1), default=100, show_default=True, help="Row attacks: number of polite streams."
-)
-@click.option(
-    "--runs",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Row attacks: pairs of runs, with and without attacks.",
-)
+@option("--clients", 100, "Row attacks: number of polite streams.")
+@option("--runs", 3, "Row attacks: pairs of runs, with and without attacks.")
 @click.option(
     "--control",
-    type=click.Choice(list(controls.CONTROLS)),
+    type=click.Choice(list(rows.CONTROLS)),
     help="Switch one mechanism of the API process off; figures of its rows must then miss their limits.",
 )
-def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int, control: str | None) -> None:
+def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: int, control: str | None) -> Outcome:
     """Attack an API process that has a core of its own, and measure its other clients.
 
     Row attacks: polite streams with and without HTTP attacks. Leaders without a model emit through Redis and stamp each
@@ -92,21 +83,20 @@ def hostile(names: tuple[str, ...], seconds: float | None, clients: int, runs: i
     """
     if control is not None and names:
         raise click.UsageError("--control has rows of its own: leave --row out")
-    click.echo(describe())
     own, others = split_cores()
     os.sched_setaffinity(0, others)
     if control is not None:
-        sabotage = controls.CONTROLS[control]
-        outcome = rows.measure(own, others, controls.rows_of(sabotage), seconds, sabotage)
-        controls.judge(sabotage, rows.figures(outcome))
-        return
+        sabotage = rows.CONTROLS[control]
+        outcome = rows.measure(own, others, rows.rows_of(sabotage), seconds, sabotage)
+        rows.judge(sabotage, rows.figures(outcome))
+        return Outcome()
     found = list[Figure]()
     if ATTACKS in names or not names:
         found += _attacks(own, others, clients, seconds or SECONDS, runs)
     chosen = [name for name in rows.NAMES if name in names or not names]
     if chosen:
         found += rows.figures(rows.measure(own, others, chosen, seconds))
-    conclude(found)
+    return Outcome(found)
 
 
 def _attacks(own: set[int], others: set[int], clients: int, seconds: float, runs: int) -> list[Figure]:
@@ -126,7 +116,10 @@ def _attacks(own: set[int], others: set[int], clients: int, seconds: float, runs
             say(f"run {run} of {runs}: {clients} streams for {seconds:g} s, then again with attacks")
             calm.append(_lateness(others, Path(folder), address, polite, seconds))
             settled = resident(part.pid)
-            with _sampling(part, memory, settled), _attackers(others, address, key, clients, seconds, tried):
+            with (
+                looking(lambda settled=settled: memory.append(resident(part.pid) - settled), LOOK_EVERY_S),
+                _attackers(others, address, key, clients, seconds, tried),
+            ):
                 disturbed.append(_lateness(others, Path(folder), address, polite, seconds))
     for before, after in zip(calm, disturbed, strict=True):
         click.echo(f"p99.9 from emit to socket: undisturbed {before:.1f} ms, attacked {after:.1f} ms")
@@ -166,23 +159,6 @@ def _attackers(
     with running(cores, "ops.bench.hostile.attacks", *arguments) as part:
         yield
         tried.append({name: (made, refused) for name, (made, refused) in json.loads(part.line()).items()})
-
-
-@contextmanager
-def _sampling(part: Part, memory: list[float], settled: float) -> Generator[None]:
-    done = threading.Event()
-
-    def sample() -> None:
-        while not done.wait(LOOK_EVERY_S):
-            memory.append(resident(part.pid) - settled)
-
-    sampling = threading.Thread(target=sample, daemon=True)
-    sampling.start()
-    try:
-        yield
-    finally:
-        done.set()
-        sampling.join()
 
 
 def _key(redis_url: str) -> str:

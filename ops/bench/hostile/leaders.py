@@ -7,26 +7,25 @@ need leaders to be there.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import Any
 
 import click
 import msgspec
 from tokenizers import Tokenizer
 
 from control.errors import EpochOver, RedisUnavailable
+from control.messages import ModelAssets
 from control.process import die_with_parent
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.requests import Claimed, Emission
 from control.settings import Settings
-from ops.bench.fanout.leaders import step_in_turn
-from ops.bench.fanout.replica import MODEL, number_of, publish
-from ops.bench.fanout.schedule import Load
-from ops.bench.fanout.scripted_leader import ScriptedLeader
-from ops.bench.hostile.hostile_files import hostile_assets
+from ops.bench.fanout.leaders import MODEL, Load, demo_assets, number_of, publish, step_in_turn
+from ops.harness.processes import until_terminated
+from ops.harness.scripted_leader import ScriptedLeader
 from worker.leader.request import RunningRequest
 
 WAITING = "waiting"
@@ -77,17 +76,55 @@ class Noting(ScriptedLeader):
             self.claims[emission.rid].steps += len(emission.entries)
 
 
+# --- two models with hostile files ------------------------------------------------------------------------------------
+
+# What they want is bounded even where nothing bounds it: a control does it in the API process. There a loop takes some
+# seconds, and a text some hundred MB.
+LOOPS = "{% for a in range(99999) %}{% for b in range(1500) %}{% endfor %}{% endfor %}"
+CENTER = "{{ 'x'|center(100000000) }}"
+DOUBLE = (
+    "{% set ns = namespace(s='aaaaaaaa') %}{% for i in range(24) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}"
+)
+TEMPLATE = (
+    "{% set digit = messages[0].content[-1:] %}"
+    f"{{% if digit in '0123' %}}{LOOPS}{{% elif digit in '4567' %}}{CENTER}{{% else %}}{DOUBLE}{{% endif %}}"
+    "{{ messages[0].content }}"
+)
+"""What is done follows from the last digit of the message."""
+MULTIPLIED = "z"
+TOKENIZED = "{{ messages[0].content }} " + MULTIPLIED
+HOSTILE_MODELS = ("hostile-template", "hostile-tokenizer")
+CONTEXT = 4096
+"""Tokens: what a template writes without bounds is refused before all of it is tokenised."""
+
+
+def hostile_assets() -> dict[str, ModelAssets]:
+    """By the name of the model."""
+    assets = msgspec.structs.replace(demo_assets(), context_length=CONTEXT)
+    tokenizer_json = multiplying(assets.tokenizer_json)
+    template, tokenizer = HOSTILE_MODELS
+    return {
+        template: msgspec.structs.replace(assets, chat_template=TEMPLATE),
+        tokenizer: msgspec.structs.replace(assets, chat_template=TOKENIZED, tokenizer_json=tokenizer_json),
+    }
+
+
+def multiplying(tokenizer_json: str) -> str:
+    """A tokenizer.json whose normalizer makes 64 ** 6 characters of each `MULTIPLIED`, and alters no other text."""
+    definition: dict[str, Any] = msgspec.json.decode(tokenizer_json)
+    parts = [{"type": "Replace", "pattern": {"String": MULTIPLIED}, "content": MULTIPLIED * 64}] * 6
+    definition["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    return msgspec.json.encode(definition).decode()
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
 @click.command()
 def main() -> None:
     """Lead on the Redis that the environment names."""
     die_with_parent()
-    stopped = False
-
-    def stop(_number: int, _frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-
-    signal.signal(signal.SIGTERM, stop)
+    stopped = until_terminated()
     client = connect(Settings.from_environment().redis_url)
     tokenizer, tokens = publish(client)
     publish(client, WAITING)
@@ -96,7 +133,7 @@ def main() -> None:
     for name, assets in hostile_assets().items():
         publish(client, name, assets)
         replicas.append(Noting(client, name, "r0", WAITING_SLOTS, tokenizer, tokens))
-    step_in_turn(replicas, Load(REPLICAS * SLOTS, len(replicas), RATE, 1), lambda: stopped)
+    step_in_turn(replicas, Load(REPLICAS * SLOTS, len(replicas), RATE, 1), stopped)
     for replica in replicas:
         replica.leave()
     client.close()

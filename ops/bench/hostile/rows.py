@@ -1,8 +1,8 @@
 """One tenant against another: rows of `furrow bench hostile`, each an attack of one key beside another tenant's chats.
+In a control the API process has one mechanism switched off.
 
 The attacker, the other tenant, /health and the leaders are processes of their own (`crowd`, `neighbour`, `leaders`), on
-the cores that the API process does not have.
-"""
+the cores that the API process does not have."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ import click
 import msgspec
 
 from control import access
+from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
 from control.replicas.health.load import load_of
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure
-from ops.bench.common.summary import Summary, percentile, summarise
-from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
-from ops.bench.fanout.parts import Meter, Part, running
-from ops.bench.fanout.replica import MODEL
-from ops.bench.hostile.attacks import CHAT
+from ops.bench.fanout.fanout import api, place_of, wait_for_end, wait_for_model
+from ops.bench.fanout.leaders import MODEL
 from ops.bench.hostile.crowd import Deeds
-from ops.bench.hostile.hostile_files import MODELS as HOSTILE_MODELS
-from ops.bench.hostile.leaders import WAITING, Claim
+from ops.bench.hostile.exchange import Target
+from ops.bench.hostile.leaders import HOSTILE_MODELS, WAITING, Claim
 from ops.bench.hostile.neighbour import Seen
-from ops.bench.hostile.wire import Target
 from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
+from ops.harness.client import CHAT
+from ops.harness.farm import say
+from ops.harness.figures import Figure, Summary, percentile, summarise, table
+from ops.harness.processes import Meter, Part, running
 from ops.local.embedded import EmbeddedServer
 
 BEYOND_MS = 500.0
@@ -211,9 +210,8 @@ class _Farm:
 
     def _tokenizer_is_tried(self) -> bool:
         """Until then requests of its model get 503."""
-        host, _, port = self._address.rpartition(":")
         body = {"model": HOSTILE_MODELS[1], "messages": [{"role": "user", "content": "stream 0"}]}
-        target = Target(host, int(port), self._attacker, 0)
+        target = Target(*place_of(self._address), self._attacker, 0)
         return target.post(CHAT, body, f"authorization: Bearer {self._attacker}") == 422
 
     def admission(self) -> Admission:
@@ -370,3 +368,82 @@ def _key(client: SyncRedis, tenant: str) -> str:
     key, secret = access.mint(name=tenant, tenant=tenant)
     access.create(client, key)
     return secret
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+
+CONTROLS = {
+    "no-turns": Sabotage(
+        "all requests of the API process wait in one line, first come, first served",
+        "api.http.middleware",
+        """
+in_turn = module.Admission.in_turn
+module.Admission.in_turn = lambda admission, app, tenant_of: in_turn(admission, app, lambda scope: "")
+""",
+        ("burst-1600: first token p99, beyond quiet p50", "burst-1600: /health, maximum"),
+    ),
+    "no-leaving": Sabotage(
+        "the API process does not ask whether a client is still there",
+        "api.http.connection",
+        """
+module.Client.leave = lambda client: client.begin()
+""",
+        ("cut-32: steps for clients that had gone",),
+    ),
+    "no-confinement": Sabotage(
+        "the API process renders all templates itself, without prices",
+        "api.models.models",
+        """
+assert module._template("m", "", ()) is not None
+module._template = lambda name, source, trusted: module.PlainTemplate(source)
+""",
+        ("model-files: gap between tokens, maximum", "model-files: /health, maximum"),
+    ),
+    "no-hesitation": Sabotage(
+        "requests of a tenant whose clients leave at once are begun at once",
+        "api.http.middleware",
+        """
+assert module.Departures.hesitation
+module.Departures.hesitation = lambda departures, tenant: 0.0
+""",
+        ("cut-8: steps for clients that had gone",),
+    ),
+    "no-addresses": Sabotage(
+        "connections of all addresses wait in one line",
+        "api.http.connection",
+        """
+assert module.address_of
+module.address_of = lambda peer: ""
+""",
+        ("burst-3200: /health, maximum",),
+    ),
+    "no-shared-look": Sabotage(
+        "each waiting request is looked at by itself, twice a second",
+        "api.generation.follow",
+        """
+assert module.PLACES > 1 and module._LONGEST_PATIENCE > 1
+module.PLACES = module._LONGEST_PATIENCE = 1
+module._LOOKS_A_TICK = 1_000_000
+""",
+        ("wait-4000: share of a core for waiting streams",),
+    ),
+}
+
+
+class NotMissed(FurrowError):
+    """A control did no harm."""
+
+
+def rows_of(control: Sabotage) -> list[str]:
+    """The rows whose figures must be missed."""
+    return sorted({figure.partition(":")[0] for figure in control.kinds})
+
+
+def judge(control: Sabotage, figures: Sequence[Figure]) -> None:
+    """Print the table. Raises NotMissed where a figure holds that must be missed, or is not there."""
+    click.echo(table(figures))
+    missed = {figure.name for figure in figures if not figure.holds}
+    if held := [name for name in control.kinds if name not in missed]:
+        raise NotMissed(f"{', '.join(held)}: not missed although {control.what}; the row does not find such harm")
+    click.echo(f"as expected: {', '.join(control.kinds)}: missed, because {control.what}")

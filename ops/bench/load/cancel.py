@@ -11,21 +11,14 @@ from dataclasses import dataclass, field
 import click
 
 from control.keys import ModelKeys
-from control.messages import ModelSpec
 from control.redis.clients import AsyncRedis
 from control.redis.connection import connect_async
-from ops.bench import program
-from ops.bench.common.ask import now_ms
-from ops.bench.common.client import Base, Response, request
-from ops.bench.common.farm import private_farm
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.prompts import prompt
-from ops.bench.common.summary import Summary, summarise
-from ops.demo import MODEL_DIR
+from ops.harness.client import CHAT, Base, Response, chat, now_ms, prompt, request
+from ops.harness.farm import DEMO, demo_spec, private_farm
+from ops.harness.figures import Figure, summarise
+from ops.harness.program import benchmark, option, run
 
-MODEL = "demo"
-KEYS = ModelKeys(MODEL)
+KEYS = ModelKeys(DEMO)
 MAX_TOKENS = 400
 LONGEST_S = 0.5
 """A stream is cancelled at a random moment within so long after its first text."""
@@ -41,44 +34,33 @@ class Cancels:
     emission: then the scheduler has dropped the request. `steps` are the gaps between a running request's tokens."""
 
     by_way: dict[str, list[float]] = field(default_factory=lambda: {DISCONNECT: [], DELETE: []})
-    told: list[float] = field(default_factory=list)
+    from_redis: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     late: int = 0
     """Requests that had ended before they could be cancelled."""
 
 
-@click.command()
-@click.option("--times", type=click.IntRange(2), default=1000, show_default=True, help="Cancels in all, half each way.")
-@click.option("--streams", type=click.IntRange(1), default=16, show_default=True, help="Streams at one time.")
-def cancel(times: int, streams: int) -> None:
+@benchmark
+@option("--times", 1000, "Cancels in all, half each way.", type=click.IntRange(2))
+@option("--streams", 16, "Streams at one time.")
+def cancel(times: int, streams: int) -> list[Figure]:
     """Cancel streams of a private farm (demo, one CPU rank) while others run and new ones begin.
 
     Half of the clients close their connection, half send DELETE /v1/requests/<rid>. The time counts from the client's
     own act, so HTTP is part of it. A slot is free once the leader has ended the request.
     """
-    click.echo(describe())
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"])
-    with private_farm(spec, (1,)) as (url, redis_url, _):
+    with private_farm(demo_spec(), (1,)) as (url, redis_url, _):
         cancels = asyncio.run(drive(Base.of(url), redis_url, times, streams))
-    steps = summarise(cancels.steps)
     click.echo(f"{'ms':<24}{'count':>8}{'p50':>10}{'p99':>10}{'max':>10}")
-    for name, values in {"step": cancels.steps, "told to free": cancels.told, **cancels.by_way}.items():
-        click.echo(_row(name, summarise(values)))
+    for name, values in {"step": cancels.steps, "told to free": cancels.from_redis, **cancels.by_way}.items():
+        one = summarise(values)
+        click.echo(f"{name:<24}{one.count:>8}{one.p50:>10.1f}{one.p99:>10.1f}{one.max:>10.1f}")
     click.echo(f"{cancels.late} had ended before")
-    limit = steps.p99 + ALLOWANCE_MS
-    conclude(
-        [
-            Figure("cancels", sum(map(len, cancels.by_way.values())), times, at_least=True),
-            *(
-                Figure(f"{way}: p99 to the free slot", summarise(v).p99, limit, "ms")
-                for way, v in cancels.by_way.items()
-            ),
-        ]
-    )
-
-
-def _row(name: str, summary: Summary) -> str:
-    return f"{name:<24}{summary.count:>8}{summary.p50:>10.1f}{summary.p99:>10.1f}{summary.max:>10.1f}"
+    limit = summarise(cancels.steps).p99 + ALLOWANCE_MS
+    figures = [Figure("cancels", sum(map(len, cancels.by_way.values())), times, at_least=True)]
+    for way, values in cancels.by_way.items():
+        figures.append(Figure(f"{way}: p99 to the free slot", summarise(values).p99, limit, "ms"))
+    return figures
 
 
 async def drive(base: Base, redis_url: str, times: int, streams: int) -> Cancels:
@@ -106,7 +88,7 @@ async def drive(base: Base, redis_url: str, times: int, streams: int) -> Cancels
 
 async def cancel_one(base: Base, client: AsyncRedis, turn: int, way: str, after: float, cancels: Cancels) -> None:
     """Start a stream, wait for its first text and `after` seconds, cancel it, and wait until it has ended."""
-    async with stream(base, turn, MAX_TOKENS) as response:
+    async with stream(base, turn) as response:
         rid = response.headers["x-request-id"]
         await first_text(response)
         await asyncio.sleep(after)
@@ -119,7 +101,7 @@ async def cancel_one(base: Base, client: AsyncRedis, turn: int, way: str, after:
         cancels.late += 1
         return
     cancels.by_way[way].append(t_last - acted)
-    cancels.told.append(t_last - t_cancel)
+    cancels.from_redis.append(t_last - t_cancel)
 
 
 async def ended(client: AsyncRedis, rid: str) -> tuple[str, float, float]:
@@ -137,29 +119,20 @@ async def observe_steps(base: Base, client: AsyncRedis, gaps: list[float]) -> No
     turn = 10**6
     while True:
         turn += 1
-        async with stream(base, turn, MAX_TOKENS) as response:
+        async with stream(base, turn) as response:
             log = KEYS.log(response.headers["x-request-id"])
-            seen, at = 0, now_ms()
-            while seen < MAX_TOKENS:
+            tokens, at = 0, now_ms()
+            while tokens < MAX_TOKENS:
                 length, now = await client.xlen(log), now_ms()
-                if length > seen:
-                    gaps.extend([(now - at) / (length - seen)] * (length - seen) if seen else [])
-                    seen, at = length, now
+                if length > tokens:
+                    gaps.extend([(now - at) / (length - tokens)] * (length - tokens) if tokens else [])
+                    tokens, at = length, now
                 await asyncio.sleep(LOOK_S)
 
 
-def stream(base: Base, turn: int, max_tokens: int) -> AbstractAsyncContextManager[Response]:
+def stream(base: Base, turn: int) -> AbstractAsyncContextManager[Response]:
     """A chat stream that ends by its length alone."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": prompt(turn, 48)}],
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    headers = {"content-type": "application/json", **bearer(turn)}
-    return request(base, "POST", "/v1/chat/completions", body=json.dumps(body).encode(), headers=headers)
+    return request(base, "POST", CHAT, body=chat(DEMO, prompt(turn, 48), MAX_TOKENS), headers=bearer(turn))
 
 
 def bearer(turn: int) -> dict[str, str]:
@@ -175,4 +148,4 @@ async def first_text(response: Response) -> None:
 
 
 if __name__ == "__main__":
-    program.run(cancel)
+    run(cancel)

@@ -1,7 +1,5 @@
-"""`furrow bench fairness`: one heavy user beside nine light ones, all with a backlog; what each is served.
-
-And how long a small request waits beside users that take all there is: see hogs.py.
-"""
+"""`furrow bench fairness`: one heavy user beside nine light ones, all with a backlog, and what each is served; then
+small requests beside users that take all there is, and how long their first tokens take."""
 
 from __future__ import annotations
 
@@ -14,25 +12,26 @@ from dataclasses import dataclass
 import click
 
 from control.errors import FurrowError
-from control.messages import ModelSpec
-from control.redis.connection import connect_async
-from ops.bench.common.ask import Answer, ask, now_ms
-from ops.bench.common.client import Base
-from ops.bench.common.farm import NOBODY_REFUSED, private_farm, say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.prompts import prompt
-from ops.bench.load.hogs import beside_hogs
-from ops.bench.load.stamps import StampCollector
-from ops.demo import MODEL_DIR
+from control.redis.connection import connect, connect_async
+from control.requests import open_requests
+from ops.bench.load.load import StampCollector
+from ops.common.waiting import until
+from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
+from ops.harness.farm import DEMO, NOBODY_REFUSED, demo_spec, private_farm, say
+from ops.harness.figures import Figure, summarise
+from ops.harness.program import benchmark, option
 
-MODEL = "demo"
 LIGHTS = 9
 HEAVY, NEWCOMER = "heavy", "newcomer"
 SHARE = 0.9
 """At least so much of an equal share."""
 TAIL_S = 5.0
 """The load goes on for so long after the last window: what ran in it can end, and is counted."""
+FIRST_TOKEN_MS = 2000.0
+"""Limit of a small request beside hogs."""
+TAKE_S = 3.0
+"""From a hog's first token on it takes what it can for so long, before anything is measured."""
+PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,17 @@ class Load:
     windows: list[Window]
 
 
-@click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Duration of each of the two measured windows.")
-@click.option("--settle", default=10.0, show_default=True, help="Seconds from an arrival to its window.")
-@click.option(
-    "--kv-tokens", default=1024, show_default=True, help="Tokens of KV memory, which limits the running requests."
-)
-@click.option("--backlog", default=6, show_default=True, help="Requests in flight of each light user.")
-@click.option("--hog-requests", default=45, show_default=True, help="Requests that a hog sends at once; 0: no hogs.")
-@click.option("--hog-choices", default=128, show_default=True, help="Choices of each of these requests.")
-@click.option("--times", default=20, show_default=True, help="Small requests beside each hog, one at a time.")
+@benchmark
+@option("--seconds", 60.0, "Duration of each of the two measured windows.")
+@option("--settle", 10.0, "Seconds from an arrival to its window.")
+@option("--kv-tokens", 1024, "Tokens of KV memory, which limits the running requests.")
+@option("--backlog", 6, "Requests in flight of each light user.")
+@option("--hog-requests", 45, "Requests that a hog sends at once; 0: no hogs.", type=int)
+@option("--hog-choices", 128, "Choices of each of these requests.")
+@option("--times", 20, "Small requests beside each hog, one at a time.")
 def fairness(
     seconds: float, settle: float, kv_tokens: int, backlog: int, hog_requests: int, hog_choices: int, times: int
-) -> None:
+) -> list[Figure]:
     """Measure the shares of users on a private farm (demo, one CPU rank).
 
     A heavy user begins alone; nine light ones come, then one more. Each is a bearer token. A share counts prompt and
@@ -88,19 +85,17 @@ def fairness(
     The second part times small requests beside hogs: users who send more choices, longer answers or longer prompts than
     the leader has places or memory for. The first token must come within 2 s.
     """
-    click.echo(describe())
-    figures = by_turns(seconds, settle, kv_tokens, backlog) if seconds else []
-    if hog_requests:
-        spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"])
-        figures += beside_hogs(spec, hog_requests, hog_choices, times)
-    conclude(figures)
+    figures = shares(seconds, settle, kv_tokens, backlog) if seconds else []
+    return figures + beside_hogs(hog_requests, hog_choices, times) if hog_requests else figures
 
 
-def by_turns(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def shares(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[Figure]:
     """Measure the tokens that each user is served. Raises FurrowError."""
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
     # The backlog is the point here, so nobody is refused for it.
-    with private_farm(spec, (1,), *NOBODY_REFUSED) as (url, redis_url, _):
+    with private_farm(demo_spec(kv_tokens=kv_tokens), (1,), *NOBODY_REFUSED) as (url, redis_url, _):
         load = asyncio.run(drive(Base.of(url), redis_url, seconds, settle, backlog))
     failed = [answer.error for answer in load.answers if answer.error is not None]
     figures = [Figure("requests that failed", len(failed), 0)]
@@ -122,20 +117,27 @@ def by_turns(seconds: float, settle: float, kv_tokens: int, backlog: int) -> lis
 async def drive(base: Base, redis_url: str, seconds: float, settle: float, backlog: int) -> Load:
     """Let the users come, and go on until both windows are over. Raises FurrowError."""
     client = connect_async(redis_url)
-    collector, over = StampCollector(client), asyncio.Event()
+    collector, complete = StampCollector(client), asyncio.Event()
     answers, windows, turns = list[Answer](), list[Window](), itertools.count()
 
     async def keep_asking(user: User) -> None:
         for turn in turns:
-            text = prompt(turn, user.prompt_bytes)
-            answer = await ask(base, user.name, MODEL, text, user.max_tokens, stream=False)
+            body = chat(DEMO, prompt(turn, user.prompt_bytes), user.max_tokens, stream=False)
+            answer = await ask(base, body, user=user.name)
             answers.append(answer)
             if answer.error is None:
                 collector.add(answer)
 
+    async def measure(title: str) -> None:
+        await asyncio.sleep(settle)
+        say(f"{title}: measuring")
+        begin = now_ms()
+        await asyncio.sleep(seconds)
+        windows.append(Window(begin, now_ms()))
+
     try:
         async with asyncio.TaskGroup() as tasks:
-            collecting = tasks.create_task(collector.run(over))
+            collecting = tasks.create_task(collector.run(complete))
 
             def arrive(user: User) -> list[asyncio.Task[None]]:
                 return [tasks.create_task(keep_asking(user)) for _ in range(user.clients)]
@@ -144,28 +146,19 @@ async def drive(base: Base, redis_url: str, seconds: float, settle: float, backl
             await asyncio.sleep(settle)
             for index in range(LIGHTS):
                 running += arrive(User(f"light-{index + 1}", backlog, max_tokens=32, prompt_bytes=48))
-            windows.append(await measure("ten users", settle, seconds))
+            await measure("ten users")
             running += arrive(User(NEWCOMER, backlog, max_tokens=32, prompt_bytes=48))
-            windows.append(await measure("with a newcomer", settle, seconds))
+            await measure("with a newcomer")
             await asyncio.sleep(TAIL_S)
             for task in running:
                 task.cancel()
-            over.set()
+            complete.set()
             await collecting
     except* FurrowError as group:
         raise group.exceptions[0] from group
     finally:
         await client.aclose()
-    return Load(answers, collector.found, windows)
-
-
-async def measure(title: str, settle: float, seconds: float) -> Window:
-    """Let the load settle and pass a window's time."""
-    await asyncio.sleep(settle)
-    say(f"{title}: measuring")
-    begin = now_ms()
-    await asyncio.sleep(seconds)
-    return Window(begin, now_ms())
+    return Load(answers, collector.stamps, windows)
 
 
 def tokens_per_second(
@@ -186,3 +179,90 @@ def tokens_per_second(
         inside = max(0.0, min(last, window.end) - max(first, window.begin))
         served[answer.user] += answer.tokens * inside / (last - first)
     return {user: tokens / window.seconds for user, tokens in served.items() if tokens}
+
+
+# --- hogs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hog:
+    """Sends all its requests at once and waits for none. `user` is a bearer token; "" for none."""
+
+    user: str
+    requests: int
+    choices: int
+    prompt_bytes: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The heavy users, and the classes in which the other user asks meanwhile."""
+
+    title: str
+    hogs: tuple[Hog, ...]
+    priorities: tuple[str, ...] = ("normal",)
+
+
+def scenes(requests: int, choices: int) -> list[Scene]:
+    many = Hog("hog", requests, choices, 48, 2000)
+    return [
+        Scene(f"{requests} requests of {choices} choices", (many,), ("high", "normal", "low")),
+        Scene("the same without a key", (Hog("", requests, choices, 48, 2000),)),
+        Scene("two such hogs", (many, Hog("second", requests, choices, 48, 2000))),
+        Scene("long answers, all memory", (Hog("hog", 300, 1, 800, 12_000),)),
+        Scene("long prompts", (Hog("hog", 300, 1, 12_000, 200),)),
+    ]
+
+
+def beside_hogs(requests: int, choices: int, times: int) -> list[Figure]:
+    """Run every scene on one private farm. Raises FurrowError."""
+    figures, failed = list[Figure](), 0
+    with private_farm(demo_spec(), (1,), *NOBODY_REFUSED) as (url, redis_url, _):
+        for scene in scenes(requests, choices):
+            say(f"{scene.title}: measuring")
+            answers, ended = asyncio.run(play(scene, Base.of(url), redis_url, times))
+            figures += [first_tokens(f"{scene.title}, {priority}", of) for priority, of in answers.items()]
+            failed += ended + sum(one.error is not None for of in answers.values() for one in of)
+    return [*figures, Figure("small requests that failed, or had no hog", failed, 0)]
+
+
+async def play(scene: Scene, base: Base, redis_url: str, times: int) -> tuple[dict[str, list[Answer]], int]:
+    """Let the hogs come, measure the other one's answers one after the other, and let the hogs leave.
+
+    The answers by class, and how many requests of a hog had ended meanwhile.
+    """
+    turns, running = itertools.count(), list[asyncio.Task[Answer]]()
+    client = connect(redis_url)
+
+    def under_way() -> bool:
+        return any(one.completion_tokens for one in open_requests(client, [DEMO], 1000))
+
+    try:
+        for hog in scene.hogs:
+            for _ in range(hog.requests):
+                body = chat(DEMO, prompt(next(turns), hog.prompt_bytes), hog.max_tokens, stream=False, n=hog.choices)
+                running.append(asyncio.create_task(ask(base, body, user=hog.user)))
+        await asyncio.to_thread(until, under_way, "a token of the heavy load", PATIENCE_S, 0.2)
+        await asyncio.sleep(TAKE_S)
+        answers: dict[str, list[Answer]] = {}
+        for priority in scene.priorities:
+            bodies = [chat(DEMO, prompt(next(turns), 48), 2, priority=priority) for _ in range(times)]
+            answers[priority] = [await ask(base, body, user="other") for body in bodies]
+        return answers, sum(task.done() for task in running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        left = "the end of the heavy load"
+        await asyncio.to_thread(until, lambda: not open_requests(client, [DEMO], 1000), left, PATIENCE_S, 0.2)
+        client.close()
+
+
+def first_tokens(title: str, answers: list[Answer]) -> Figure:
+    """The slowest of them."""
+    waits = [answer.first_ms - answer.sent_ms for answer in answers if answer.first_ms is not None]
+    if waits:
+        summary = summarise(waits)
+        click.echo(f"{title}: first token p50 {summary.p50:.0f} ms, max {summary.max:.0f} ms of {summary.count}")
+    return Figure(f"{title}: first token", max(waits, default=float("inf")), FIRST_TOKEN_MS, "ms")

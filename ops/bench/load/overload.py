@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import click
 
-from control.messages import ModelSpec
-from ops.bench import program
-from ops.bench.common.ask import Answer, ask, now_ms
-from ops.bench.common.client import Base
-from ops.bench.common.farm import private_farm, say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.memory import MemorySampler, growth
-from ops.bench.common.prompts import prompt
-from ops.bench.common.summary import Summary, summarise
-from ops.demo import MODEL_DIR
+from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
+from ops.harness.farm import DEMO, demo_spec, private_farm, say
+from ops.harness.figures import Figure, Summary, summarise
+from ops.harness.processes import MemoryByPart, growth, looking
+from ops.harness.program import benchmark, option, run
 
-MODEL = "demo"
 USERS = 5
 MAX_TOKENS = 48
 PROMPT_BYTES = 320
@@ -38,10 +33,9 @@ REFUSED = "429 rate_limit_exceeded"
 
 @dataclass
 class Phase:
-    """The answers to an offered load."""
+    """The answers to an offered load of `rate` requests a second."""
 
     rate: float
-    """Requests per second that were offered."""
     answers: list[Answer] = field(default_factory=list)
 
     @property
@@ -58,30 +52,21 @@ class Phase:
         return summarise([answer.first_ms - answer.sent_ms for answer in self.admitted if answer.first_ms is not None])
 
 
-@click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="Duration of the nominal load and of the overload.")
-@click.option("--calibrate", default=15.0, show_default=True, help="Seconds in which the capacity is measured.")
-@click.option("--times", default=10.0, show_default=True, help="Overload, as a multiple of the capacity.")
-@click.option(
-    "--kv-tokens", default=400, show_default=True, help="Tokens of KV memory, which limits the running requests."
-)
-@click.option(
-    "--max-queue-wait",
-    default=0.7,
-    show_default=True,
-    help="Option of the API: longest expected wait of a request, in seconds.",
-)
-def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> None:
+@benchmark
+@option("--seconds", 60.0, "Duration of the nominal load and of the overload.")
+@option("--calibrate", 15.0, "Seconds in which the capacity is measured.")
+@option("--times", 10.0, "Overload, as a multiple of the capacity.")
+@option("--kv-tokens", 400, "Tokens of KV memory, which limits the running requests.")
+@option("--max-queue-wait", 0.7, "Option of the API: longest expected wait of a request, in seconds.")
+def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max_queue_wait: float) -> list[Figure]:
     """Measure a private farm (demo, one CPU rank) at its capacity and far beyond.
 
     The capacity is the completed rate while more is offered. The nominal load has this rate and arrives at random
     (Poisson); the overload has --times this rate. A refused request is not sent again.
     """
-    click.echo(describe())
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), devices=["cpu"], kv_tokens=kv_tokens)
     options = ("--max-queue-wait", str(max_queue_wait))
-    with private_farm(spec, (1,), *options) as (url, _, _):
-        base, memory = Base.of(url), MemorySampler()
+    with private_farm(demo_spec(kv_tokens=kv_tokens), (1,), *options) as (url, _, _):
+        base, memory = Base.of(url), MemoryByPart()
         capacity = asyncio.run(measure_capacity(base, calibrate))
         say(f"capacity {capacity:.1f} req/s")
         nominal = asyncio.run(offer(base, Phase(capacity), seconds))
@@ -95,23 +80,23 @@ def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max
         )
     for part, samples in memory.samples.items():
         click.echo(f"memory    {part:<6} {samples[0]:.0f} MiB at the start, peak {max(samples):.0f} MiB")
-    conclude(figures(nominal, beyond, growth(memory.samples)))
+    return figures(nominal, beyond, growth(memory.samples))
 
 
 def figures(nominal: Phase, beyond: Phase, grown: dict[str, float]) -> list[Figure]:
     """The figures with limits."""
-    ways = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
-    if ways:
-        click.echo(f"failures: {dict(ways)}")
+    failures = Counter(a.error for a in nominal.answers + beyond.answers if a.error not in (None, REFUSED))
+    if failures:
+        click.echo(f"failures: {dict(failures)}")
     mute = sum(answer.retry_after_s is None for answer in beyond.refused)
-    found = [
+    return [
         Figure("p99 TTFT of the admitted under overload", beyond.ttft.p99, TTFT_FACTOR * nominal.ttft.p99, "ms"),
         Figure("requests refused under overload", len(beyond.refused), 1, at_least=True),
         Figure("refusals without Retry-After", mute, 0),
-        Figure("requests that failed otherwise", ways.total(), 0),
+        Figure("requests that failed otherwise", failures.total(), 0),
+        Figure("parts whose memory was seen", len(grown), 3, at_least=True),
+        *(Figure(f"{part}: growth of the peak", mib, GROWTH_MIB, "MiB") for part, mib in grown.items()),
     ]
-    parts = [Figure(f"{part}: growth of the peak", grown.get(part, 0.0), GROWTH_MIB, "MiB") for part in grown]
-    return [*found, Figure("parts whose memory was seen", len(grown), 3, at_least=True), *parts]
 
 
 async def measure_capacity(base: Base, seconds: float) -> float:
@@ -135,37 +120,37 @@ async def _guess(base: Base, seconds: float) -> float:
             await _ask(base, 100_000 + 1000 * index + turn)
             ended += 1
 
-    async with asyncio.TaskGroup() as tasks:
-        for index in range(CLIENTS):
-            tasks.create_task(client(index))
+    await asyncio.gather(*(client(index) for index in range(CLIENTS)))
     return ended / seconds
 
 
-async def offer(base: Base, phase: Phase, seconds: float, memory: MemorySampler | None = None) -> Phase:
-    """Send requests at random moments, at the phase's rate, and wait for every answer."""
-    chance = random.Random(1)
-    sampling = asyncio.create_task(memory.run()) if memory is not None else None
+async def arrivals(rate: float, seconds: float) -> AsyncIterator[int]:
+    """Numbers at random moments (Poisson), so many a second."""
+    chance, loop = random.Random(1), asyncio.get_running_loop()
+    at, end, index = loop.time(), loop.time() + seconds, 0
+    while at < end:
+        await asyncio.sleep(at - loop.time())
+        yield index
+        index += 1
+        at += chance.expovariate(rate)
+
+
+async def offer(base: Base, phase: Phase, seconds: float, memory: MemoryByPart | None = None) -> Phase:
+    """Send requests at the phase's rate, and wait for every answer."""
 
     async def one(index: int) -> None:
         phase.answers.append(await _ask(base, index))
 
-    loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        at, end, index = loop.time(), loop.time() + seconds, 0
-        while at < end:
-            await asyncio.sleep(at - loop.time())
-            tasks.create_task(one(index))
-            index += 1
-            at += chance.expovariate(phase.rate)
-        await asyncio.sleep(0)
-        if sampling is not None:
-            sampling.cancel()
+        with looking(memory.look, memory.EVERY_S) if memory is not None else nullcontext():
+            async for index in arrivals(phase.rate, seconds):
+                tasks.create_task(one(index))
     return phase
 
 
 async def _ask(base: Base, index: int) -> Answer:
-    return await ask(base, f"user-{index % USERS}", MODEL, prompt(index, PROMPT_BYTES), MAX_TOKENS, stream=True)
+    return await ask(base, chat(DEMO, prompt(index, PROMPT_BYTES), MAX_TOKENS), user=f"user-{index % USERS}")
 
 
 if __name__ == "__main__":
-    program.run(overload)
+    run(overload)

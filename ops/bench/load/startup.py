@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +13,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
@@ -22,19 +21,16 @@ import psutil
 
 from control.errors import ModelUnavailable
 from control.listening import free_port
-from ops.bench import program
-from ops.bench.common.client import Base, request
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.shapes import SHAPES
-from ops.bench.common.summary import median
-from ops.bench.peers.base import Failed
-from ops.bench.peers.engines.completions import complete
-from ops.bench.peers.memory import MIB
-from ops.bench.peers.models import Models
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
+from ops.harness import alphabet
+from ops.harness.client import Base, ask, completion
+from ops.harness.farm import HOST, end, say, serve
+from ops.harness.figures import Figure
+from ops.harness.models import Models
+from ops.harness.processes import MIB
+from ops.harness.program import benchmark, models_option, option, run, shape_option
+from ops.local.ready import get
 
 PHASES = {
     "Redis and agent": re.compile(r'"event": "agent ready"'),
@@ -55,28 +51,19 @@ PROMPT = [70, 71, 72]
 HELP_S = 0.3
 HELP_ROUNDS = 10
 LIMIT_S = 300.0
-STOP_LIMIT_S = 60.0
 
 
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), help="A random model [default: the demonstration model].")
-@click.option(
-    "--weights", default="f32", show_default=True, help="f32 for the folder, or those of a GGUF file: q4_k_m."
-)
+@benchmark
+@shape_option(None)
+@option("--weights", "f32", "f32 for the folder, or those of a GGUF file: q4_k_m.")
 @click.option("--llama-server", type=click.Path(exists=True, dir_okay=False), help="Start llama.cpp's server in turns.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks.")
-@click.option("--devices", default="cpu", show_default=True, help="One per rank.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the model here, or take it.")
+@option("--tp", 1, "Ranks.")
+@option("--devices", "cpu", "One per rank.")
+@option("--rounds", 5)
+@models_option
 def startup(
-    shape: str | None,
-    weights: str,
-    llama_server: str | None,
-    tp: int,
-    devices: str,
-    rounds: int,
-    models: Path | None,
-) -> None:
+    shape: str | None, weights: str, llama_server: str | None, tp: int, devices: str, rounds: int, folder: Path | None
+) -> list[Figure]:
     """Start and stop a farm of one machine and print the median of each phase; exit status 1 over a limit.
 
     The weights are read once before, so that they are in the page cache. The first of the starts is not counted: it may
@@ -85,11 +72,11 @@ def startup(
     if weights != "f32" and shape is None:
         raise click.UsageError(f"--weights {weights} is a file of a random model: give --shape")
     name = f"{shape} {weights}" if shape else "demo"
-    click.echo(f"{describe()}\n{name}, {tp} ranks: medians of {rounds} rounds")
+    click.echo(f"{name}, {tp} ranks: medians of {rounds} rounds")
     with ExitStack() as stack:
         source = MODEL_DIR
         if shape is not None:
-            scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+            scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
             files = Models(shape, scratch)
             source = files.checkpoint() if weights == "f32" else files.gguf(weights)
         if llama_server and source.suffix != ".gguf":
@@ -104,7 +91,7 @@ def startup(
             starts.append(one_start(options))
             if llama_server:
                 peers.append(start_of_llama(llama_server, source))
-    conclude(figures_of(name, starts[1:], peers[1:]))
+    return figures_of(name, starts[1:], peers[1:])
 
 
 @dataclass(frozen=True)
@@ -178,15 +165,12 @@ def warm(source: Path) -> None:
 
 
 def one_start(options: list[str]) -> Start:
-    """Start a farm, ask it for a token, stop it. Raises ModelUnavailable or Failed where it ends before that."""
-    with TemporaryDirectory(prefix="furrow-bench-") as data:
-        command = [sys.executable, "-m", "ops.cli", "serve", *options, "--port", "0", "--verbose", "--data", data]
-        kept = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
-        environment = {**kept, "FURROW_LOG_FORMAT": "json", "FURROW_LOG_LEVEL": "info"}
-        began = time.monotonic()
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
+    """Start a farm, ask it for a token, stop it. Raises ModelUnavailable or RequestFailed where it ends before that."""
+    began = time.monotonic()
+    with (
+        TemporaryDirectory(prefix="furrow-bench-") as data,
+        serve(*options, "--port", "0", "--verbose", "--data", data) as process,
+    ):
         watchdog = threading.Timer(LIMIT_S, process.kill)
         watchdog.start()
         try:
@@ -195,42 +179,30 @@ def one_start(options: list[str]) -> Start:
             return Start(moments, *look(process.pid))
         finally:
             watchdog.cancel()
-            end(process)
 
 
 def first_token(base: Base, began: float) -> float:
-    """Seconds from `began` until the first token of an answer that is asked for now. Raises Failed."""
-    stream = asyncio.run(complete(base, {"model": "bench"}, PROMPT, 2))
-    if not stream.stamps:
-        raise Failed("no token came")
-    return stream.stamps[0] - began
+    """Seconds from `began` until the first token of an answer that is asked for now. Raises RequestFailed."""
+    body = completion("bench", alphabet.text_of(PROMPT), 2, ignore_eos=False)
+    return asyncio.run(ask(base, body)).check().stamps[0] - began
 
 
 def start_of_llama(server: str, file: Path) -> Start:
-    """The same of llama.cpp's server, with keys and values in float32 as well. Raises Failed."""
-    port = free_port("127.0.0.1", 0)
-    base = Base("127.0.0.1", port)
+    """The same of llama.cpp's server, with keys and values in float32 as well. Raises RequestFailed."""
+    port = free_port(HOST, 0)
     sizes = ["--ctx-size", str(CONTEXT), "--parallel", "1", "--cache-type-k", "f32", "--cache-type-v", "f32"]
-    where = ["--host", "127.0.0.1", "--port", str(port), "--n-gpu-layers", "0"]
+    where = ["--host", HOST, "--port", str(port), "--n-gpu-layers", "0"]
     began = time.monotonic()
     process = subprocess.Popen(
         [server, "--model", str(file), *sizes, *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
     )
     try:
-        until(lambda: asyncio.run(healthy(base)), "llama-server is healthy", LIMIT_S, 0.01)
+        until(lambda: get((HOST, port), "/health")[0] == 200, "llama-server is healthy", LIMIT_S, 0.01)
         ready = time.monotonic() - began
-        moments = {"load": ready, FIRST_TOKEN: first_token(base, began)}
+        moments = {"load": ready, FIRST_TOKEN: first_token(Base(HOST, port), began)}
         return Start(moments, *look(process.pid))
     finally:
         end(process)
-
-
-async def healthy(base: Base) -> bool:
-    try:
-        async with request(base, "GET", "/health") as response:
-            return response.status == 200
-    except OSError:
-        return False
 
 
 def read_phases(process: subprocess.Popen[str], began: float) -> tuple[dict[str, float], str]:
@@ -255,16 +227,6 @@ def _complete(moments: dict[str, float]) -> dict[str, float]:
     return moments
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Stop the farm and read its output to the end, or it would wait for a reader."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.communicate(timeout=STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-
-
 def help_once() -> float:
     """Seconds that `furrow --help` takes."""
     began = time.perf_counter()
@@ -273,4 +235,4 @@ def help_once() -> float:
 
 
 if __name__ == "__main__":
-    program.run(startup)
+    run(startup)

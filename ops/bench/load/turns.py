@@ -5,33 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
 
 from control.listening import free_port
 from control.placement.demand import STAY_MS
-from ops.bench import program
-from ops.bench.common.client import Base, request
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import median
-from ops.bench.peers.base import Failed
 from ops.common.waiting import until
 from ops.demo import MODEL_DIR
+from ops.harness.client import Base, RequestFailed, ask, completion
+from ops.harness.farm import HOST, say, serve
+from ops.harness.figures import Figure
+from ops.harness.program import PATH, benchmark, option, run
 
 MOST_WAIT_S = 120.0
 MORE_SWITCHES = 1.1
@@ -39,61 +33,49 @@ MORE_SWITCHES = 1.1
 FIRST_S = 2.5
 """Limit of the first answer of a model that sleeps, where there is room."""
 START_S = 120.0
-SERVED = "are served at "
 WOKEN = re.compile(r'"action": "model_wake"')
 LOADED = re.compile(r'"load_s": ([0-9.]+), "action": "model_load"')
 
 
-@click.command()
-@click.option("--models", "count", type=click.IntRange(2, 4), default=3, show_default=True, help="Models.")
-@click.option("--requests", type=click.IntRange(1), default=300, show_default=True)
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
-@click.option("--memory", default="420MiB", show_default=True, help="Of the host: room for one model.")
-@click.option("--source", type=click.Path(exists=True, path_type=Path), default=MODEL_DIR, help="The model's files.")
-@click.option("--seed", type=int, default=1, show_default=True)
-def turns(count: int, requests: int, minutes: float, memory: str, source: Path, seed: int) -> None:
+@benchmark
+@option("--models", 3, "Models.", type=click.IntRange(2, 4))
+@option("--requests", 300)
+@option("--minutes", 10.0, type=click.FloatRange(0, min_open=True))
+@option("--memory", "420MiB", "Of the host: room for one model.")
+@option("--source", MODEL_DIR, "The model's files.", type=PATH)
+@option("--seed", 1, type=int)
+def turns(models: int, requests: int, minutes: float, memory: str, source: Path, seed: int) -> list[Figure]:
     """Send requests to models in random turns; exit status 1 over a limit."""
-    click.echo(f"{describe()}\n{count} models, {requests} requests in {minutes:g} minutes, {memory}")
+    click.echo(f"{models} models, {requests} requests in {minutes:g} minutes, {memory}")
     draw = random.Random(seed)
-    names = [f"model-{index}" for index in range(count)]
-    arrivals = sorted((draw.uniform(0, minutes * 60), draw.randrange(count)) for _ in range(requests))
+    names = [f"model-{index}" for index in range(models)]
+    arrivals = sorted((draw.uniform(0, minutes * 60), draw.randrange(models)) for _ in range(requests))
     with TemporaryDirectory(prefix="furrow-turns-") as folder:
         offered = Path(folder) / "models"
         for name in names:
             copy(source, offered, name)
-        port = free_port("127.0.0.1", 0)
+        port = free_port(HOST, 0)
         options = ["--models", str(offered), "--memory", memory, "--port", str(port), "--data", f"{folder}/data"]
-        served = subprocess.Popen(
-            [sys.executable, "-m", "ops.cli", "serve", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "FURROW_LOG_FORMAT": "json", "FURROW_LOG_LEVEL": "info"},
-        )
-        log = Log(served)
-        try:
-            until(lambda: SERVED in log.text, "the models are offered", START_S)
-            base = Base("127.0.0.1", port)
+        with serve(*options) as process:
+            log = Log(process)
+            until(lambda: "are served at " in log.text, "the models are offered", START_S)
+            base = Base(HOST, port)
             first_s = asyncio.run(answer_s(base, names[0]))
             waits = asyncio.run(send(base, names, arrivals))
-        finally:
-            served.send_signal(signal.SIGTERM)
-            served.wait(START_S)
-        switches, load_s = len(WOKEN.findall(log.text)), median([float(one) for one in LOADED.findall(log.text)])
-    failed = sum(wait is None for wait in waits)
+            process.terminate()
+            log.join(START_S)  # reads its output to the end
+    switches, load_s = len(WOKEN.findall(log.text)), median(map(float, LOADED.findall(log.text)))
     times = [wait for wait in waits if wait is not None]
-    by_model = [[at for at, model in arrivals if model == index] for index in range(count)]
+    by_model = [[at for at, model in arrivals if model == index] for index in range(models)]
     fewest = fewest_switches(by_model, load_s, STAY_MS / 1000, MOST_WAIT_S)
     click.echo(f"  {switches} switches, the fewest are {fewest}; a switch takes {load_s:.2f} s")
     click.echo(f"  waits: median {median(times):.1f} s, longest {max(times):.1f} s")
-    conclude(
-        [
-            Figure("failed requests", failed, 0, ""),
-            Figure("longest wait", max(times), MOST_WAIT_S, "s"),
-            Figure("switches by the fewest", switches / fewest, MORE_SWITCHES, ""),
-            Figure("first answer of a model that sleeps", first_s, FIRST_S, "s"),
-        ]
-    )
+    return [
+        Figure("failed requests", len(waits) - len(times), 0),
+        Figure("longest wait", max(times), MOST_WAIT_S, "s"),
+        Figure("switches by the fewest", switches / fewest, MORE_SWITCHES),
+        Figure("first answer of a model that sleeps", first_s, FIRST_S, "s"),
+    ]
 
 
 def copy(source: Path, offered: Path, name: str) -> None:
@@ -109,28 +91,23 @@ def copy(source: Path, offered: Path, name: str) -> None:
 
 
 class Log(threading.Thread):
-    """What the farm prints."""
+    """The output of the farm."""
 
-    def __init__(self, served: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         super().__init__(daemon=True)
-        self._served, self.text = served, ""
+        assert process.stdout is not None
+        self._output, self.text = process.stdout, ""
         self.start()
 
     def run(self) -> None:
-        assert self._served.stdout is not None
-        for line in self._served.stdout:
+        for line in self._output:
             self.text += line
 
 
 async def answer_s(base: Base, model: str) -> float:
-    """Seconds until the whole answer of a few tokens. Raises Failed for another status than 200."""
+    """Seconds until the whole answer of a few tokens. Raises RequestFailed."""
     began = time.monotonic()
-    body = json.dumps({"model": model, "prompt": "abc", "max_tokens": 4}).encode()
-    headers = {"content-type": "application/json"}
-    async with request(base, "POST", "/v1/completions", body=body, headers=headers) as response:
-        text = await response.read()
-    if response.status != 200:
-        raise Failed(f"{model}: {response.status} {text!r}")
+    (await ask(base, completion(model, "abc", 4, stream=False, ignore_eos=False))).check()
     return time.monotonic() - began
 
 
@@ -142,7 +119,7 @@ async def send(base: Base, names: Sequence[str], arrivals: Sequence[tuple[float,
         await asyncio.sleep(began + at - time.monotonic())
         try:
             return await answer_s(base, names[model])
-        except (OSError, Failed) as error:
+        except RequestFailed as error:
             say(f"failed after {at:.1f} s: {error}")
             return None
 
@@ -202,4 +179,4 @@ def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, 
 
 
 if __name__ == "__main__":
-    program.run(turns)
+    run(turns)

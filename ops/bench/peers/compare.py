@@ -14,24 +14,19 @@ from typing import Any
 import click
 
 from control.errors import SettingsError
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure
-from ops.bench.common.figures import table as figures_table
-from ops.bench.common.machine import describe
-from ops.bench.common.shapes import SHAPES
-from ops.bench.peers.base import Engine, Row, Setup, Unavailable
-from ops.bench.peers.engines.registry import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers
-from ops.bench.peers.gguf import MIXTURES, TYPES
-from ops.bench.peers.models import Models
-from ops.bench.peers.report.chart import chart
-from ops.bench.peers.report.goals import GOALS, judged
-from ops.bench.peers.report.limits import Cost, Machine
-from ops.bench.peers.report.report import Comparison, table
-from ops.bench.peers.report.results import Results
-from ops.bench.peers.runner import Plan, Runner
+from ops.bench.peers.engine import Engine, Row, Setup, Unavailable
+from ops.bench.peers.goals import GOALS, judged
+from ops.bench.peers.limits import Cost, Machine
+from ops.bench.peers.report import Comparison, chart, table
+from ops.bench.peers.results import Results
+from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers, Plan, Runner
 from ops.bench.peers.weights import BYTES
-
-FILE = click.Path(dir_okay=False, path_type=Path)
+from ops.harness.farm import say
+from ops.harness.figures import Figure
+from ops.harness.figures import table as figures_table
+from ops.harness.gguf import MIXTURES, TYPES
+from ops.harness.models import SHAPES, Models
+from ops.harness.program import FILE, describe, models_option, option, several, shape_option
 
 
 @dataclass(frozen=True)
@@ -56,35 +51,43 @@ class Options:
     metavar="ENGINE[:WEIGHTS]",
     help="Engine and weights to run; repeatable [default: all].",
 )
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True, help="A random model.")
-@click.option("--streams", type=click.IntRange(1), multiple=True, default=(1, 8, 64), show_default=True)
-@click.option("--prompt", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens.")
-@click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="New tokens of each stream.")
-@click.option("--ttft", type=click.IntRange(1), multiple=True, default=(512, 4096), show_default=True)
-@click.option(
-    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="Rounds; each runs every engine once."
-)
-@click.option("--device", default="cpu", show_default=True, help="Device of each engine: cpu or cuda:0.")
+@shape_option("tiny")
+@several("--streams", "streams", (1, 8, 64))
+@option("--prompt", 512, "Prompt tokens.")
+@option("--tokens", 256, "New tokens of each stream.", type=click.IntRange(2))
+@several("--ttft", "ttft", (512, 4096))
+@option("--rounds", 5, "Rounds; each runs every engine once.")
+@option("--device", "cpu", "Device of each engine: cpu or cuda:0.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads of each engine [default: all cores].")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks of Furrow's farm.")
+@option("--tp", 1, "Ranks of Furrow's farm.")
 @click.option("--peer-python", default=sys.executable, help="Python of the other engines [default: this one].")
 @click.option("--llama-server", help="Path of llama.cpp's server program.")
 @click.option(
     "--peer-env", multiple=True, metavar="NAME=VALUE", help="Variable for the other engines alone; repeatable."
 )
-@click.option(
-    "--models",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder to keep the models in and take them from.",
-)
+@models_option
 @click.option("--json", "json_file", type=FILE, help="File for all figures, written after each turn.")
 @click.option("--plot", type=FILE, help="File for a chart of the rates, as SVG.")
 @click.option("--goals", "with_goals", is_flag=True, help="Compare the figures with Furrow's goals.")
 def compare(
-    names: tuple[str, ...], shape: str, streams: tuple[int, ...], prompt: int, tokens: int, ttft: tuple[int, ...],
-    rounds: int, device: str, threads: int | None, tp: int, peer_python: str, llama_server: str | None,
-    peer_env: tuple[str, ...], models: Path | None, json_file: Path | None, plot: Path | None, with_goals: bool,
-) -> None:  # fmt: skip  # an option a line would fill the page
+    names: tuple[str, ...],
+    shape: str,
+    streams: tuple[int, ...],
+    prompt: int,
+    tokens: int,
+    ttft: tuple[int, ...],
+    rounds: int,
+    device: str,
+    threads: int | None,
+    tp: int,
+    peer_python: str,
+    llama_server: str | None,
+    peer_env: tuple[str, ...],
+    folder: Path | None,
+    json_file: Path | None,
+    plot: Path | None,
+    with_goals: bool,
+) -> None:
     """Run Furrow and its peers in turns and print their rates, the machine's limits and the ratios.
 
     A row whose engine is not installed, or refuses its weights, is skipped with the reason. Exit status 1 where a row
@@ -96,7 +99,7 @@ def compare(
     cores = len(os.sched_getaffinity(0))
     options = Options(shape, device, threads or cores, tp, peers, json_file, plot, with_goals)
     with ExitStack() as stack:
-        scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+        scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
         comparison = run(plan, options, Models(shape, scratch, "float32" if device == "cpu" else "bfloat16"))
     raise SystemExit(conclude(comparison, options))
 

@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import os
-import random
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
 
 from control.errors import SettingsError
-from ops.bench import program
-from ops.bench.common import alphabet
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.shapes import SHAPES
-from ops.bench.common.summary import median
-from ops.bench.peers.base import Engine, Failed, Setup, Stream, Unavailable
 from ops.bench.peers.compare import row_of
-from ops.bench.peers.engines.hosted import bare_loop
-from ops.bench.peers.models import Models
-from ops.bench.peers.report.figures import Figures, check, figures
-from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS
-from ops.bench.peers.servers.furrow_farm import FurrowFarm
+from ops.bench.peers.engine import Engine, Failed, Setup, Unavailable
+from ops.bench.peers.hosted import bare_loop
+from ops.bench.peers.results import Figures, figures
+from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS, random_prompts, run_checked
+from ops.bench.peers.served import FurrowFarm
 from ops.bench.peers.weights import FILES
+from ops.harness.farm import say
+from ops.harness.figures import Figure
+from ops.harness.models import SHAPES, Models
+from ops.harness.program import benchmark, models_option, option, run, several, shape_option
 
-LEAST = 0.97
-"""Of the bare loop's rate that the farm is to reach."""
+LEAST_ALONE = 0.97
+LEAST = 0.92
+"""Of the bare loop's rate that the farm is to reach, with one stream and with several."""
 
 
-@click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="qwen3-0.6b", show_default=True)
-@click.option("--weights", default="f32", show_default=True, help="As of `furrow bench compare`.")
-@click.option("--streams", type=click.IntRange(1), multiple=True, default=(1, 8), show_default=True)
-@click.option("--prompt", type=click.IntRange(1), default=64, show_default=True, help="Prompt tokens.")
-@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="New tokens of each stream.")
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Taken in turns.")
-@click.option("--device", default="cpu", show_default=True, help="cpu or cuda:0.")
-@click.option("--models", type=click.Path(file_okay=False, path_type=Path), help="Keep the model here, or take it.")
+@benchmark
+@shape_option("qwen3-0.6b")
+@option("--weights", "f32", "As of `furrow bench compare`.")
+@several("--streams", "streams", (1, 8))
+@option("--prompt", 64, "Prompt tokens.")
+@option("--tokens", 64, "New tokens of each stream.", type=click.IntRange(2))
+@option("--rounds", 5, "Taken in turns.")
+@option("--device", "cpu", "cpu or cuda:0.")
+@models_option
 def overhead(
     shape: str,
     weights: str,
@@ -48,17 +45,17 @@ def overhead(
     tokens: int,
     rounds: int,
     device: str,
-    models: Path | None,
-) -> None:
+    folder: Path | None,
+) -> list[Figure]:
     """Load the model twice, in a farm and in a bare loop, and let them decode in turns; exit status 1 below the limit.
 
     The one that waits does nothing but send heartbeats.
     """
     row_of(f"furrow-farm:{weights}")
-    click.echo(f"{describe()}\n{shape}, {weights}: prompt {prompt}, {tokens} new tokens, {rounds} rounds, medians")
+    click.echo(f"{shape}, {weights}: prompt {prompt}, {tokens} new tokens, {rounds} rounds, medians")
     most = max(streams)
     with ExitStack() as stack:
-        scratch = models or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
+        scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
         made = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
         setup = Setup(
             made.checkpoint(),
@@ -79,7 +76,7 @@ def overhead(
             found = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
         except (Unavailable, Failed) as why:
             raise SettingsError(f"can't be measured: {why}") from why
-    conclude(found)
+    return found
 
 
 def beside(
@@ -90,15 +87,15 @@ def beside(
     spent: list[dict[str, float]] = []
     for turn in range(rounds + 1):
         say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
-        asked = _prompts(f"{turn} {count}", count, prompt, vocabulary)
+        asked = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
         length = tokens if turn else WARM_UP_TOKENS
-        bare = _run(loop, asked, length)
+        bare = run_checked(loop, asked, length)
         # Commands are known once the farm is at rest; what Redis does until then is not counted.
         given, before = farm.commands(), farm.traffic()
-        whole = _run(farm, asked, length)
+        whole = run_checked(farm, asked, length)
         after = farm.traffic()
         if turn:
-            pairs.append((figures(whole, True), figures(bare, True)))
+            pairs.append((figures(whole), figures(bare)))
             spent.append({**{name: after[name] - before[name] for name in after}, "given": farm.commands() - given})
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
@@ -106,18 +103,7 @@ def beside(
     click.echo(
         f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
     )
-    return Figure(f"{count} streams: farm / bare loop", ratio, LEAST, at_least=True)
-
-
-def _prompts(seed: str, count: int, length: int, vocabulary: int) -> list[list[int]]:
-    chance = random.Random(seed)
-    return [chance.choices(range(alphabet.FIRST, vocabulary), k=length) for _ in range(count)]
-
-
-def _run(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Stream]:
-    streams = engine.run(prompts, tokens)
-    check(streams, len(prompts), tokens)
-    return streams
+    return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 
 
 def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
@@ -133,4 +119,4 @@ def _per(spent: list[dict[str, float]], unit: str | None, count: int) -> str:
 
 
 if __name__ == "__main__":
-    program.run(overhead)
+    run(overhead)

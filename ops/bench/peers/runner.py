@@ -1,17 +1,21 @@
-"""Takes every row through every round, one engine at a time, so that all meet the same weights and the same machine."""
+"""The engines of a comparison by name, and the rounds: every row in every round, one engine at a time, so that all meet
+the same weights and the same machine."""
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ops.bench.common import alphabet
-from ops.bench.peers import memory
-from ops.bench.peers.base import Engine, Failed, Row, Stream, Unavailable
-from ops.bench.peers.report import figures
-from ops.bench.peers.report.results import Result, Results
+from ops.bench.peers.engine import Engine, Failed, Row, Setup, Stream, Unavailable
+from ops.bench.peers.hosted import Hosted, bare_loop
+from ops.bench.peers.results import Result, Results, check, equal_share, figures
+from ops.bench.peers.served import FurrowFarm, LlamaServer, TransformersServe
+from ops.harness import alphabet
+from ops.harness.processes import Peak
 
 SHORT_PROMPT = 16
 WARM_UP_TOKENS = 3
@@ -19,8 +23,51 @@ FIRST_TOKENS = 2
 """Generated where only the first is asked for; one more, since some engines speak of two at the earliest."""
 SLACK_TOKENS = 32
 """KV of a stream beside what it needs: schedulers keep some free."""
-MOST_IN_A_ROW = 8
-"""More streams than that are not given to an engine that takes one after another: it would only take longer."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Where the peers are, and what is set for them."""
+
+    python: str = sys.executable
+    """The interpreter that has their packages."""
+    llama_server: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment variables for them alone."""
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Each runs with its own defaults: what this process sets for Furrow's is not for them."""
+        inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        return {**inherited, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **self.settings}
+
+
+Make = Callable[[Setup, Peers], Engine]
+
+
+def _peer_loop(name: str) -> Make:
+    return lambda setup, peers: Hosted(name, setup, peers.python, peers.environment(setup.threads))
+
+
+ENGINES: dict[str, Make] = {
+    "furrow-loop": lambda setup, peers: bare_loop(setup),
+    "furrow-farm": lambda setup, peers: FurrowFarm(setup),
+    "transformers": _peer_loop("transformers_generate"),
+    "transformers-batching": _peer_loop("transformers_batching"),
+    "transformers-serve": lambda setup, peers: TransformersServe(setup, peers.python, peers.environment(setup.threads)),
+    "llama.cpp": _peer_loop("llama_cpp"),
+    "llama-server": lambda setup, peers: LlamaServer(setup, peers.llama_server, peers.environment(setup.threads)),
+}
+
+NEEDS_GGUF = frozenset({"llama.cpp", "llama-server"})
+
+DEFAULT_ROWS = (
+    *(f"furrow-farm:{weights}" for weights in ("f32", "f16", "int8")),
+    "furrow-loop:f32",
+    *(f"transformers:{weights}" for weights in ("f32", "bf16")),
+    "transformers-batching:f32",
+    "transformers-serve:f32",
+    *(f"{engine}:{weights}" for engine in ("llama-server", "llama.cpp") for weights in ("f32", "bf16", "q8_0")),
+)
 
 
 @dataclass(frozen=True)
@@ -87,13 +134,13 @@ class Runner:
     def _visit(self, result: Result, turn: int) -> None:
         try:
             for streams, lengths, sizes in self._plan.sizes:
-                peak = memory.Peak()
+                peak = Peak()
                 with self._started(result, sizes, turn, peak) as engine:
                     for count in streams:
-                        if engine.at_once or count <= MOST_IN_A_ROW:
-                            self._decode(result, engine, count, turn)
+                        self._decode(result, engine, count, turn)
                     for length in lengths:
-                        self._first_token(result, engine, length, turn)
+                        [stream] = self._ask(engine, 1, length, FIRST_TOKENS, turn, "first token")
+                        result.ttft_ms.setdefault(length, []).append(1000 * (stream.stamps[0] - stream.sent))
                     with peak.watched():
                         self._ask(engine, 1, max((self._plan.prompt, *lengths)), FIRST_TOKENS, turn, "memory")
                 result.memory_mib.append(peak.mib)
@@ -105,7 +152,7 @@ class Runner:
             self._say(f"{result.row} failed: {why}")
 
     @contextmanager
-    def _started(self, result: Result, sizes: dict[str, int], turn: int, peak: memory.Peak) -> Generator[Engine]:
+    def _started(self, result: Result, sizes: dict[str, int], turn: int, peak: Peak) -> Generator[Engine]:
         """The engine once it has answered something short. Its memory is watched meanwhile."""
         engine = self._make(result.row, sizes)
         try:
@@ -122,18 +169,23 @@ class Runner:
         # With company, memory and kernels for that many are made ready.
         self._ask(engine, count, SHORT_PROMPT, WARM_UP_TOKENS, turn, "warm up")
         streams = self._ask(engine, count, plan.prompt, plan.tokens, turn, "decode")
-        result.runs.setdefault(count, []).append(figures.figures(streams, engine.at_once))
+        result.runs.setdefault(count, []).append(figures(streams))
         reference = self._reference.setdefault((count, plan.tokens), streams)
-        result.equal.append(figures.equal_share(streams, reference))
-
-    def _first_token(self, result: Result, engine: Engine, length: int, turn: int) -> None:
-        [stream] = self._ask(engine, 1, length, FIRST_TOKENS, turn, "first token")
-        result.ttft_ms.setdefault(length, []).append(1000 * (stream.stamps[0] - stream.sent))
+        result.equal.append(equal_share(streams, reference))
 
     def _ask(self, engine: Engine, count: int, length: int, tokens: int, turn: int, what: str) -> list[Stream]:
         """The same prompts for every engine, new ones each time: no engine has seen any of them."""
-        chance = random.Random(f"{what} {turn} {count} {length}")
-        ids = range(alphabet.FIRST, self._plan.vocabulary)
-        streams = engine.run([chance.choices(ids, k=length) for _ in range(count)], tokens)
-        figures.check(streams, count, tokens)
-        return streams
+        prompts = random_prompts(f"{what} {turn} {count} {length}", count, length, self._plan.vocabulary)
+        return run_checked(engine, prompts, tokens)
+
+
+def random_prompts(seed: str, count: int, length: int, vocabulary: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [chance.choices(range(alphabet.FIRST, vocabulary), k=length) for _ in range(count)]
+
+
+def run_checked(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Stream]:
+    """The whole answers to all prompts. Raises Failed."""
+    streams = engine.run(prompts, tokens)
+    check(streams, len(prompts), tokens)
+    return streams

@@ -1,13 +1,9 @@
-"""Kinds of weights: what each engine calls them, and how much memory a value takes. Standard library only."""
+"""Kinds of weights: what each engine calls them, and how much memory a value takes."""
 
 from __future__ import annotations
 
-from control.quantization import BLOCK_QUANTS
-from ops.bench.peers.base import Unavailable
-from worker.weights.formats import BLOCK_FORMATS
-
-BLOCKS = {quant: BLOCK_FORMATS[name] for quant, name in BLOCK_QUANTS.items() if name.replace("_k", "k") == quant}
-"""Formats of ggml that Furrow's --quant and llama.cpp's files both have."""
+from ops.bench.peers.engine import Unavailable
+from ops.harness.models import BLOCKS
 
 FILES = {"q4_k_m": 0.655}
 """Mixtures of formats that only a GGUF file has, which Furrow and llama.cpp both read: bytes of a value on average, in

@@ -12,34 +12,29 @@ from contextlib import contextmanager
 import click
 
 from control.keys import ModelKeys
-from control.redis.connection import run
+from control.redis.connection import run as call
 from control.replicas import health
-from ops.bench import program
-from ops.bench.common.farm import say
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.common.summary import summarise
-from ops.bench.recovery.strikes import MODEL, Scene, Strike, finished, scene, strike, submit, wait_until_whole
+from ops.bench.recovery.strikes import Scene, Strike, finished, scene, strike, submit, wait_until_whole
+from ops.harness.farm import DEMO, say
+from ops.harness.figures import Figure, summarise
+from ops.harness.program import benchmark, option, run
 
 LEAST_S = 2.0
 """Found within this, or within STEPS times the p99 of a step where that is longer."""
 STEPS = 10
 
 
-@click.command()
-@click.option("--streams", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--times", type=click.IntRange(1), default=20, show_default=True, help="Stops of each of the two ranks.")
-@click.option("--calm", default=20.0, show_default=True, help="Seconds of load that must pass without an alarm.")
-@click.option(
-    "--burners", type=click.IntRange(0), default=4, show_default=True, help="Processes that burn CPU in those seconds."
-)
-def hang(streams: int, times: int, calm: float, burners: int) -> None:
+@benchmark
+@option("--streams", 64)
+@option("--times", 20, "Stops of each of the two ranks.")
+@option("--calm", 20.0, "Seconds of load that must pass without an alarm.")
+@option("--burners", 4, "Processes that burn CPU in those seconds.", type=click.IntRange(0))
+def hang(streams: int, times: int, calm: float, burners: int) -> list[Figure]:
     """Send SIGSTOP to ranks of a private farm (demo, two CPU ranks, float64).
 
     First the farm works on a machine that is too busy, where nobody may be taken for hung. Then each rank is stopped,
     and the time until its epoch is poisoned counts.
     """
-    click.echo(describe())
     with scene() as farm:
         _, alarms = work(farm, streams, calm, burners)
         step_p99, _ = work(farm, streams, calm / 4, burners=0)
@@ -48,20 +43,19 @@ def hang(streams: int, times: int, calm: float, burners: int) -> None:
             for rank, name in ((0, "leader"), (1, "rank 1")):
                 struck = strike(farm, streams, rank, signal.SIGSTOP)
                 strikes.append(struck)
-                say(f"{name} stopped: found after {struck.found_s:.2f} s, next token after {struck.gap_s:.2f} s")
-    found, gap = summarise([s.found_s for s in strikes]), summarise([s.gap_s for s in strikes])
+                say(f"{name} stopped: found after {struck.detected_s:.2f} s, next token after {struck.gap_s:.2f} s")
+    detected, gap = summarise([s.detected_s for s in strikes]), summarise([s.gap_s for s in strikes])
     click.echo(
-        f"found: p50 {found.p50:.2f} s, p99 {found.p99:.2f} s; next token: p50 {gap.p50:.2f} s, worst {gap.max:.2f} s"
+        f"found: p50 {detected.p50:.2f} s, p99 {detected.p99:.2f} s; "
+        f"next token: p50 {gap.p50:.2f} s, worst {gap.max:.2f} s"
     )
     click.echo(f"a step with {streams} rows: p99 {1000 * step_p99:.0f} ms")
     lost = sum(struck.streams - struck.same for struck in strikes)
-    conclude(
-        [
-            Figure(f"worst time to find a hang, of {len(strikes)}", found.max, max(LEAST_S, STEPS * step_p99), "s"),
-            Figure("streams that ended otherwise than undisturbed", lost, 0),
-            Figure(f"false alarms in {calm:g} s beside {burners} burners", alarms, 0),
-        ]
-    )
+    return [
+        Figure(f"worst time to find a hang, of {len(strikes)}", detected.max, max(LEAST_S, STEPS * step_p99), "s"),
+        Figure("streams that ended otherwise than undisturbed", lost, 0),
+        Figure(f"false alarms in {calm:g} s beside {burners} burners", alarms, 0),
+    ]
 
 
 def work(farm: Scene, streams: int, seconds: float, burners: int) -> tuple[float, int]:
@@ -71,7 +65,7 @@ def work(farm: Scene, streams: int, seconds: float, burners: int) -> tuple[float
     """
     client = farm.client
     wait_until_whole(client)
-    before = len(run(client, health.poison_history(MODEL, "r0")))
+    before = len(call(client, health.poison_history(DEMO, "r0")))
     gaps: list[float] = []
     until = time.monotonic() + seconds
     with burning(burners):
@@ -79,20 +73,20 @@ def work(farm: Scene, streams: int, seconds: float, burners: int) -> tuple[float
             rids = [submit(client, farm.prompt) for _ in range(streams)]
             gaps += token_gaps(farm, rids[0])
             finished(client, rids)
-    return summarise(gaps).p99, len(run(client, health.poison_history(MODEL, "r0"))) - before
+    return summarise(gaps).p99, len(call(client, health.poison_history(DEMO, "r0"))) - before
 
 
 def token_gaps(farm: Scene, rid: str) -> list[float]:
     """Seconds between the tokens of a request that runs, as its events arrive in Redis's log."""
     gaps: list[float] = []
-    seen, at = 0, time.monotonic()
-    while seen < len(farm.expected):
-        length = farm.client.xlen(ModelKeys(MODEL).log(rid))
+    tokens, at = 0, time.monotonic()
+    while tokens < len(farm.expected):
+        length = farm.client.xlen(ModelKeys(DEMO).log(rid))
         now = time.monotonic()
-        if length > seen:
-            if seen:
-                gaps.append((now - at) / (length - seen))
-            seen, at = length, now
+        if length > tokens:
+            if tokens:
+                gaps.append((now - at) / (length - tokens))
+            tokens, at = length, now
         time.sleep(0.002)
     return gaps
 
@@ -110,4 +104,4 @@ def burning(count: int) -> Generator[None]:
 
 
 if __name__ == "__main__":
-    program.run(hang)
+    run(hang)

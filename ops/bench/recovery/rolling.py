@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
+from statistics import median
 
 import click
 import msgspec
 
-from control.messages import ModelSpec
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replicas import health
-from ops.bench import program
-from ops.bench.common.ask import Answer, ask
-from ops.bench.common.client import Base
-from ops.bench.common.farm import private_farm, say
-from ops.bench.common.machine import describe
 from ops.common.waiting import until
-from ops.demo import MODEL_DIR
+from ops.harness.client import Answer, Base, ask, chat
+from ops.harness.farm import DEMO, demo_spec, private_farm, say
+from ops.harness.figures import Figure
+from ops.harness.program import Outcome, benchmark, option, run
 
-MODEL = "demo"
 KINDS = ("reload", "reload in place", "other settings")
 """In turn: one more replica meanwhile; none, so that requests wait; a change of the specification."""
 KV_TOKENS = (6000, 7000)
@@ -67,7 +63,9 @@ class Clients:
     async def _client(self, index: int) -> None:
         prompt = PROMPTS[index % len(PROMPTS)]
         while not self._stopping:
-            self.note(prompt, await ask(self._base, f"user-{index}", MODEL, prompt, LENGTH, stream=index % 3 != 2))
+            self.note(
+                prompt, await ask(self._base, chat(DEMO, prompt, LENGTH, stream=index % 3 != 2), user=f"user-{index}")
+            )
 
     def note(self, prompt: str, answer: Answer) -> None:
         """Truncated is a failure too: `ask` counts the tokens."""
@@ -78,34 +76,35 @@ class Clients:
             self.changed += 1
 
 
-@click.command()
-@click.option("--times", type=click.IntRange(1), default=20, show_default=True, help="Number of reloads.")
-@click.option("--clients", type=click.IntRange(1), default=12, show_default=True)
-@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
-def rolling(times: int, clients: int, replicas: int) -> None:
+@benchmark
+@option("--times", 20, "Number of reloads.")
+@option("--clients", 12)
+@option("--replicas", 1)
+def rolling(times: int, clients: int, replicas: int) -> Outcome:
     """Reload the model of a private farm (demo, two CPU ranks, float64) under load.
 
     Each answer is compared with that of the undisturbed run; exits 1 if one failed, was cut or differs.
     """
-    spec = ModelSpec(name=MODEL, source=str(MODEL_DIR), tp=2, devices=["cpu", "cpu"], dtype="float64")
-    click.echo(describe())
-    with private_farm(msgspec.structs.replace(spec, kv_tokens=KV_TOKENS[0]), (replicas,)) as (url, redis_url, _):
+    spec = demo_spec(tp=2, dtype="float64", kv_tokens=KV_TOKENS[0])
+    with private_farm(spec, (replicas,)) as (url, redis_url, _):
         client = connect(redis_url)
         changes = asyncio.run(measure(client, Base.of(url), times, clients))
         client.close()
     report(changes)
-    if any(change.failed or change.changed or not change.answers or not change.replaced for change in changes):
-        raise SystemExit(1)
+    figures = [
+        Figure("answers that failed or were cut", sum(change.failed.total() for change in changes), 0),
+        Figure("answers that differ", sum(change.changed for change in changes), 0),
+        Figure("changes without an answer", sum(not change.answers for change in changes), 0),
+        Figure("changes after which an old process was left", sum(not change.replaced for change in changes), 0),
+    ]
+    return Outcome(figures, {"changes": changes})
 
 
 async def measure(client: SyncRedis, base: Base, times: int, count: int) -> list[Change]:
-    """Reload `times` times while the clients ask; the first entry of the last one holds what ended after it."""
+    """Reload `times` times while the clients ask; the last one has what ended after it too. Raises RequestFailed."""
     expected: dict[str, str] = {}
     for prompt in PROMPTS:
-        answer = await ask(base, "alone", MODEL, prompt, LENGTH, stream=True)
-        if answer.error is not None:
-            raise SystemExit(f"rolling: the undisturbed run failed: {answer.error}")
-        expected[prompt] = answer.text
+        expected[prompt] = (await ask(base, chat(DEMO, prompt, LENGTH), user="alone")).check().text
     clients = Clients(base, expected)
     asking = asyncio.create_task(clients.run(count))
     changes: list[Change] = []
@@ -127,20 +126,20 @@ async def measure(client: SyncRedis, base: Base, times: int, count: int) -> list
 def roll(client: SyncRedis, kind: str, index: int) -> bool:
     """Make the change and wait until it is rolled out; whether every process of before has been replaced."""
     old = leaders(client)
-    spec = catalog.get_spec(client, MODEL)
+    spec = catalog.get_spec(client, DEMO)
     assert spec is not None
     if kind == "other settings":
         other = KV_TOKENS[spec.kv_tokens == KV_TOKENS[0]]
         catalog.put_spec(client, msgspec.structs.replace(spec, kv_tokens=other, surge=True))
     else:
         catalog.put_spec(client, msgspec.structs.replace(spec, surge=kind == "reload"), again=True)
-    until(lambda: health.overview(client, MODEL).is_rolled_out, f"change {index + 1} is rolled out", LIMIT_S, TICK_S)
+    until(lambda: health.overview(client, DEMO).is_rolled_out, f"change {index + 1} is rolled out", LIMIT_S, TICK_S)
     return not old & leaders(client)
 
 
 def leaders(client: SyncRedis) -> set[int]:
     """The leaders' process ids."""
-    return {one.beats[0].pid for one in health.overview(client, MODEL).replicas if one.beats[0] is not None}
+    return {one.beats[0].pid for one in health.overview(client, DEMO).replicas if one.beats[0] is not None}
 
 
 def report(changes: list[Change]) -> None:
@@ -153,14 +152,10 @@ def report(changes: list[Change]) -> None:
         took = [change.seconds for change in mine]
         answers, changed = sum(change.answers for change in mine), sum(change.changed for change in mine)
         failed = sum(change.failed.total() for change in mine)
-        click.echo(
-            f"{kind:<16}{len(mine):>7}{statistics.median(took):>10.1f}{max(took):>9.1f}{answers:>9}{failed:>8}{changed:>9}"
-        )
+        click.echo(f"{kind:<16}{len(mine):>7}{median(took):>10.1f}{max(took):>9.1f}{answers:>9}{failed:>8}{changed:>9}")
     for reason, count in sum((change.failed for change in changes), Counter[str]()).items():
         click.echo(f"failed: {count} × {reason}")
-    if not all(change.replaced for change in changes):
-        click.echo("a process of before was still there: the change had no effect")
 
 
 if __name__ == "__main__":
-    program.run(rolling)
+    run(rolling)

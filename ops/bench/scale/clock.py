@@ -1,16 +1,33 @@
-"""The server's own clock: how long its thread worked on a call, whatever else the machine did meanwhile."""
+"""The server's own clock: how long its thread worked on a call, or on all that a process sends in one of its rounds,
+whatever else the machine did meanwhile."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import TypeVar
 
+import click
+
+from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, read, run
+from control.scripts import SCRIPTS
+from ops.harness.figures import Figure, percentile
 
 T = TypeVar("T")
+Act = Callable[[int], object]
+"""Makes one call, or a few of one kind, with arguments that differ from index to index."""
 
+ALONE = 20
+"""Repeats of an act of which a call was too slow."""
 _LOOP = "local x = 0 for i = 1, tonumber(ARGV[1]) do x = (x + i) % 7 end return x"
 _TRIAL_TURNS = 20_000
+_MOST = 50_000
+"""Commands of one round."""
+_SCRIPT_NAMES = {script.sha: name for name, script in SCRIPTS.items()}
 
 
 class ServerClock:
@@ -35,9 +52,12 @@ class ServerClock:
     def run_steps(self, steps: Steps[T]) -> T:
         """Each call of them is measured by itself."""
         try:
-            call = next(steps)
+            step = next(steps)
             while True:
-                call = steps.send(None if call is None else self.run(call))
+                if isinstance(step, Call):
+                    step = steps.send(self.run(step))
+                else:
+                    step = steps.send(None if step is None else [self.run(call) for call in step])
         except StopIteration as end:
             return end.value
 
@@ -66,3 +86,100 @@ def control_loop(clock: ServerClock, ms: float) -> Call[int]:
 
 def _loop(turns: int) -> Call[int]:
     return read("EVAL", _LOOP, 0, turns, parse=int)
+
+
+# --- acts -------------------------------------------------------------------------------------------------------------
+
+
+def head() -> str:
+    """The line above rows."""
+    return f"{'server time, ms':<48}{'p50':>8}{'p99.9':>8}{'worst':>8}{'calls':>8}"
+
+
+def row(name: str, spent: Sequence[float]) -> str:
+    """One line of the table: p50, p99.9 and worst time of the calls in ms, and their number."""
+    values = median(spent), percentile(sorted(spent), 99.9), max(spent)
+    return f"{name:<48}" + "".join(f"{value:>8.2f}" for value in values) + f"{len(spent):>8}"
+
+
+def timed(clock: ServerClock, name: str, act: Act, times: int, limit: float) -> list[Figure]:
+    """The p99.9 of the act's calls. Where one was beyond the limit the act is repeated alone, and their median counts
+    too: it tells a script that is slow now and then from a machine that pauses."""
+    clock.spent.clear()
+    for index in range(times):
+        act(index)
+    spent = list(clock.spent)
+    click.echo(row(name, spent))
+    figures = [Figure(f"{name}, p99.9", percentile(sorted(spent), 99.9), limit, "ms")]
+    if max(spent) > limit:
+        clock.spent.clear()
+        for index in range(times, times + ALONE):
+            act(index)
+        alone = list(clock.spent)
+        click.echo(
+            f"  worst {max(spent):.2f} ms; repeated alone: median {median(alone):.2f}, worst {max(alone):.2f} ms"
+        )
+        figures.append(Figure(f"{name}, alone, p50", median(alone), limit, "ms"))
+    return figures
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """`commands` were sent. `logged`: how long each of them, and each that a script ran, took by the slow log, in ms,
+    with its name. `thread` and `wall` in ms."""
+
+    commands: int
+    logged: list[tuple[float, str]]
+    thread: float
+    wall: float
+
+
+def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
+    """Do it, and read what the server logged meanwhile. Nothing else may use the server."""
+    client.config_set("slowlog-max-len", _MOST)
+    client.config_set("slowlog-log-slower-than", 0)
+    client.slowlog_reset()
+    sent, before, began = sent_by(client), thread_ms(client), time.perf_counter()
+    act()
+    wall = 1000 * (time.perf_counter() - began)
+    worked, sent = thread_ms(client) - before, sent_by(client) - sent - 3
+    client.config_set("slowlog-log-slower-than", -1)
+    logged = client.slowlog_get(_MOST)
+    client.slowlog_reset()
+    found = [(one["duration"] / 1000, _name(one["command"])) for one in logged]
+    own = ("INFO", "SLOWLOG", "CONFIG", "CLIENT")
+    return Round(sent, [one for one in found if one[1] not in own], worked, wall)
+
+
+def sent_by(client: SyncRedis) -> int:
+    """Commands that this connection has sent, those inside scripts not counted. Raises SettingsError."""
+    count = client.client_info().get("tot-cmds")
+    if count is None:
+        raise SettingsError(
+            "this server does not count a connection's commands: unset FURROW_REDIS_SERVER, or let it name a Valkey of "
+            "8.1 or a Redis of 8.2, or later"
+        )
+    return int(count)
+
+
+def figure_of(name: str, rounds: Sequence[Round], limit: float) -> Figure:
+    """The figure of the commands of these rounds at p99.9, after a line that names the slowest.
+
+    The log has the commands inside scripts too, each with a shorter time than its script: what is left out are only the
+    shortest times.
+    """
+    logged = sorted((one for each in rounds for one in each.logged), reverse=True)[
+        : sum(one.commands for one in rounds)
+    ]
+    spent = [ms for ms, _ in logged]
+    click.echo(f"{row(name, spent)}  slowest: {logged[0][1]}")
+    return Figure(f"{name}, p99.9", percentile(sorted(spent), 99.9), limit, "ms")
+
+
+def _name(command: bytes | str) -> str:
+    text = command.decode(errors="replace") if isinstance(command, bytes) else command
+    word, _, rest = text.partition(" ")
+    return _SCRIPT_NAMES.get(rest.partition(" ")[0], "a script") if word == "EVALSHA" else word.upper()

@@ -13,17 +13,13 @@ import click
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.replicas.lease import Lease
-from ops.bench.common.figures import Figure, conclude
-from ops.bench.common.machine import describe
-from ops.bench.scale.acts import Acts
-from ops.bench.scale.agents import Agents
-from ops.bench.scale.apis import ApiProcesses
-from ops.bench.scale.changes import Changes
-from ops.bench.scale.clock import ServerClock, control_loop
+from ops.bench.scale.acts import Acts, Changes
+from ops.bench.scale.clock import Round, ServerClock, control_loop, figure_of, head, row, sent_by, timed
 from ops.bench.scale.crowd import Size, fill
-from ops.bench.scale.rounds import Round, sent_by, told
+from ops.bench.scale.processes import Agents, ApiProcesses
 from ops.bench.scale.takeover import succeed
-from ops.bench.scale.timing import head, row, timed
+from ops.harness.figures import Figure
+from ops.harness.program import benchmark, option
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
@@ -37,27 +33,24 @@ CONTROL_MS = 1.5
 TURNS = 15
 
 
-@click.command()
-@click.option("--entries", default=1_000_000, show_default=True, help="Entries in the logs of what runs.")
-@click.option("--running", default=100, show_default=True, help="Requests that they belong to.")
-@click.option("--waiting", "queued", default=100_000, show_default=True, help="Requests that wait.")
-@click.option("--tenants", default=1_000, show_default=True)
-@click.option("--models", default=200, show_default=True)
-@click.option("--agents", default=100, show_default=True)
-@click.option("--apis", "api_processes", default=50, show_default=True)
-@click.option(
-    "--calls", default=2_000, show_default=True, help="Of a script; fewer of those that need much preparation."
-)
+@benchmark
+@option("--entries", 1_000_000, "Entries in the logs of what runs.", type=int)
+@option("--running", 100, "Requests that they belong to.", type=int)
+@option("--waiting", 100_000, "Requests that wait.", type=int)
+@option("--tenants", 1_000, type=int)
+@option("--models", 200, type=int)
+@option("--agents", 100, type=int)
+@option("--apis", 50, type=int)
+@option("--calls", 2_000, "Of a script; fewer of those that need much preparation.", type=int)
 def scale(
-    entries: int, running: int, queued: int, tenants: int, models: int, agents: int, api_processes: int, calls: int
-) -> None:
+    entries: int, running: int, waiting: int, tenants: int, models: int, agents: int, apis: int, calls: int
+) -> list[Figure]:
     """Fill a private server as a large farm does, time each script by the server's own clock, and let a leader die.
 
     Everything but Redis is simulated, by the calls that real processes make. The successor's adoption, reading and
     lock are the real leader's; its prefill is not counted.
     """
-    click.echo(describe())
-    size = Size(entries, running, queued, tenants, models, agents, api_processes)
+    size = Size(entries, running, waiting, tenants, models, agents, apis)
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedServer(Path(folder) / "redis", packaged_server()) as url,
@@ -67,12 +60,11 @@ def scale(
     ):
         sent_by(client)  # a server that does not tell is refused before it is filled
         lease = fill(client, size)
-        figures = [
+        return [
             *_scripts(client, lease, size, calls),
             *_of_processes(client, url, size),
             *_of_a_death((client, blocking, heartbeat), lease, size),
         ]
-    conclude(figures)
 
 
 def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Figure]:
@@ -99,10 +91,10 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
         agents.unsettle()
         unsettled = agents.turns(TURNS // 3)
     figures = [
-        told("an api process's second, a command", seconds, SCRIPT_MS),
-        told("an agent's tick, a command", ticks, SCRIPT_MS),
-        told("a placement turn, a command", turns, SCRIPT_MS),
-        told("an unsettled turn, a command", unsettled, SCRIPT_MS),
+        figure_of("an api process's second, a command", seconds, SCRIPT_MS),
+        figure_of("an agent's tick, a command", ticks, SCRIPT_MS),
+        figure_of("a placement turn, a command", turns, SCRIPT_MS),
+        figure_of("an unsettled turn, a command", unsettled, SCRIPT_MS),
     ]
     tick = _each("an agent's tick", ticks, size.agents / len(ticks))
     turn = _each("a placement turn", turns, 1)

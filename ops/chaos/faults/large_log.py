@@ -88,10 +88,13 @@ def delivered(random: random.Random, open_choice: int) -> list[LogEntry]:
 
 def staged(client: SyncRedis, steps: Steps[Enqueued]) -> Call[Enqueued]:
     """Write the log that a request comes with, and return the call that puts the request into its queue."""
-    call = next(steps)
-    while call is None or call.script != "enqueue":
-        call = steps.send(None if call is None else run(client, call))
-    return call
+    step = next(steps)
+    while not (isinstance(step, Call) and step.script == "enqueue"):
+        if isinstance(step, Call):
+            step = steps.send(run(client, step))
+        else:
+            step = steps.send(None if step is None else run_every(client, step))
+    return step
 
 
 def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[LogEntry]) -> str | None:
@@ -106,7 +109,7 @@ def wrong(logged: Sequence[LogEntry], delivered: list[LogEntry], expected: list[
     return None if len(logged) == len(expected) else f"it has {len(logged)} entries, not {len(expected)}"
 
 
-# --- Redis during the recovery ---------------------------------------------------------------------------------------
+# --- Redis during the recovery ----------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -11,8 +11,7 @@ from control.errors import RedisUnavailable
 from control.redis.clients import connect
 from control.redis.connection import read, run
 from ops.chaos.errors import ChaosError, NoEffect
-from ops.chaos.faults.fault import Fault
-from ops.chaos.faults.harmless import harmless, outage_s
+from ops.chaos.faults.fault import Fault, harmless, outage_s
 from ops.chaos.system.proxy import Proxy
 from ops.chaos.system.target import Target
 

@@ -1,4 +1,4 @@
-"""Processes that are killed or stopped: ranks, the leader, the agent, an API."""
+"""Processes that are killed or stopped: ranks, the leader, the agent, an API, an external engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from control.redis.connection import run
 from control.requests import Enqueue, cancel, enqueue
 from ops.chaos.errors import ChaosError, NoEffect
 from ops.chaos.faults.fault import Fault
-from ops.chaos.system.target import Target
-from ops.chaos.system.view import View
+from ops.chaos.system.target import Target, View
 
 EFFECT_WITHIN_S = 180.0
 """A rank that must start anew imports for seconds, on a machine that is far too busy for a minute."""
@@ -144,6 +143,28 @@ def starve(target: View, random: random.Random) -> str:
     return f"rank {rank} (pid {pid}): {poison.kind}: {poison.message[:80]}"
 
 
+def strike_engine(number: signal.Signals) -> Callable[[Target, random.Random], str]:
+    """Send a signal to the engine; the proof is another process in a later epoch."""
+
+    def strike(target: Target, random: random.Random) -> str:
+        pid = target.until(lambda: target.engine_pid, "the engine has a process", EFFECT_WITHIN_S)
+        epoch = target.epoch()
+        target.send(pid, number)
+
+        def newcomer() -> int | None:
+            now = target.engine_pid
+            return now if now not in (None, pid) and target.epoch() > epoch else None
+
+        try:
+            after = proved(target, newcomer, f"the engine is not pid {pid}, in a later epoch than {epoch}")
+        except NoEffect:
+            target.send(pid, signal.SIGCONT)  # the hang was not detected: let the other strikes go on
+            raise
+        return f"pid {pid} -> {after}"
+
+    return strike
+
+
 ON_ANY_FARM: dict[str, Callable[[View, random.Random], str]] = {
     "rank-kill": strike_rank(1, signal.SIGKILL),
     "leader-kill": strike_rank(0, signal.SIGKILL),
@@ -160,3 +181,9 @@ FAULTS: dict[str, Fault] = {
     "agent-and-rank-kill": kill_agent_and_rank,
     "api-kill": kill_api,
 }
+
+ENGINE_FAULTS: dict[str, Fault] = {
+    "engine-kill": strike_engine(signal.SIGKILL),
+    "engine-stop": strike_engine(signal.SIGSTOP),
+}
+"""Of a model on an external engine."""

@@ -1,4 +1,5 @@
-"""Faults of the Redis server: killed, emptied, stopped, full, unable to save, loading, read-only."""
+"""Faults of Redis: one server killed, emptied, stopped, full, unable to save, loading, read-only; or a primary killed,
+whose replica takes over and may lag."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from redis.retry import Retry
 from control.errors import RedisUnavailable
 from control.redis.transient import transient
 from ops.chaos.errors import ChaosError, NoEffect
-from ops.chaos.faults.fault import Fault
-from ops.chaos.faults.harmless import harmless, outage_s
-from ops.chaos.system.server import ServerProcess
+from ops.chaos.faults.fault import Fault, harmless, outage_s
+from ops.chaos.system.servers import ServerProcess
 from ops.chaos.system.target import Target
+from ops.common.waiting import NotInTime
 
 MARK = "chaos:mark"
 """A key of this run, which shows if the data survived."""
@@ -109,14 +110,14 @@ def sleep(target: Target, random: random.Random) -> str:
             except redis.ResponseError as error:
                 raise NoEffect(f"DEBUG SLEEP is refused: {error}") from error
             return f"DEBUG SLEEP took {time.monotonic() - began:.1f} s"
-    server.send_signal(signal.SIGSTOP)
+    server.signal(signal.SIGSTOP)
     try:
         target.rest(seconds)
         status = psutil.Process(server.pid).status()
         if status != psutil.STATUS_STOPPED or server.answers():
             raise NoEffect(f"the server's process is {status}")
     finally:
-        server.send_signal(signal.SIGCONT)
+        server.signal(signal.SIGCONT)
     return f"pid {server.pid} stopped for {seconds:g} s"
 
 
@@ -253,6 +254,34 @@ def wilful(fault: Callable[[Target, random.Random], str]) -> Fault:
     return strike
 
 
+# --- failover ---------------------------------------------------------------------------------------------------------
+
+LAG_S = (0.1, 0.5)
+"""How long a replica that lags has missed what the primary took."""
+
+
+def strike_primary(lags: bool) -> Fault:
+    """Kill the primary; with `lags` its replica has been cut off a moment before."""
+
+    def strike(target: Target, random: random.Random) -> str:
+        servers = target.server
+        if isinstance(servers, ServerProcess):
+            raise NoEffect("one server has nobody who takes over; use --topology sentinel or cluster")
+        was = servers.primary_of(target.shard_key)
+        if lags:
+            servers.lag(target.shard_key)
+            target.rest(random.uniform(*LAG_S))
+        try:
+            now = servers.fail_over(target.shard_key)
+        except NotInTime as error:
+            raise NoEffect(f"no replica took over from port {was.port}: {error}") from error
+        finally:
+            servers.heal()
+        return f"primary at port {was.port} -> {now.port}{', which lagged' if lags else ''}"
+
+    return strike
+
+
 FAULTS: dict[str, Fault] = {
     "redis-kill": harmless(wilful(kill)),
     "redis-kill-bare": harmless(wilful(kill_bare)),
@@ -264,3 +293,5 @@ FAULTS: dict[str, Fault] = {
     "redis-loading": harmless(wilful(loading)),
     "redis-readonly": harmless(wilful(read_only)),
 }
+FAILOVERS: dict[str, Fault] = {"failover": strike_primary(lags=False), "failover-lagging": strike_primary(lags=True)}
+"""For a farm whose Redis is replicated."""

@@ -61,12 +61,16 @@ class SentinelTopology:
                 return next(node for node in self.data if node.port == int(port))
         raise RuntimeError("no Sentinel answers")
 
-    def lag(self) -> None:
+    def primary_of(self, key: str) -> Node:
+        """As ClusterTopology's: one primary has all keys."""
+        return self.primary
+
+    def lag(self, key: str = "") -> None:
         """From now on the replicas miss what the primary takes."""
         primary = self.primary
         _lag(primary, [node for node in self.data if node is not primary and node.alive])
 
-    def fail_over(self) -> Node:
+    def fail_over(self, key: str = "") -> Node:
         """Kill the primary and wait for the next one, which is returned. The dead one stays so until `heal`."""
         was = self.primary
         was.kill()

@@ -15,7 +15,7 @@ import msgspec
 from control.errors import SettingsError
 from control.operations.checks.findings import Checks, Finding, worst
 from control.version import VERSION
-from ops.cli.doctor.certificate import check_certificate
+from ops.cli.doctor.redis_server import check_certificate
 from ops.client.events import parsed
 
 WITHIN_S = 10.0

@@ -22,7 +22,7 @@ from control.redis.clients import SyncRedis
 from control.redis.round_trip import RoundTrip
 from ops.cli.doctor.api_server import check_api
 from ops.cli.doctor.models import check_models
-from ops.cli.doctor.redis_checks import check_redis
+from ops.cli.doctor.redis_server import check_redis
 from ops.cli.tables import LONGEST_CELL, LONGEST_LINE, echo_json, one_line
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "red"}

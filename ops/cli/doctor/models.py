@@ -158,7 +158,7 @@ def check_engine_versions(engine: str, overview: health.Overview, checks: Checks
             )
             remedy = (
                 "Compare an answer with the engine's own before you rely on it: `python -m "
-                f"ops.bench.engines.survival --engine {engine}` does so while it kills the engine."
+                f"ops.bench.recovery.survival --engine {engine}` does so while it kills the engine."
             )
             checks.warning("engine", message, remedy)
 

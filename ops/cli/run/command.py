@@ -23,10 +23,9 @@ from control.records import catalog
 from control.settings import redis_reference, redis_url_from_environment
 from ops.cli.options import model_options
 from ops.cli.run import settings
-from ops.cli.run.api import Api
 from ops.cli.run.chat import answer_once, begin, interactive, talk, terminal
 from ops.cli.run.own_farm import OwnFarm
-from ops.cli.run.served import HttpFarm, RedisFarm, Served, wait_until_served
+from ops.cli.run.served import Api, HttpFarm, RedisFarm, Served, wait_until_served
 from ops.cli.tables import echo_line
 from ops.common.engine_options import ENGINE_OPTIONS, engine_environment, engine_options
 from ops.demo import MODEL_DIR

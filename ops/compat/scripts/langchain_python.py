@@ -10,9 +10,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, tell, undisturbed
-from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, tell, undisturbed
 from langchain_openai import ChatOpenAI
+from tool_loops import langchain_loop
 
 
 class Told:
@@ -48,24 +48,7 @@ if not told.lines:
 
 @check(LOOP)
 def loop() -> None:
-    """The answers are sent back as LangChain made them."""
-
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return "sunny"
-
-    model = ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=KEY, max_retries=0).bind_tools([get_weather])
-    said: list[BaseMessage] = []
-    for turn in TURNS:
-        said.append(HumanMessage(turn))
-        for _ in range(ROUNDS):
-            answer = model.invoke(said)
-            said.append(answer)
-            said += [ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
-            if not answer.tool_calls:
-                break
-        assert answer.content, said
-    assert any(isinstance(message, ToolMessage) for message in said), said
+    langchain_loop(ChatOpenAI(model=MODEL, base_url=BASE_URL, api_key=KEY, max_retries=0))
 
 
 @undisturbed()

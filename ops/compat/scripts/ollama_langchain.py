@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Literal
 
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, ROUNDS, TURNS, check, main, undisturbed
-from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, undisturbed
 from langchain_ollama import ChatOllama, OllamaLLM
+from tool_loops import langchain_loop
 
 
 def model_of(limit: int = 24, kind: Any = ChatOllama, **fields: Any) -> Any:
@@ -53,28 +53,13 @@ def structured() -> None:
 
 @check(LOOP)
 def loop() -> None:
-    """The answers are sent back as LangChain made them."""
-
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return "sunny"
-
-    model = ChatOllama(
-        model=MODEL,
-        base_url=BASE_URL.removesuffix("/v1"),
-        client_kwargs={"headers": {"authorization": f"Bearer {KEY}"}},
-    ).bind_tools([get_weather])
-    said: list[BaseMessage] = []
-    for turn in TURNS:
-        said.append(HumanMessage(turn))
-        for _ in range(ROUNDS):
-            answer = model.invoke(said)
-            said.append(answer)
-            said += [ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
-            if not answer.tool_calls:
-                break
-        assert answer.content, said
-    assert any(isinstance(message, ToolMessage) for message in said), said
+    langchain_loop(
+        ChatOllama(
+            model=MODEL,
+            base_url=BASE_URL.removesuffix("/v1"),
+            client_kwargs={"headers": {"authorization": f"Bearer {KEY}"}},
+        )
+    )
 
 
 @undisturbed()

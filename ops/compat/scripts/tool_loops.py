@@ -44,3 +44,25 @@ def messages_loop(ask: Callable[[list[Any]], Any]) -> None:
             called = True
         assert answer.content[-1].text, said
     assert called, said
+
+
+def langchain_loop(model: Any) -> None:
+    """As `chat_loop`, with a chat model of LangChain: the answers are sent back as LangChain made them."""
+    from langchain_core.messages import HumanMessage, ToolMessage  # only here: other clients don't have it
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return RESULT
+
+    able = model.bind_tools([get_weather])
+    said: list[Any] = []
+    for turn in TURNS:
+        said.append(HumanMessage(turn))
+        for _ in range(ROUNDS):
+            answer = able.invoke(said)
+            said.append(answer)
+            said += [ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
+            if not answer.tool_calls:
+                break
+        assert answer.content, said
+    assert any(isinstance(message, ToolMessage) for message in said), said

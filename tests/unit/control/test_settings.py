@@ -18,12 +18,12 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(("value", "kept"), [("", True), ("1", True), ("0", False)])
-def test_a_standby_is_kept_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, kept: bool) -> None:
+@pytest.mark.parametrize(("value", "has_standby"), [("", True), ("1", True), ("0", False)])
+def test_a_standby_is_kept_unless_switched_off(monkeypatch: pytest.MonkeyPatch, value: str, has_standby: bool) -> None:
     """Unset, empty and 1 keep one; 0 does without."""
     assert Settings.from_environment().standby
     monkeypatch.setenv("FURROW_STANDBY", value)
-    assert Settings.from_environment().standby is kept
+    assert Settings.from_environment().standby is has_standby
 
 
 @pytest.mark.parametrize(("value", "shared"), [("", True), ("1", True), ("0", False)])

@@ -42,7 +42,7 @@ def test_every_furrow_command_is_understood(path: Path) -> None:
 def test_every_benchmark_of_a_page_is_a_program() -> None:
     """`python -m ops.bench.ROOM.NAME` in a page names a module with a command of that name, which knows the options."""
     mentions = {
-        found for page in PAGES for found in re.findall(r"python -m (ops\.bench\.[a-z][^`#\n]*)", page.read_text())
+        mention for page in PAGES for mention in re.findall(r"python -m (ops\.bench\.[a-z][^`#\n]*)", page.read_text())
     }
     assert len(mentions) > 15
     for mention in mentions:
@@ -62,11 +62,11 @@ def test_every_verb_of_furrow_bench_on_a_page_exists(path: Path) -> None:
 
 
 def test_the_page_of_figures_names_every_benchmark() -> None:
-    """A module of ops/bench that ends in `program.run` and is no verb of `furrow bench`."""
+    """A module of ops/bench that runs a command and is no verb of `furrow bench`."""
     programs = {
         path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
         for path in (ROOT / "ops/bench").rglob("*.py")
-        if "\n    program.run(" in path.read_text() and path.name != "__main__.py"
+        if '\nif __name__ == "__main__":\n    run(' in path.read_text() and path.name != "__main__.py"
     }
     assert len(programs) >= 15
     page = (ROOT / "docs/performance.md").read_text()
@@ -76,9 +76,9 @@ def test_the_page_of_figures_names_every_benchmark() -> None:
 def test_the_runbook_asks_questions_that_the_sheet_answers() -> None:
     """Each quoted question begins a heading of ops/redis-cli.md."""
     headings = re.findall(r"^## (.*)$", (ROOT / "ops/redis-cli.md").read_text(), re.M)
-    asked = re.findall(r'"([A-Z][^"]*\?)"', (ROOT / "ops/runbook.md").read_text().replace("\n", " "))
-    assert len(asked) > 8
-    for question in asked:
+    questions = re.findall(r'"([A-Z][^"]*\?)"', (ROOT / "ops/runbook.md").read_text().replace("\n", " "))
+    assert len(questions) > 8
+    for question in questions:
         core = re.sub(r"\s+", " ", question).rstrip("?")
         assert any(heading.startswith(core) for heading in headings), question
 
@@ -94,12 +94,12 @@ def test_the_runbook_lists_kinds_of_poison_that_are_written() -> None:
 def test_the_table_of_ranges_is_the_one_in_force() -> None:
     """docs/api.md lists every number with its range, word for word."""
     section = (ROOT / "docs/api.md").read_text().partition("### Ranges of numbers")[2].partition("\n\nA chat prompt")[0]
-    told = {
+    shown = {
         name: words
         for names, words in re.findall(r"^\| (`.*`) \| (.*) \|$", section, re.M)
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert told == {name: str(known) for name, known in RANGES.items()}
+    assert shown == {name: str(numbers) for name, numbers in RANGES.items()}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

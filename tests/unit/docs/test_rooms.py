@@ -43,8 +43,8 @@ def test_no_module_of_a_higher_layer_is_named_in_a_string(top: str) -> None:
     for path in (ROOT / top).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            if (found := _MODULE.fullmatch(text)) and "." in text and exists(text.partition(":")[0]):
-                assert found[1] == top or ORDER[found[1]] < ORDER[top], f"{path}:{node.lineno} names {text}"
+            if (named := _MODULE.fullmatch(text)) and "." in text and exists(text.partition(":")[0]):
+                assert named[1] == top or ORDER[named[1]] < ORDER[top], f"{path}:{node.lineno} names {text}"
 
 
 def exists(module: str) -> bool:

@@ -140,8 +140,8 @@ class Latent:
 def _latent_scaling(latent: Latent, config: dict[str, Any], family: Family) -> float:
     """As transformers' `yarn_apply_mscale`."""
     scale = (latent.plain + latent.turned) ** -0.5
-    given = config.get("rope_scaling") or config.get("rope_parameters")
-    rope: dict[str, Any] = given or family.defaults["rope_parameters"]
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    rope: dict[str, Any] = scaling or family.defaults["rope_parameters"]
     kind = rope.get("rope_type", rope.get("type", "default"))
     every = rope.get("mscale_all_dim")
     if kind == "default" or not every:

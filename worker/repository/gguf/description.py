@@ -9,8 +9,8 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.repository.chat_templates import joined_templates
-from worker.repository.gguf.kept import kept_tokenizer
 from worker.repository.gguf.tokenizer import refusal
+from worker.repository.gguf.tokenizer_cache import cached_tokenizer
 from worker.weights.gguf import GgufModel
 
 SUFFIX = "-gguf"
@@ -31,7 +31,7 @@ def describe(model: GgufModel) -> Description:
     reason = refusal(model)
     if reason is None:
         try:
-            converted = kept_tokenizer(model)
+            converted = cached_tokenizer(model)
         except ModelFilesError as error:
             reason = str(error)
         else:

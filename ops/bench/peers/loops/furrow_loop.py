@@ -10,7 +10,7 @@ from control.commands import GenerateStep
 from control.messages import Sampling
 from control.replies import ErrorReply
 from ops.bench.control.shard import load_command
-from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
+from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow
 from worker.leader.group_leader import limits_on
 from worker.rank.rank_worker import RankWorker

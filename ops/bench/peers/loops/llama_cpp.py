@@ -10,7 +10,7 @@ import time
 import llama_cpp
 import numpy as np
 
-from ops.bench.peers.base import Failed, Setup, Stream, Unavailable
+from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 
 BATCH = 2048
 """llama.cpp's own default for the tokens of one call."""

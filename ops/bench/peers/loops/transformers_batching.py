@@ -6,7 +6,7 @@ import time
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from ops.bench.peers.base import Failed, Setup, Stream
+from ops.bench.peers.engine import Failed, Setup, Stream
 from ops.bench.peers.loops.transformers_generate import load_model
 
 LOOK_S = 5.0

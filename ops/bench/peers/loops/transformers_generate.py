@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from ops.bench.peers.base import Setup, Stream
+from ops.bench.peers.engine import Setup, Stream
 from ops.bench.peers.weights import of_transformers
 
 

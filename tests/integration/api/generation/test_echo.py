@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from ops.bench.fanout.scripted_leader import PROMPT_TOKENS, scripted_score
+from ops.harness.scripted_leader import PROMPT_TOKENS, scripted_score
 from tests.byte_model import BOS
 from tests.integration.api.sse import Event, read_all
 from tests.leader import ScriptedLeader

@@ -24,7 +24,7 @@ LASTS_S = 8 * SHORT_S
 SHORTENED = f"""
 import importlib, pkgutil, sys
 import api
-for room in ("asgi", "follow", "generation", "rendering", "routes"):
+for room in ("http", "generation", "routes"):
     package = importlib.import_module("api." + room)
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)

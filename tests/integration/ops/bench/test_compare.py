@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ops.bench.common import shapes
-from ops.bench.peers.base import Setup
+from ops.bench.peers import limits
 from ops.bench.peers.compare import compare
+from ops.bench.peers.engine import Setup
 from ops.bench.peers.loops.furrow_loop import load
-from ops.bench.peers.models import Models
 from ops.bench.peers.overhead import overhead
-from ops.bench.peers.report import limits
+from ops.harness import models
+from ops.harness.models import Models
 
-TINY = {**shapes.SHAPES["tiny"], "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY = {**models.SHAPES["tiny"], "vocab_size": 160, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 pytestmark = pytest.mark.timeout(180)  # each engine is a process that imports torch
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)  # each engine is a process that imports t
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model and kernels that cost next to nothing, and no standby, which would import torch once more."""
     monkeypatch.setenv("FURROW_STANDBY", "0")
-    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
+    monkeypatch.setitem(models.SHAPES, "tiny", TINY)
     monkeypatch.setitem(limits.READ_BYTES, "cpu", 2**20)
     monkeypatch.setitem(limits.SIDE, "cpu", 64)
 
@@ -54,9 +54,9 @@ def test_compare_finds_equal_tokens_and_writes_its_files(tmp_path: Path) -> None
 def test_the_bare_loop_reads_a_file_of_several_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows q4_k_m of Furrow and of llama.cpp are of one file."""
     wide = {**TINY, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
-    monkeypatch.setitem(shapes.SHAPES, "tiny", wide)
-    models = Models("tiny", tmp_path)
-    setup = Setup(models.checkpoint(), "q4_k_m", models.gguf("q4_k_m"))
+    monkeypatch.setitem(models.SHAPES, "tiny", wide)
+    files = Models("tiny", tmp_path)
+    setup = Setup(files.checkpoint(), "q4_k_m", files.gguf("q4_k_m"))
     (stream,) = load(setup).run([[5, 6, 7]], 3)
     assert len(stream.tokens) == 3
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from control.process import child_environment
-from ops.bench.fanout.parts import split_cores
 from ops.bench.hostile.attacks import QUICK, SLOW, name_of
 from ops.bench.hostile.hostile import figures
 from ops.bench.hostile.neighbour import TOKENS
 from ops.bench.hostile.rows import NUMBERS, measure
+from ops.harness.processes import split_cores
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the API process has a core of its own")

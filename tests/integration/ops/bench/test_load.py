@@ -10,11 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control.operations.spec import build_spec
-from ops.bench.common.farm import private_farm
-from ops.bench.load.load import load
-from ops.bench.load.scenarios import SCENARIOS, Scenario
-from ops.bench.load.segments import SEGMENTS
+from ops.bench.load.load import SCENARIOS, SEGMENTS, Scenario, load
 from ops.demo import MODEL_DIR
+from ops.harness.farm import private_farm
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(180)
@@ -66,7 +64,7 @@ def test_a_redis_without_the_timestamps_fails_the_scenario(
     farm: tuple[str, str, list[str]], new_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The must-fail control: all requests succeed, no segment has data, and the exit status says so."""
-    monkeypatch.setattr("ops.bench.load.stamps.PATIENCE_MS", 500.0)
+    monkeypatch.setattr("ops.bench.load.load.PATIENCE_MS", 500.0)
     found = bench("whole", "--url", farm[0], "--redis", new_server.url)
     assert found.exit_code == 1
     assert "3 requests, 3 succeeded" in found.output

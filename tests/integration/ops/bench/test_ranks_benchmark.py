@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ops.bench.common import random_model, shapes
 from ops.bench.engine import collectives
-from ops.bench.engine.engines import Furrow
-from ops.bench.engine.ranks import Ranks
+from ops.bench.engine.decode import Furrow, Ranks, Setting
+from ops.harness import models
 from worker.collective import native
 
-TINY = {**shapes.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+TINY = {**models.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 pytestmark = pytest.mark.timeout(120)
 """Each rank is a new process, which has to import torch."""
@@ -20,12 +19,13 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64 with the very same tokens, each step timed."""
-    monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
-    folder = random_model.build("tiny", tmp_path, "float64")
+    monkeypatch.setitem(models.SHAPES, "tiny", TINY)
+    folder = models.build("tiny", tmp_path, "float64")
     prompts = [[1, 2, 3], [4, 5, 6]]
-    with Ranks(folder, "float64", tp=2, threads=1, kv_tokens=64) as ranks:
+    setting = Setting(folder, "float64", "cpu", threads=2, kv_tokens=64, tp=2)
+    with Ranks(setting) as ranks:
         found = ranks.decode(prompts, 6)
-    assert found.tokens == Furrow(folder, "float64", "cpu", kv_tokens=64).decode(prompts, 6).tokens
+    assert found.tokens == Furrow(setting).decode(prompts, 6).tokens
     assert len(found.seconds) == 6 and all(seconds > 0 for seconds in found.seconds)
 
 

@@ -15,9 +15,9 @@ from control.messages import ModelSpec
 from control.redis.connection import connect, run
 from control.replicas.health import Beat, beat
 from ops.chaos.errors import NoEffect
-from ops.chaos.faults import harmless, network, servers
+from ops.chaos.faults import fault, network, servers
 from ops.chaos.system.proxy import Proxy
-from ops.chaos.system.server import ServerProcess
+from ops.chaos.system.servers import ServerProcess
 from ops.chaos.system.target import Target
 from ops.local.supervisor import Supervisor
 
@@ -58,8 +58,8 @@ class Writer:
 
 @pytest.fixture(autouse=True)
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harmless, "OUTAGES_S", (0.3,))
-    monkeypatch.setattr(harmless, "WEIGHTS", (1,))
+    monkeypatch.setattr(fault, "OUTAGES_S", (0.3,))
+    monkeypatch.setattr(fault, "WEIGHTS", (1,))
     monkeypatch.setattr(network, "DELAYED_S", (0.5, 0.5))
     monkeypatch.setattr(servers, "LOADING_S", (0.8, 0.8))
 
@@ -72,7 +72,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     proxy = Proxy(("127.0.0.1", server.port))
     proxy.start()
     spec = ModelSpec(name="m", source="none", tp=1)
-    yield Target(spec, server, proxy.url, Supervisor({}, print), folder / "log", proxy)
+    yield Target(spec, server, server.direct, proxy.url, Supervisor({}, print), folder / "log", proxy)
     proxy.stop()
     server.stop()
 

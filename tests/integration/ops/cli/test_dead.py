@@ -14,7 +14,7 @@ from control.messages import GenerationRequest, Sampling
 from control.redis.connection import connect, run
 from control.replicas.lease import acquire
 from control.requests import Enqueue
-from ops.cli.requests.dead import dead
+from ops.cli.requests import dead
 from tests.servers import Server
 
 MODEL, RID = "m", "0123"

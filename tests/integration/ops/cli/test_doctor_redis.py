@@ -36,7 +36,7 @@ from control.redis.streams import read_streams
 from control.replicas.lease import acquire
 from control.scripts import SCRIPTS
 from ops.cli.doctor.doctor import doctor, examine
-from ops.cli.doctor.rights import PROBES
+from ops.cli.doctor.redis_server import PROBES
 from tests.integration.ops.cli.tls_front import certificate, tls_front
 from tests.servers import NEW, OLD, Server, serving
 from tests.waiting import until

@@ -159,7 +159,7 @@ def test_text_of_others_moves_no_cursor_and_forges_no_line(
     shows = [f"requests show {found}" for found in ("letter", "tenant")]
     shows += [f"keys show {words['KEY']}", "show NAME", f"show {MODEL}", "doctor"]
     lists = [" ".join((name, *rest)) for name, rest in LISTS.items()]
-    monkeypatch.setattr("ops.cli.state.top.EVERY_S", 0.01)
+    monkeypatch.setattr("ops.cli.top.EVERY_S", 0.01)
     hostile = 0
     for line in [*lists, *shows, *ACTS]:
         with pytest.raises(SystemExit):

@@ -23,7 +23,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
 from control.replicas import health
 from control.replicas.health import ReplicaOverview, ReplicaState
-from ops.cli.rebalance import rebalance
+from ops.cli.hosts import rebalance
 from tests.servers import Server
 from tests.waiting import until
 

@@ -15,7 +15,7 @@ from control.errors import ModelFilesError, ModelNotFound
 from control.redis.connection import connect, run
 from control.replicas import health
 from ops.cli import cli
-from ops.cli.state.model_summary import summarize
+from ops.cli.show import summarize
 from ops.demo import MODEL_DIR
 from tests.integration.ops.populated import MODEL, populate
 from tests.servers import Server

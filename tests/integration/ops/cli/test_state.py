@@ -28,12 +28,11 @@ from control.redis.connection import connect, run
 from control.replicas import health
 from control.replicas.lease import Lease, acquire
 from control.requests import Emission, Enqueue
-from ops.cli.drain import drain
+from ops.cli.hosts import drain, hosts
 from ops.cli.plan import free_memory, plan
-from ops.cli.requests.running import requests
-from ops.cli.state.history import history
-from ops.cli.state.hosts import hosts
-from ops.cli.state.top import Rates, top
+from ops.cli.ps import history
+from ops.cli.requests import requests
+from ops.cli.top import Rates, top
 from tests.integration.ops.populated import FACTS
 from tests.servers import Server
 
@@ -228,7 +227,7 @@ def test_history_has_epochs_and_their_faults(scene: Scene) -> None:
 
 def test_top_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """State, queue and ranks; a model without ranks has its reason."""
-    monkeypatch.setattr("ops.cli.state.top.EVERY_S", 0.1)
+    monkeypatch.setattr("ops.cli.top.EVERY_S", 0.1)
     scene.put("one")
     scene.beat(running=3, kv_used=50)
     scene.beat(rank=1)
@@ -245,7 +244,7 @@ def test_top_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_are_those_between_two_readings(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and first tokens by difference; counts that begin anew give no rate."""
     clock = [100.0]
-    monkeypatch.setattr("ops.cli.state.top.time", type("Clock", (), {"monotonic": lambda: clock[0]}))
+    monkeypatch.setattr("ops.cli.top.time", type("Clock", (), {"monotonic": lambda: clock[0]}))
     rates = Rates()
 
     def read(kv: Callable[[], dict[str, int]] = dict) -> Any:

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ops.bench.common.client import Base
-from ops.chaos.client import Attempt, stream
-from ops.chaos.prompts import Question
+from ops.chaos.client import Attempt, Question, stream
+from ops.harness.client import Base
 
 QUESTION = Question("q", b'{"stream":true}')
 WORDS = ["One", " two", " three"]

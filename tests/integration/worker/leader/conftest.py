@@ -10,6 +10,13 @@ import pytest
 from tests.integration.worker.conftest import ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
+from worker.leader import exchange
+
+
+@pytest.fixture(autouse=True)
+def frequent_emissions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests strike requests of tiny models while they run: most of such an answer would be one emission."""
+    monkeypatch.setattr(exchange, "GATHER_S", 0.008)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from control.messages import (
 from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
-from ops.bench.engines.scripted import Fault, Script, alternatives, server_of, vector_of
+from ops.harness.scripted_engine import Fault, Script, alternatives, server_of, vector_of
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import PROMPT, LeaderScene
 from tests.waiting import until

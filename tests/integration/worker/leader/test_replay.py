@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
+from ops.cli.requests import compare
 from ops.cli.requests import replay as command
-from ops.cli.requests.replay import compare
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene
 from tests.models import make
@@ -107,8 +107,8 @@ def test_the_command_says_what_differs(scene: LeaderScene, monkeypatch: pytest.M
     """Exit 0 and a count, or exit 1 and the first token that differs, here of a log that was changed by hand."""
     scene.ask("kept", keep_ms=HOUR_MS, max_tokens=12, seed="1")
     answered = scene.answer("kept")
-    monkeypatch.setattr("ops.cli.requests.replay.connect_to_farm", lambda url: scene.redis.client)
-    told = CliRunner().invoke(command.replay, ["chatcmpl-kept", "--times", "2"])
+    monkeypatch.setattr("ops.cli.requests.connect_to_farm", lambda url: scene.redis.client)
+    told = CliRunner().invoke(command, ["chatcmpl-kept", "--times", "2"])
     lines = [line for line in told.output.splitlines() if "action=" not in line]  # the leader logs to it as well
     assert (told.exit_code, lines) == (0, ["The same 12 tokens in 1 choices."] * 2)
     log = scene.keys.log("kept")
@@ -116,7 +116,7 @@ def test_the_command_says_what_differs(scene: LeaderScene, monkeypatch: pytest.M
     scene.redis.client.xdel(log, "12-0")
     changed = msgspec.structs.replace(entry, token=(answered[-1] or 0) + 1)
     scene.redis.client.xadd(log, {"e": msgspec.json.encode(changed).decode()}, id="12-1")
-    told = CliRunner().invoke(command.replay, ["kept"])
+    told = CliRunner().invoke(command, ["kept"])
     assert told.exit_code == 1
     assert "Another backend" not in told.output
     assert told.output.startswith(f"choice 0 differs at entry 11: token {(answered[-1] or 0) + 1}, length then, token ")

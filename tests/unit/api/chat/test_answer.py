@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.chat.answer import Answer
+from api.chat.answer import PieceDecoder
 from api.chat.piece import Piece
 from api.chat.tokens import Vocabulary
 from api.schemas.view import Calling, Reading, Thinking, View
@@ -32,14 +32,14 @@ def entries(text: str, finish: FinishReason = "stop", cause: str = "token", scor
     return [*log[:-1], LogEntry(last.seq, 0, last.token, finish, cause, logprobs)]
 
 
-def said(answer: Answer, log: list[LogEntry]) -> str:
+def said(answer: PieceDecoder, log: list[LogEntry]) -> str:
     return "".join(answer.feed(entry).text for entry in log)
 
 
 @given(st.text(max_size=30))
 def test_the_pieces_of_an_answer_are_its_text(text: str) -> None:
     """Whatever the characters, the pieces together are the text, and no piece holds half a character."""
-    answer = Answer(VOCABULARY, view())
+    answer = PieceDecoder(VOCABULARY, view())
     pieces = [answer.feed(entry).text for entry in entries(text)]
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in text
@@ -57,7 +57,7 @@ def test_the_pieces_of_an_answer_are_its_text(text: str) -> None:
 )
 def test_a_stop_string_is_never_sent(stop: list[str], text: str, cause: str) -> None:
     """Nothing of a stop string goes out at any moment; what only began like one does."""
-    answer = Answer(VOCABULARY, view(stop=stop))
+    answer = PieceDecoder(VOCABULARY, view(stop=stop))
     assert said(answer, entries(text, "stop", cause)) == text.removesuffix(cause)
 
 
@@ -65,18 +65,18 @@ def test_a_stop_string_called_token() -> None:
     """A stop string that reads like the word for a stop id is still a stop string."""
     *log, last = entries("one token", "length")
     ended = LogEntry(last.seq, 0, last.token, "stop", "token")
-    assert said(Answer(VOCABULARY, view(stop=["token"])), [*log, ended]) == "one "
+    assert said(PieceDecoder(VOCABULARY, view(stop=["token"])), [*log, ended]) == "one "
 
 
 def test_before_min_tokens_a_stop_string_is_text() -> None:
     """Text of the first min_tokens tokens is not searched, as the leader does not."""
-    answer = Answer(VOCABULARY, view(stop=["ab"], min_tokens=3))
+    answer = PieceDecoder(VOCABULARY, view(stop=["ab"], min_tokens=3))
     assert said(answer, entries("abxab", "stop", "ab")) == "abx"
 
 
 def test_logprobs_follow_the_text() -> None:
     """Tokens of a stop string are not shown, and no log probability goes out before its text."""
-    answer = Answer(VOCABULARY, view(stop=["END"], logprobs=0))
+    answer = PieceDecoder(VOCABULARY, view(stop=["END"], logprobs=0))
     shown: list[int] = []
     sent = 0
     for entry in entries("aE bEND", "stop", "END", scored=True):
@@ -95,7 +95,7 @@ def test_an_end_from_outside_is_a_failure() -> None:
         ("unavailable", "model_unavailable"),
         ("error", "generation_failed"),
     ):
-        answer = Answer(VOCABULARY, view())
+        answer = PieceDecoder(VOCABULARY, view())
         answer.feed(LogEntry(1, 0, None, finish, "because"))  # type: ignore[arg-type]
         assert answer.failure is not None
         assert (answer.failure.code, str(answer.failure)) == (code, "because")
@@ -103,7 +103,7 @@ def test_an_end_from_outside_is_a_failure() -> None:
 
 def test_a_gap_is_refused() -> None:
     """An entry out of order can't be rendered silently."""
-    answer = Answer(VOCABULARY, view())
+    answer = PieceDecoder(VOCABULARY, view())
     with pytest.raises(ValueError, match="entry 2"):
         answer.feed(LogEntry(2, 0, 65))
 
@@ -119,7 +119,7 @@ def test_marks_are_seen_in_their_place_and_never_shown() -> None:
     tokens = tokenizer.encode(said, add_special_tokens=False).ids
     log = [LogEntry(seq, 0, token) for seq, token in enumerate(tokens, 1)]
     log.append(LogEntry(len(log) + 1, 0, EOS, "stop", "token"))
-    answer, whole = Answer(vocabulary, view(stop=["STOP"], reading=reading)), Piece(0, 0)
+    answer, whole = PieceDecoder(vocabulary, view(stop=["STOP"], reading=reading)), Piece(0, 0)
     for entry in log:
         whole.collect(answer.feed(entry))
     assert (whole.reasoning, whole.text, whole.finish) == ("so", "Well. ST", "tool_calls")
@@ -130,7 +130,7 @@ def test_marks_are_seen_in_their_place_and_never_shown() -> None:
 def test_a_named_call_ends_as_a_stop() -> None:
     """Where the client named the function the finish reason stays what it was, and a call that is cut off is length."""
     said = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    named = Answer(VOCABULARY, view(reading=Reading(calling=Calling("hermes", named=True))))
+    named = PieceDecoder(VOCABULARY, view(reading=Reading(calling=Calling("hermes", named=True))))
     assert [named.feed(entry).finish for entry in entries(said)][-1] == "stop"
-    free = Answer(VOCABULARY, view(reading=Reading(calling=Calling("hermes"))))
+    free = PieceDecoder(VOCABULARY, view(reading=Reading(calling=Calling("hermes"))))
     assert [free.feed(entry).finish for entry in entries(said, "length", "max_tokens")][-1] == "length"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from api.chat.answer import Answer
+from api.chat.answer import PieceDecoder
 from api.chat.conversation import ChatPrompt, chat_prompt
 from api.chat.forms import forms_of
 from api.chat.piece import Piece
@@ -88,7 +88,7 @@ def test_an_answer_of_a_new_turn_or_none() -> None:
 def read(how: ChatPrompt, *texts: str) -> Piece:
     """The whole answer that says `texts`, byte by byte."""
     view = View(endpoint="chat", created=0, model="m", reading=how.reading)
-    answer, whole = Answer(VOCABULARY, view, "rid"), Piece(0, 0)
+    answer, whole = PieceDecoder(VOCABULARY, view, "rid"), Piece(0, 0)
     tokens = VOCABULARY.tokenizer.encode("".join(texts), add_special_tokens=False).ids
     for seq, token in enumerate(tokens, 1):
         whole.collect(answer.feed(LogEntry(seq, 0, token)))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from api.generation.preparation import scoped_salt
+from api.generation.client_request import scoped_salt
 
 OWNERS = ("a", "b", "shared", "tenant", "~keyless")
 

@@ -1,4 +1,4 @@
-"""The bytes of answers in every dialect are those in recorded.json, streamed and whole.
+"""Answers in every dialect, streamed and whole, have the recorded bytes (recorded.json).
 
 `python -m tests.unit.api.generation.test_recorded_bytes` records them anew, after a change that clients are to see.
 """
@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 from unittest.mock import patch
 
 import msgspec
@@ -19,6 +19,18 @@ from api.generation.chunks import StreamRenderer
 from api.generation.seals import Seal
 from api.generation.session import renderer_of
 from api.http.errors import StreamInterrupted
+from api.schemas.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    NativePart,
+    NativeResult,
+)
+from api.schemas.message_answers import MessageEvent, MessageObject
+from api.schemas.ollama_answers import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
+from api.schemas.response_answers import RESPONSE_EVENTS, ResponseObject
+from api.schemas.vector_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
 from api.schemas.view import Calling, Endpoint, Reading, Thinking, View
 from control.messages import FinishReason, LogEntry, PromptToken, TokenLogprobs
 from tests.integration.api.calling import WEATHER, called
@@ -268,6 +280,63 @@ def test_the_bytes_of_an_answer_are_those_that_were_recorded(name: str) -> None:
     """Streamed token by token, in parts, and whole."""
     recorded = msgspec.json.decode(RECORDED.read_bytes())
     assert bytes_of(CASES[name]) == recorded[name]
+
+
+RESPONSE_EVENT = Union[RESPONSE_EVENTS]  # type: ignore[valid-type]  # noqa: UP007
+WHOLE: dict[str, Any] = {
+    "chat": ChatCompletion,
+    "completions": Completion,
+    "responses": ResponseObject,
+    "messages": MessageObject,
+    "ollama_chat": ChatAnswer,
+    "ollama_generate": GenerateAnswer,
+    "infill": NativeResult,
+    "completion": list[NativeResult],
+    "embeddings": Embeddings,
+    "embed": EmbeddedByType,
+    "embedding": list[NativeVector],
+    "tei_embed": list[list[float]],
+    "tei_rerank": list[TextScore],
+    "rerank": Reranked,
+    "score": Scores,
+    "ollama_embed": EmbedAnswer,
+    "ollama_embeddings": EmbeddingsAnswer,
+}
+"""The types of bodies by endpoint."""
+EVENTS: dict[str, Any] = {
+    "chat": ChatCompletionChunk,
+    "completions": CompletionChunk,
+    "responses": RESPONSE_EVENT,
+    "messages": MessageEvent,
+    "infill": NativePart,
+    "completion": NativePart,
+}
+"""The types of events' data by endpoint; the last event of a native answer is a NativeResult."""
+OTHER_FIELDS = ("chat stored", "completion fields", "responses compacted")
+"""Bodies with fields of the request beside them, with some fields alone, or of another type."""
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OTHER_FIELDS])
+def test_the_types_of_answers_describe_the_bytes(name: str) -> None:
+    """Every body and every event decodes into its struct, which has no other fields, and encodes to the same bytes."""
+    case = CASES[name]
+    recorded = msgspec.json.decode(RECORDED.read_bytes())[name]
+    for line in recorded["whole"]:
+        if case.view.endpoint.startswith("ollama_"):
+            msgspec.json.decode(line.replace('"now"', '"2026-01-01T00:00:00Z"'), type=WHOLE[case.view.endpoint])
+        else:
+            decoded = msgspec.json.decode(line, type=WHOLE[case.view.endpoint])
+            assert msgspec.json.encode(decoded).decode() == line
+    for line in recorded["stream"] if case.view.endpoint in EVENTS else []:
+        if line.startswith("data: {") and not line.startswith('data: {"error"'):
+            data = line.removeprefix("data: ")
+            decoded = msgspec.json.decode(data, type=_event_type(case.view.endpoint, data))
+            assert msgspec.json.encode(decoded).decode() == data
+
+
+def _event_type(endpoint: str, data: str) -> Any:
+    native = endpoint in ("infill", "completion")
+    return (NativeResult if '"stop":true' in data else NativePart) if native else EVENTS[endpoint]
 
 
 def test_no_record_is_left_over() -> None:

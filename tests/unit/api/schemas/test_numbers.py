@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.generation.preparation import deadline_ms, on_disconnect_policy
+from api.generation.client_request import deadline_ms, on_disconnect_policy
 from api.schemas.chat import ChatRequest, parse_chat
 from api.schemas.completions import CompletionRequest, parse_completion
 from api.schemas.farm import KeyToChange, KeyToCreate, ModelToLoad, ModelToScale

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from api.chat.answer import Answer, PromptText, prompt_text
+from api.chat.answer import PieceDecoder, PromptText, prompt_text
 from api.chat.tokens import Vocabulary
 from api.schemas.view import View
 from control.messages import LogEntry, PromptToken, TokenLogprobs
@@ -76,7 +76,7 @@ def view(**changes: object) -> View:
 
 def test_echo_with_log_probabilities() -> None:
     """The prompt's tokens come with their text, the first without a value; the answer's places go on after them."""
-    answer = Answer(VOCABULARY, view(echo=["ab"], logprobs=1), echo="ab")
+    answer = PieceDecoder(VOCABULARY, view(echo=["ab"], logprobs=1), echo="ab")
     told = [PromptToken(BOS), PromptToken(64, -1.0, 2, [(65, -0.5), (64, -1.0)])]
     scored = TokenLogprobs(-0.25, [(66, -0.25)])
     first = answer.feed(LogEntry(1, 0, None, prompt=told))
@@ -92,7 +92,7 @@ def test_echo_with_log_probabilities() -> None:
 def test_the_end_of_a_stop_string_is_shown_where_wanted() -> None:
     """Up to the stop string's own end, and not what its token holds beyond."""
     tokens = VOCABULARY.tokenizer.encode("so END", add_special_tokens=False).ids
-    answer = Answer(VOCABULARY, view(stop=["END"], include_stop=True))
+    answer = PieceDecoder(VOCABULARY, view(stop=["END"], include_stop=True))
     texts = [answer.feed(LogEntry(seq, 0, token)).text for seq, token in enumerate(tokens[:-1], 1)]
     last = answer.feed(LogEntry(len(tokens), 0, tokens[-1], "stop", "END"))
     assert "".join(texts) + last.text == "so END"
@@ -102,7 +102,7 @@ def test_special_tokens_are_shown_where_wanted() -> None:
     """In the middle of an answer; the one that ends it only with include_stop_str_in_output."""
     log = [LogEntry(1, 0, 64), LogEntry(2, 0, BOS), LogEntry(3, 0, EOS, "stop", "token")]
     for changes, text in (({}, "a"), ({"special_tokens": True}, "a<s>")):
-        answer = Answer(VOCABULARY, view(**changes))
+        answer = PieceDecoder(VOCABULARY, view(**changes))
         assert "".join(answer.feed(entry).text for entry in log) == text
-    both = Answer(VOCABULARY, view(special_tokens=True, include_stop=True))
+    both = PieceDecoder(VOCABULARY, view(special_tokens=True, include_stop=True))
     assert "".join(both.feed(entry).text for entry in log) == "a<s></s>"

@@ -33,6 +33,6 @@ def test_both_is_a_contradiction() -> None:
 
 def test_the_operator_is_told_what_to_do() -> None:
     """Why, how many keys there are, and the command that makes one."""
-    told = why_asked("0.0.0.0", 0, " --redis URL")
-    assert "0.0.0.0" in told and "`furrow keys create --redis URL`" in told and "--no-auth" in told
+    reason = why_asked("0.0.0.0", 0, " --redis URL")
+    assert "0.0.0.0" in reason and "`furrow keys create --redis URL`" in reason and "--no-auth" in reason
     assert "elsewhere" not in why_asked("::1", 1) and "`furrow keys list`" in why_asked("::1", 1)

@@ -34,8 +34,8 @@ def test_a_folder_is_named_by_its_last_part_and_a_repository_by_its_id(tmp_path:
 def test_the_command_tells_an_api_process_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting of the environment is kept."""
     monkeypatch.delenv("FURROW_DEMO_MODEL", raising=False)
-    told = demo_environment()
-    assert told == {"FURROW_DEMO_MODEL": str(MODEL_DIR)}
+    environment = demo_environment()
+    assert environment == {"FURROW_DEMO_MODEL": str(MODEL_DIR)}
     monkeypatch.setenv("FURROW_DEMO_MODEL", "/elsewhere")
     assert demo_environment() == {}
     assert demo_model() == Path("/elsewhere")

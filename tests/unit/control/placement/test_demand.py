@@ -53,12 +53,12 @@ def awake(**fields: Any) -> Demand:
 
 
 def test_a_model_sleeps_once_it_is_idle_and_not_before() -> None:
-    wanted = spec(idle_s=60)
+    model = spec(idle_s=60)
     used = awake(used=NOW)
-    assert follow(wanted, used, Traffic(serving=1), NOW + 59_000).replicas == 1
-    assert follow(wanted, used, Traffic(serving=1), NOW + 60_000).replicas == 0
-    assert follow(wanted, used, Traffic(serving=1, running=1), NOW + 60_000).replicas == 1
-    assert follow(wanted, used, Traffic(serving=1, queued=1, enqueued=1), NOW + 60_000).replicas == 1
+    assert follow(model, used, Traffic(serving=1), NOW + 59_000).replicas == 1
+    assert follow(model, used, Traffic(serving=1), NOW + 60_000).replicas == 0
+    assert follow(model, used, Traffic(serving=1, running=1), NOW + 60_000).replicas == 1
+    assert follow(model, used, Traffic(serving=1, queued=1, enqueued=1), NOW + 60_000).replicas == 1
     assert follow(spec(idle_s=60, min_replicas=1, replicas=2), used, Traffic(serving=1), NOW + 600_000).replicas == 1
 
 
@@ -69,27 +69,27 @@ def test_one_that_has_just_been_woken_does_not_sleep_at_once() -> None:
 
 
 def test_more_run_while_requests_would_wait_too_long() -> None:
-    wanted, demand = spec(replicas=3, min_replicas=1, target_wait_s=2.0), awake(used=NOW)
+    model, demand = spec(replicas=3, min_replicas=1, target_wait_s=2.0), awake(used=NOW)
     late = Traffic(queued=9, enqueued=9, running=4, serving=1, expected_wait_ms=2_500)
-    seen = follow(wanted, demand, late, NOW)
+    seen = follow(model, demand, late, NOW)
     assert seen.replicas == 1 and seen.short == NOW
-    assert follow(wanted, seen, late, NOW + SHORT_MS - 1).replicas == 1
-    more = follow(wanted, seen, late, NOW + SHORT_MS)
+    assert follow(model, seen, late, NOW + SHORT_MS - 1).replicas == 1
+    more = follow(model, seen, late, NOW + SHORT_MS)
     assert more.replicas == 2 and more.short == 0
-    still = follow(wanted, more, late, NOW + 3 * SHORT_MS)
+    still = follow(model, more, late, NOW + 3 * SHORT_MS)
     assert still.replicas == 2 and not still.short, "the second is being loaded, and counts first"
     in_time = dataclasses.replace(late, expected_wait_ms=1_500)
-    assert follow(wanted, seen, in_time, NOW + SHORT_MS).short == 0
+    assert follow(model, seen, in_time, NOW + SHORT_MS).short == 0
 
 
 def test_fewer_run_once_nothing_waits() -> None:
-    wanted, demand = spec(replicas=3, min_replicas=1), awake(replicas=3, used=NOW, spare=NOW)
+    model, demand = spec(replicas=3, min_replicas=1), awake(replicas=3, used=NOW, spare=NOW)
     calm = Traffic(running=1, serving=3)
-    assert follow(wanted, demand, calm, NOW + SPARE_MS - 1).replicas == 3
-    fewer = follow(wanted, demand, calm, NOW + SPARE_MS)
-    assert fewer.replicas == 2 and follow(wanted, fewer, calm, NOW + SPARE_MS + 1).replicas == 2
+    assert follow(model, demand, calm, NOW + SPARE_MS - 1).replicas == 3
+    fewer = follow(model, demand, calm, NOW + SPARE_MS)
+    assert fewer.replicas == 2 and follow(model, fewer, calm, NOW + SPARE_MS + 1).replicas == 2
     waits = Traffic(running=1, serving=3, queued=1, expected_wait_ms=1)
-    assert follow(wanted, demand, waits, NOW + SPARE_MS).spare == 0
+    assert follow(model, demand, waits, NOW + SPARE_MS).spare == 0
 
 
 def test_a_model_that_failed_sleeps_so_that_its_next_request_tries_again() -> None:
@@ -130,13 +130,13 @@ class Host1:
         self.held: dict[str, list[Assignment]] = {"h": []}
 
     def add(self, name: str, gib: float, demand: Demand, traffic: Traffic | None = None, **fields: Any) -> None:
-        self.needs[name], wanted = need(gib), spec(name, **fields)
+        self.needs[name], model_spec = need(gib), spec(name, **fields)
         parts = {}
         if demand.replicas:
-            one = Assignment(spec=wanted, replica="r0", ranks=[0], devices=["cpu"], memory=[int(gib * GIB)])
+            one = Assignment(spec=model_spec, replica="r0", ranks=[0], devices=["cpu"], memory=[int(gib * GIB)])
             self.held["h"].append(one)
             parts = {"r0": {"h": one}}
-        self.models[name] = ModelOnDemand(wanted, demand, traffic or Traffic(), parts)
+        self.models[name] = ModelOnDemand(model_spec, demand, traffic or Traffic(), parts)
 
     def wake(self, now: int = NOW, may_evict: Mapping[str, bool] | None = None) -> Woken:
         models = list(self.models.values())

@@ -33,7 +33,7 @@ def need(gib: float, context: int = CONTEXT) -> ModelNeed:
 NEEDS = {"first": need(2), "later": need(2)}
 
 
-def given(tokens: int = 6 * 1024, target: int | None = None, spec: ModelSpec = FIRST) -> Assignment:
+def assignment(tokens: int = 6 * 1024, target: int | None = None, spec: ModelSpec = FIRST) -> Assignment:
     """The first model with all that the host had left."""
     memory = [2 * GIB + tokens * TOKEN]
     one = Assignment(spec=spec, replica="r0", ranks=[0], devices=["cpu"], memory=memory, kv_tokens=tokens)
@@ -44,7 +44,7 @@ def planned(held: Assignment, uses: Uses, *specs: ModelSpec, host: Host = HOST) 
     return plan(list(specs or (FIRST, LATER)), [host], {"a": [held]}, {PLACE}, needs=NEEDS, uses=uses)
 
 
-def asked(actions: list[Action]) -> list[int | None]:
+def targets(actions: list[Action]) -> list[int | None]:
     return [one.assignment.kv_target for one in actions if isinstance(one, Assign)]
 
 
@@ -57,14 +57,14 @@ def test_a_share_is_what_is_left_where_the_memory_is_for_ranks_alone(dedicated: 
 
 def test_a_later_model_gets_what_the_first_one_does_not_use() -> None:
     """Its share is asked for, given back by the leader, written smaller, and only then assigned."""
-    actions = planned(given(), {PLACE: KvUse(used=100, limit=6 * 1024)})
-    assert asked(actions) == [3 * 1024] and given().memory == actions[-1].assignment.memory  # type: ignore[union-attr]
+    actions = planned(assignment(), {PLACE: KvUse(used=100, limit=6 * 1024)})
+    assert targets(actions) == [3 * 1024] and assignment().memory == actions[-1].assignment.memory  # type: ignore[union-attr]
     assert [one.why for one in actions if isinstance(one, Unplaceable) and one.waits] == [
         "waits for KV memory that first:r0 gives back"
     ]
-    waiting = planned(given(target=3 * 1024), {PLACE: KvUse(used=100, limit=6 * 1024)})
+    waiting = planned(assignment(target=3 * 1024), {PLACE: KvUse(used=100, limit=6 * 1024)})
     assert [type(one) for one in waiting] == [Unplaceable] and waiting[0].waits  # type: ignore[union-attr]
-    smaller, later = planned(given(target=3 * 1024), {PLACE: KvUse(used=100, limit=3 * 1024)})
+    smaller, later = planned(assignment(target=3 * 1024), {PLACE: KvUse(used=100, limit=3 * 1024)})
     assert isinstance(smaller, Assign) and isinstance(later, Assign)
     assert (smaller.assignment.kv_tokens, smaller.assignment.kv_target) == (3 * 1024, None)
     assert smaller.assignment.memory == [5 * GIB] and later.assignment.memory == [3 * GIB]
@@ -73,10 +73,10 @@ def test_a_later_model_gets_what_the_first_one_does_not_use() -> None:
 
 def test_what_is_used_is_not_asked_for() -> None:
     """Less is asked for where that is enough for the later model; where it is not, nothing is, with the figures."""
-    assert asked(planned(given(), {PLACE: KvUse(used=3 * 1024, limit=6 * 1024)})) == [3 * 1024]
-    [refused] = planned(given(), {PLACE: KvUse(used=3 * 1024 + 1, limit=6 * 1024)})
+    assert targets(planned(assignment(), {PLACE: KvUse(used=3 * 1024, limit=6 * 1024)})) == [3 * 1024]
+    [refused] = planned(assignment(), {PLACE: KvUse(used=3 * 1024 + 1, limit=6 * 1024)})
     assert isinstance(refused, Unplaceable) and not refused.waits and "it needs 3 GiB of memory" in refused.why
-    [unknown] = planned(given(), {})
+    [unknown] = planned(assignment(), {})
     assert isinstance(unknown, Unplaceable) and not unknown.waits
 
 
@@ -84,13 +84,13 @@ def test_one_whole_context_stays() -> None:
     first = msgspec.structs.replace(need(2, context=4096))
     needs = {"first": first, "later": need(2)}
     uses = {PLACE: KvUse(used=0, limit=6 * 1024)}
-    [refused] = plan([FIRST, LATER], [HOST], {"a": [given()]}, {PLACE}, needs=needs, uses=uses)
+    [refused] = plan([FIRST, LATER], [HOST], {"a": [assignment()]}, {PLACE}, needs=needs, uses=uses)
     assert isinstance(refused, Unplaceable) and not refused.waits
 
 
 def test_named_kv_tokens_are_not_asked_for() -> None:
     named = msgspec.structs.replace(FIRST, kv_tokens=6 * 1024)
-    held = msgspec.structs.replace(given(spec=named), kv_tokens=None)
+    held = msgspec.structs.replace(assignment(spec=named), kv_tokens=None)
     [refused] = planned(held, {PLACE: KvUse(used=0, limit=6 * 1024)}, named, LATER)
     assert isinstance(refused, Unplaceable) and not refused.waits
 
@@ -111,7 +111,7 @@ def test_the_one_that_has_most_gives_first() -> None:
 def test_a_change_of_the_specification_keeps_what_was_given_back() -> None:
     """Both write the assignment."""
     paused = msgspec.structs.replace(FIRST, paused=True)
-    actions = planned(given(target=3 * 1024), {PLACE: KvUse(used=0, limit=3 * 1024)}, paused, LATER)
+    actions = planned(assignment(target=3 * 1024), {PLACE: KvUse(used=0, limit=3 * 1024)}, paused, LATER)
     last = [one.assignment for one in actions if isinstance(one, Assign) and one.assignment.spec.name == "first"][-1]
     assert last.spec.paused and (last.kv_tokens, last.memory) == (3 * 1024, [5 * GIB])
 
@@ -131,8 +131,8 @@ def test_a_rank_of_a_lost_host_starts_with_what_was_asked_for() -> None:
 
 def test_nothing_is_moved_while_memory_is_given_back() -> None:
     needs = {"first": need(2)}
-    assert rebalance.is_settled([FIRST], [HOST], {"a": [given()]}, needs, {})
-    assert not rebalance.is_settled([FIRST], [HOST], {"a": [given(target=2048)]}, needs, {})
+    assert rebalance.is_settled([FIRST], [HOST], {"a": [assignment()]}, needs, {})
+    assert not rebalance.is_settled([FIRST], [HOST], {"a": [assignment(target=2048)]}, needs, {})
 
 
 def test_a_model_that_sleeps_is_woken_beside_one_that_can_give_back() -> None:
@@ -141,10 +141,10 @@ def test_a_model_that_sleeps_is_woken_beside_one_that_can_give_back() -> None:
     awake, sleeper = (msgspec.structs.replace(spec, **on_demand) for spec in (FIRST, LATER))
     for used, gave_way in ((0, []), (6 * 1024, ["first"])):
         models = [
-            ModelOnDemand(awake, Demand(replicas=1, loaded=1, used=1), Traffic(serving=1), {"r0": {"a": given()}}),
+            ModelOnDemand(awake, Demand(replicas=1, loaded=1, used=1), Traffic(serving=1), {"r0": {"a": assignment()}}),
             ModelOnDemand(sleeper, Demand(replicas=0, waiting=1), Traffic(queued=1)),
         ]
         uses = {PLACE: KvUse(used=used, limit=6 * 1024)}
-        rooms = rooms_for_turns([HOST], NEEDS, {"a": [given(spec=awake)]}, [awake, sleeper], models, uses)
+        rooms = rooms_for_turns([HOST], NEEDS, {"a": [assignment(spec=awake)]}, [awake, sleeper], models, uses)
         woken = Turns(models, *rooms, 10**9).wake({})
         assert woken.gave_way == {"later": gave_way}

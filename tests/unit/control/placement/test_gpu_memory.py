@@ -92,11 +92,11 @@ def test_a_gpu_that_is_named_must_have_the_memory() -> None:
     assert isinstance(refused, Unplaceable) and "a has 2 GiB on cuda:1 left" in refused.why
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_what_is_not_known_has_a_gpu_alone(known: bool) -> None:
+@pytest.mark.parametrize("has_need", [True, False])
+def test_what_is_not_known_has_a_gpu_alone(has_need: bool) -> None:
     """A rank whose bytes nobody knows may have all of it; a model whose need is not known gets a free one."""
     old = Assignment(spec=spec("old"), replica="r0", ranks=[0], devices=["cuda:0"])
-    needs = {"m": need(1)} if known else {}
+    needs = {"m": need(1)} if has_need else {}
     [refused] = planned([host(24)], needs, spec("old"), spec("m"), held=[old])
     assert isinstance(refused, Unplaceable)
     assert placed(planned([host(24, 24)], needs, spec("old"), spec("m"), held=[old]))["m"].devices == ["cuda:1"]

@@ -12,9 +12,9 @@ RECURRENT = KVCost(block_tokens=4, state_tokens=10)
 
 
 def test_a_sequence_takes_a_token_for_each_position_and_less_beyond_its_windows() -> None:
-    kept = 1024 + 2 * FREED_TOKENS + CHUNK_TOKENS
-    assert [GEMMA.rounded(positions) for positions in (0, 1, kept)] == [0, 1, kept]
-    assert GEMMA.rounded(kept + 6000) == kept + 1000
+    positions_in_memory = 1024 + 2 * FREED_TOKENS + CHUNK_TOKENS
+    assert [GEMMA.rounded(positions) for positions in (0, 1, positions_in_memory)] == [0, 1, positions_in_memory]
+    assert GEMMA.rounded(positions_in_memory + 6000) == positions_in_memory + 1000
     assert SLIDING.rounded(100_000) == SLIDING.rounded(10_000) == 4096 + 2 * FREED_TOKENS + CHUNK_TOKENS
     assert [RECURRENT.rounded(positions) for positions in (0, 1, 8)] == [0, 14, 18]
 

@@ -39,9 +39,9 @@ class Farm:
         self.serving: set[Place] = set()
         self.unplaced: dict[str, str] = {}
 
-    def want(self, name: str, known: ModelNeed, **fields: Any) -> None:
-        self.specs[name] = spec(name, tp=len(known.ranks), revision=known.revision, **fields)
-        self.needs[name] = known
+    def want(self, name: str, model_need: ModelNeed, **fields: Any) -> None:
+        self.specs[name] = spec(name, tp=len(model_need.ranks), revision=model_need.revision, **fields)
+        self.needs[name] = model_need
 
     def turn(self) -> list[Action]:
         self.unplaced = {}
@@ -266,8 +266,8 @@ def play(memories: list[float], changes: list[Any]) -> None:
         match change:
             case ("want", name, gib, tp, replicas, surge):
                 revision += 1
-                known = need(gib, tp, revision, per_token=2**16, context=1024)
-                farm.want(name, known, replicas=replicas, surge=surge)
+                model_need = need(gib, tp, revision, per_token=2**16, context=1024)
+                farm.want(name, model_need, replicas=replicas, surge=surge)
             case ("unload", name) if name in farm.specs:
                 farm.specs[name] = msgspec.structs.replace(farm.specs[name], unload=True)
             case ("drain", index, drained) if f"h{index}" in farm.hosts:

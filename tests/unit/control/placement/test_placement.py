@@ -111,11 +111,11 @@ def test_a_spread_model_uses_all_hosts_evenly() -> None:
 def test_a_spread_group_is_of_one_kind_and_as_even_as_the_devices_allow() -> None:
     """A host without GPUs gets none of its ranks, and a small one no more than it has."""
     small, large, plain = Host("a", ("cuda:0",)), Host("b", ("cuda:0", "cuda:1", "cuda:2")), Host("c")
-    given = parts(plan([spec(tp=4, spread=True)], [small, large, plain], {}))
-    assert {host: len(ranks) for host, ranks in given.items()} == {"a": 1, "b": 3}
-    assert {device for ranks in given.values() for _, device in ranks} == {"cuda:0", "cuda:1", "cuda:2"}
-    given = parts(plan([spec(tp=2, spread=True)], [small, large, plain], {}))
-    assert {host: len(ranks) for host, ranks in given.items()} == {"a": 1, "b": 1}
+    ranks_by_host = parts(plan([spec(tp=4, spread=True)], [small, large, plain], {}))
+    assert {host: len(ranks) for host, ranks in ranks_by_host.items()} == {"a": 1, "b": 3}
+    assert {device for ranks in ranks_by_host.values() for _, device in ranks} == {"cuda:0", "cuda:1", "cuda:2"}
+    ranks_by_host = parts(plan([spec(tp=2, spread=True)], [small, large, plain], {}))
+    assert {host: len(ranks) for host, ranks in ranks_by_host.items()} == {"a": 1, "b": 1}
 
 
 def test_the_ranks_of_a_lost_host_join_those_that_live() -> None:

@@ -123,8 +123,8 @@ def one_move_places_all(farm: Farm) -> bool:
 def play(memories: list[float], models: list[tuple[float, int, bool]]) -> None:
     farm = farm_of(*memories)
     for index, (gib, replicas, named) in enumerate(models):
-        known: ModelNeed = need(gib, per_token=0 if named else 2**16, context=1024)
-        farm.want(f"m{index}", known, replicas=replicas)
+        model_need: ModelNeed = need(gib, per_token=0 if named else 2**16, context=1024)
+        farm.want(f"m{index}", model_need, replicas=replicas)
         farm.settle()
     specs, hosts = list(farm.specs.values()), list(farm.hosts.values())
     before = unplaced(specs, hosts, farm.held, farm.needs, {})

@@ -35,8 +35,8 @@ class Play:
         for action in plan([self.desired], self.hosts, self.held, self.serving, self.failed):
             match action:
                 case Assign(host, assignment):
-                    kept = [one for one in self.held[host] if one.replica != assignment.replica]
-                    self.held[host] = [*kept, assignment]
+                    others = [one for one in self.held[host] if one.replica != assignment.replica]
+                    self.held[host] = [*others, assignment]
                 case Withdraw(host, _, replica):
                     self.held[host] = [
                         msgspec.structs.replace(one, withdrawn=True) if one.replica == replica else one
@@ -52,12 +52,12 @@ class Play:
 
     def go(self) -> None:
         """Whatever was withdrawn has finished what it ran."""
-        self.held = {host: [one for one in given if not one.withdrawn] for host, given in self.held.items()}
+        self.held = {host: [one for one in assignments if not one.withdrawn] for host, assignments in self.held.items()}
         there = {("m", one.replica) for one in self.all()}
         self.serving, self.failed = self.serving & there, self.failed & there
 
     def all(self) -> list[Assignment]:
-        return [one for given in self.held.values() for one in given]
+        return [one for assignments in self.held.values() for one in assignments]
 
     def settle(self) -> int:
         """Until nothing changes; the fewest that served at any time."""

@@ -33,10 +33,10 @@ def spec(tp: int = 2, **fields: Any) -> ModelSpec:
     return ModelSpec(name="m", source="/m", tp=tp, **fields)
 
 
-def planned(sizes: list[float], known: ModelNeed, held: dict[str, Assignment] | None = None) -> list[Action]:
+def planned(sizes: list[float], model_need: ModelNeed, held: dict[str, Assignment] | None = None) -> list[Action]:
     hosts = [Host(f"h{index}", memory=int(size * GIB), dedicated=True) for index, size in enumerate(sizes)]
     there = {host.id: [one] if (one := (held or {}).get(host.id)) else [] for host in hosts}
-    return plan([spec(len(known.ranks))], hosts, there, needs={"m": known})
+    return plan([spec(len(model_need.ranks))], hosts, there, needs={"m": model_need})
 
 
 def placed(actions: list[Action]) -> dict[str, Assignment]:

@@ -15,9 +15,9 @@ LOW, HIGH = "bar", "foo"
 
 
 def shards() -> Shards:
-    found = Shards([A])
-    found.learn([[0, 8191, ["a", 1, "id"], ["replica", 9, "id"]], [8192, 16383, ["b", 2, "id"]]], A)
-    return found
+    shards = Shards([A])
+    shards.learn([[0, 8191, ["a", 1, "id"], ["replica", 9, "id"]], [8192, 16383, ["b", 2, "id"]]], A)
+    return shards
 
 
 def routing(table: Shards, *keys: str) -> Routing:

@@ -24,7 +24,7 @@ def beat(forward_ms: int, waited_ms: int, epoch: int = 5) -> Beat:
 
 
 @pytest.mark.parametrize(
-    ("told", "slow"),
+    ("times", "slow"),
     [
         ([(4000, 3900), (4000, 40)], [1]),
         ([(4000, 0), (4000, 2100), (4000, 3000), (4000, 3999)], [0]),
@@ -40,9 +40,9 @@ def beat(forward_ms: int, waited_ms: int, epoch: int = 5) -> Beat:
         ([], []),
     ],
 )
-def test_a_rank_is_slow_if_all_others_wait_for_it(told: list[tuple[int, int]], slow: list[int]) -> None:
+def test_a_rank_is_slow_if_all_others_wait_for_it(times: list[tuple[int, int]], slow: list[int]) -> None:
     """Two slow ones too; none where waits are spread, as on a busy machine, or too little was computed."""
-    assert slow_ranks([beat(*one) for one in told]) == slow
+    assert slow_ranks([beat(*one) for one in times]) == slow
 
 
 def test_a_silent_rank_and_one_of_another_epoch_allow_no_judgement() -> None:

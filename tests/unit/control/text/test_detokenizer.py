@@ -69,8 +69,10 @@ def fallback_ids(tokenizer: Tokenizer, words: list[str]) -> list[int]:
     """Ids of vocabulary words; anything else becomes byte tokens."""
     ids: list[int] = []
     for word in words:
-        known = tokenizer.token_to_id(word)
-        ids += [known] if known is not None else [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in word.encode()]
+        token_id = tokenizer.token_to_id(word)
+        ids += (
+            [token_id] if token_id is not None else [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in word.encode()]
+        )
     return ids
 
 

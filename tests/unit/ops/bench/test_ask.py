@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ops.bench.common.ask import ask
-from ops.bench.common.client import Base, request
+from ops.harness.client import Base, ask, chat, request
 
 USAGE = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
@@ -59,7 +58,7 @@ async def test_a_stream_gives_its_times_and_tokens() -> None:
     """Comments and the empty role chunk are no text; events may be cut anywhere."""
     body = b": keep-alive\n" + event(ROLE) + event(TEXT) + event(TEXT) + event(USAGE) + event("[DONE]")
     async with answering(STREAM, *(chunk(body[i : i + 7]) for i in range(0, len(body), 7)), END) as base:
-        answer = await ask(base, "user-0", "demo", "hello", 2, stream=True)
+        answer = await ask(base, chat("demo", "hello", 2), user="user-0")
     assert (answer.rid, answer.tokens, answer.error) == ("r-1", 2, None)
     assert answer.first_ms is not None
     assert answer.sent_ms <= answer.first_ms <= answer.end_ms
@@ -69,7 +68,7 @@ async def test_a_whole_answer_gives_its_tokens() -> None:
     """Without a stream there is no first token to see."""
     body = json.dumps({"usage": {"prompt_tokens": 9, "completion_tokens": 5}}).encode()
     async with answering(head(content_length=str(len(body)), x_request_id="r-2"), body) as base:
-        answer = await ask(base, "user-0", "demo", "hello", 5, stream=False)
+        answer = await ask(base, chat("demo", "hello", 5, stream=False), user="user-0")
     assert (answer.rid, answer.tokens, answer.error, answer.first_ms) == ("r-2", 5, None, None)
 
 
@@ -89,7 +88,7 @@ REFUSAL = json.dumps({"error": {"message": "full", "type": "rate_limit_error", "
 async def test_what_goes_wrong_has_a_kind(parts: list[bytes], kind: str) -> None:
     """A refusal, an error event, a cut, a missing end and missing tokens are told apart."""
     async with answering(*parts) as base:
-        answer = await ask(base, "user-0", "demo", "hello", 64, stream=True)
+        answer = await ask(base, chat("demo", "hello", 64), user="user-0")
     assert answer.error == kind
 
 
@@ -97,7 +96,7 @@ async def test_nobody_there_is_a_kind_too() -> None:
     """A refused connection is measured, not raised."""
     async with answering() as base:
         pass
-    answer = await ask(base, "user-0", "demo", "hello", 64, stream=True)
+    answer = await ask(base, chat("demo", "hello", 64), user="user-0")
     assert answer.error is not None
     assert answer.error.startswith("connection failed")
 

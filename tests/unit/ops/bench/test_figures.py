@@ -6,13 +6,14 @@ import click
 import pytest
 
 from ops.bench.__main__ import VERBS, bench
-from ops.bench.common.ask import Answer
-from ops.bench.common.figures import Figure, conclude, table
-from ops.bench.common.memory import growth, part_of
-from ops.bench.fanout.stored import Seen
-from ops.bench.fanout.stored import figures as stored_figures
 from ops.bench.load.fairness import Window, tokens_per_second
 from ops.bench.load.overload import REFUSED, Phase, figures
+from ops.bench.load.stored import Seen
+from ops.bench.load.stored import figures as stored_figures
+from ops.harness.client import Answer
+from ops.harness.figures import Figure, table
+from ops.harness.processes import growth, part_of
+from ops.harness.program import conclude
 
 
 @pytest.mark.parametrize(

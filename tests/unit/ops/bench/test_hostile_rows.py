@@ -13,15 +13,25 @@ from typing import Any
 
 import pytest
 
-from ops.bench.common.figures import Figure
-from ops.bench.common.summary import summarise
 from ops.bench.hostile import neighbour
-from ops.bench.hostile.controls import CONTROLS, NotMissed, judge, rows_of
 from ops.bench.hostile.crowd import Crowd, Deeds
 from ops.bench.hostile.exchange import Address, Answer, Exchange, chat
 from ops.bench.hostile.leaders import Claim
 from ops.bench.hostile.neighbour import Neighbour, Request, Seen
-from ops.bench.hostile.rows import MODEL_FILES, ROWS, Admission, Measured, Outcome, figures, gone_percent
+from ops.bench.hostile.rows import (
+    CONTROLS,
+    MODEL_FILES,
+    ROWS,
+    Admission,
+    Measured,
+    NotMissed,
+    Outcome,
+    figures,
+    gone_percent,
+    judge,
+    rows_of,
+)
+from ops.harness.figures import Figure, summarise
 
 RID = "f" * 32
 HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from control.errors import FurrowError
-from ops.bench.common.client import Response
 from ops.bench.house import Recordings, StreamEvents, recording
 from ops.client.events import Event
+from ops.harness.client import Response
 
 PROGRAM = """
 import sys

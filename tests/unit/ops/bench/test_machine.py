@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ops.bench.common.machine import describe
+from ops.harness.program import describe
 
 
 def test_the_machine_is_described_in_one_line() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.common.ask import Answer
-from ops.bench.load.report import Report, report, table
-from ops.bench.load.scenarios import SCENARIOS
-from ops.bench.load.segments import SEGMENTS
-from ops.bench.load.traffic import Measured
+from ops.bench.load.load import SCENARIOS, SEGMENTS, Measured, Report, report, table
+from ops.harness.client import Answer
 from tests.unit.ops.bench.test_segments import STAMPS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from ops.bench.common.prompts import prompt
-from ops.bench.load.scenarios import SCENARIOS, chosen
+from ops.bench.load.load import SCENARIOS, chosen
+from ops.harness.client import prompt
 
 
 def test_users_and_models_take_turns() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.bench.common.summary import median, percentile, summarise
+from ops.harness.figures import percentile, summarise
 
 
 def test_figures_of_a_known_list() -> None:
@@ -36,9 +36,3 @@ def test_a_percentile_is_a_measured_value_that_enough_values_do_not_exceed(value
         assert found in values
         assert sum(value <= found for value in values) >= share / 100 * len(values)
         assert sum(value < found for value in values) < share / 100 * len(values)
-
-
-def test_median_of_even_and_odd_counts() -> None:
-    """The middle, or the mean of the two middle ones."""
-    assert median([3, 1, 2]) == 2
-    assert median([4, 1, 3, 2]) == 2.5

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ops.chaos import report
+from ops.chaos import run as report
 from ops.chaos.checker import Transcript
-from ops.chaos.client import Attempt
+from ops.chaos.client import Attempt, Question
 from ops.chaos.load import Checked, longest_silence
-from ops.chaos.prompts import Question
-from ops.chaos.run import Struck
-from ops.chaos.schedule import Strike
+from ops.chaos.run import Strike, Struck
 
 
 def attempt(began: float, *heard: float) -> Attempt:

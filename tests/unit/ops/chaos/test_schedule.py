@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.chaos.schedule import EARLY_IN_A_ROW, schedule
+from ops.chaos.run import EARLY_IN_A_ROW, schedule
 
 KINDS = ["rank-kill", "api-kill", "redis-kill"]
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control.cache import files
-from ops.cli.cache import cache
+from ops.cli.files import cache
 
 
 @pytest.fixture

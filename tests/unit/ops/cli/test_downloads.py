@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from control.errors import ModelFilesError
-from ops.cli import cli, downloads
+from ops.cli import cli, files
 from tests import models
 from worker.repository.packaged import kept_file
 from worker.repository.source import on_this_host
@@ -77,7 +77,7 @@ def test_a_model_that_is_here_is_not_downloaded(cache: Path, monkeypatch: pytest
         def run(self, tell: object) -> Path:
             return Path("/there")
 
-    monkeypatch.setattr(downloads, "Download", Download)
+    monkeypatch.setattr(files, "Download", Download)
     assert run("pull", "org/whole").stdout == f"{cache / 'models--org--whole/snapshots/1'}\n"
     assert not calls
     assert run("pull", "org/part").stdout == "/there\n"

@@ -13,9 +13,9 @@ from control.operations.checks.findings import Finding
 from ops import cli
 from ops.cli.doctor.doctor import _lines
 from ops.cli.progress import Stage, Waiting
-from ops.cli.state.model import ModelShown, show
-from ops.cli.state.top import ModelRow, ReplicaRow, _cells
+from ops.cli.show import ModelShown, show
 from ops.cli.tables import echo_table, fit
+from ops.cli.top import ModelRow, ReplicaRow, _cells
 
 EVIL = "a\x1b]0;title\x07\x9b2Jb"
 PLAIN = "a]0;title2Jb"
@@ -58,7 +58,7 @@ def test_a_terminal_gets_no_control_characters(
 
     monkeypatch.setattr(cli.cli, "main", fail)
     found = ModelShown(name="m", source=EVIL, files=None, files_missing=EVIL, served=None)
-    monkeypatch.setattr("ops.cli.state.model._shown", lambda *_: found)
+    monkeypatch.setattr("ops.cli.show._shown", lambda *_: found)
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     act()

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 import ops.compat
-from ops.compat import environments
+from ops.compat import clients
 from ops.compat.clients import CLIENTS, Client
-from ops.compat.page import page
-from ops.compat.runs import Result, Run, run
-from ops.compat.samples import Reference, compared
+from ops.compat.runs import Reference, Result, Run, compared, page, run
 
 CLIENT = Client(name="c", title="A client", packages=("c[x]",), script="c.py", gaps={"b": "it is not served"})
 
@@ -51,7 +49,7 @@ def test_every_client_has_its_script_and_is_on_the_page() -> None:
     text = (Path(ops.compat.__file__).parents[2] / "docs" / "compatibility.md").read_text()
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
     for client in CLIENTS:
-        assert (environments.SCRIPTS / client.script).is_file()
+        assert (clients.SCRIPTS / client.script).is_file()
         [row] = [line for line in text.splitlines() if line.startswith(f"| {client.title} |")]
         assert row.endswith(f"| {'; '.join(f'{check}: {why}' for check, why in client.gaps.items()) or '–'} |")
 
@@ -73,9 +71,9 @@ main()
 
 def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check is told, an asynchronous one too; a script that dies says why."""
-    (tmp_path / "checks.py").write_text((environments.SCRIPTS / "checks.py").read_text())
+    (tmp_path / "checks.py").write_text((clients.SCRIPTS / "checks.py").read_text())
     (tmp_path / "c.py").write_text(SCRIPT)
-    monkeypatch.setattr(environments, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
+    monkeypatch.setattr(clients, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
     found = run(CLIENT, "http://127.0.0.1:1/v1", "m").results
     assert [(result.check, result.ok) for result in found] == [("plain", True), ("async", False)]
     assert found[1].detail.startswith("ValueError: no")
@@ -86,10 +84,10 @@ def test_a_script_s_lines_are_its_results(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_run_about_a_form_is_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the name of the form, so that the page tells the loops apart."""
-    (tmp_path / "checks.py").write_text((environments.SCRIPTS / "checks.py").read_text())
+    (tmp_path / "checks.py").write_text((clients.SCRIPTS / "checks.py").read_text())
     loop = "chat: a tool call, its result, and a second turn"
     (tmp_path / "c.py").write_text(SCRIPT.replace('"plain"', f'"{loop}"'))
-    monkeypatch.setattr(environments, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
+    monkeypatch.setattr(clients, "command", lambda client: [sys.executable, str(tmp_path / "c.py")])
     assert [result.check for result in run(CLIENT, "http://127.0.0.1:1/v1", "m").results] == [loop, "async"]
     [only] = run(CLIENT, "http://127.0.0.1:1/v1", "m", form="glm").results
     assert (only.check, only.ok) == (f"glm: {loop}", True)
@@ -97,24 +95,24 @@ def test_a_run_about_a_form_is_the_loop_alone(tmp_path: Path, monkeypatch: pytes
 
 def test_environments_are_in_the_folder_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names the folder; half an installation is none."""
-    monkeypatch.setenv(environments.FOLDER, str(tmp_path))
-    assert environments.folder(CLIENT) == tmp_path / "c"
-    assert "python -m ops.compat install c" in (environments.missing(CLIENT) or "")
+    monkeypatch.setenv(clients.FOLDER, str(tmp_path))
+    assert clients.folder(CLIENT) == tmp_path / "c"
+    assert "python -m ops.compat install c" in (clients.missing(CLIENT) or "")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "installed.json").write_text('{"version": "1.0"}')
-    assert environments.version(CLIENT) == "1.0" and environments.missing(CLIENT) is None
+    assert clients.version(CLIENT) == "1.0" and clients.missing(CLIENT) is None
 
 
 def test_a_program_of_node_is_driven_by_a_script_of_this_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script gets the folder of the program; a package's version is no part of its name."""
-    monkeypatch.setenv(environments.FOLDER, str(tmp_path))
+    monkeypatch.setenv(clients.FOLDER, str(tmp_path))
     program = Client(name="p", title="P", kind="node", packages=("@org/p@latest",), script="codex.py")
     assert program.package == "@org/p"
-    assert environments.command(program) == [sys.executable, str(environments.SCRIPTS / "codex.py")]
-    assert environments.programs(program) == tmp_path / "p" / "node_modules" / ".bin"
-    assert environments.programs(CLIENT) == tmp_path / "c" / "bin"
+    assert clients.command(program) == [sys.executable, str(clients.SCRIPTS / "codex.py")]
+    assert clients.programs(program) == tmp_path / "p" / "node_modules" / ".bin"
+    assert clients.programs(CLIENT) == tmp_path / "c" / "bin"
 
 
 def test_likelihoods_must_equal_transformers() -> None:

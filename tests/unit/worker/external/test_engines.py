@@ -11,7 +11,7 @@ import pytest
 
 from control.engines import ENGINES
 from control.messages import Sampling
-from ops.bench.engines.scripted import Script, alternatives, logprob, server_of
+from ops.harness.scripted_engine import Script, alternatives, logprob, server_of
 from tests.waiting import until
 from worker.external.client import EngineClient, Output, samples_of
 from worker.external.engine import Address, EngineStats, Launch, Piece, seed_of

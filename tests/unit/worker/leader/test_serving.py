@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -170,6 +171,14 @@ class Scene:
 def scene() -> Scene:
     """With time for any number of forwards."""
     return Scene()
+
+
+def test_tokens_wait_for_the_next_step_where_it_ends_in_time() -> None:
+    """The exchange has emitted nothing since the clock's beginning."""
+    exchange = ScriptedRedis(Lease("m", "r0", "o", 1), [])
+    exchange.gather_s = time.monotonic() + 100
+    assert not exchange.gathered(50.0)
+    assert exchange.gathered(150.0)
 
 
 def names(events: list[Event]) -> list[str]:

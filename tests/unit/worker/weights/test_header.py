@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control.errors import ModelFilesAway, ModelFilesError
-from ops.bench.peers.gguf import encode_text
+from ops.harness.gguf import encode_text
 from tests.gguf_models import Stored, write
 from worker.weights.gguf import parse, read_header
 

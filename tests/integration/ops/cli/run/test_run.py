@@ -16,9 +16,8 @@ from control.records import catalog
 from control.redis.connection import connect
 from control.replicas import health
 from ops.cli.run import served
-from ops.cli.run.api import Api, ApiRefused
 from ops.cli.run.chat import answer_once, begin
-from ops.cli.run.served import HttpFarm, RedisFarm, Served, wait_until_served
+from ops.cli.run.served import Api, ApiRefused, HttpFarm, RedisFarm, Served, wait_until_served
 from ops.demo import MODEL_DIR
 from tests.farm import clean_environment
 from tests.integration.ops.cli.run.scripted_api import ScriptedApi, scripted_api

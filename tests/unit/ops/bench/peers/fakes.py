@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ops.bench.peers.base import Engine, Row, Stream, Unavailable
+from ops.bench.peers.engine import Engine, Row, Stream, Unavailable
 
 
 def stream(sent: float, *stamps: float, tokens: list[int] | None = None) -> Stream:
@@ -19,7 +19,6 @@ class FakeEngine:
     seconds: float = 0.5
     fewer: int = 0
     refusal: Exception | None = None
-    at_once: bool = True
     asked: list[tuple[list[list[int]], int]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from ops.bench.common import alphabet
+from ops.harness import alphabet
 
 
 def test_text_and_tokens_are_one(tmp_path: Path) -> None:

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from control.errors import SettingsError
-from ops.bench.common import alphabet
-from ops.bench.common.client import Base
-from ops.bench.peers.base import Failed, Row, Setup, Unavailable
 from ops.bench.peers.compare import row_of, setting
-from ops.bench.peers.engines.completions import complete_all
-from ops.bench.peers.engines.hosted import Hosted
-from ops.bench.peers.engines.registry import DEFAULT_ROWS, ENGINES, Peers
-from ops.bench.peers.servers.llama_server import LlamaServer
+from ops.bench.peers.engine import Failed, Row, Setup, Unavailable
+from ops.bench.peers.hosted import Hosted
+from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, Peers
+from ops.bench.peers.served import LlamaServer, complete_all
 from ops.bench.peers.weights import of_furrow, of_transformers
+from ops.harness import alphabet
+from ops.harness.client import Base
 
 SETUP = Setup(Path("nowhere"), "f32")
 PROMPT = [alphabet.FIRST + 1, alphabet.FIRST + 2]
@@ -108,7 +107,7 @@ async def test_tokens_are_the_characters_of_a_completion() -> None:
     [
         (chunk("", usage={"prompt_tokens": 5}), 200, "counts 5 tokens in a prompt of 2"),
         (json.dumps({"error": "out of memory"}), 200, "out of memory"),
-        ("no", 503, "status 503"),
+        ("no", 503, "503"),
     ],
 )
 async def test_a_completion_that_is_none(event: str, status: int, words: str) -> None:

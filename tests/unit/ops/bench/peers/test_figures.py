@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.peers.base import Failed
-from ops.bench.peers.report.figures import check, equal_share, figures
+from ops.bench.peers.engine import Failed
+from ops.bench.peers.results import check, equal_share, figures
 from tests.unit.ops.bench.peers.fakes import stream
 
 
 def test_the_first_token_does_not_count_for_the_decode_rate() -> None:
     """The first token's time counts for the whole and not for the decode rate."""
-    found = figures([stream(0.0, 2.0, 2.5, 3.0, 4.0)], at_once=True)
+    found = figures([stream(0.0, 2.0, 2.5, 3.0, 4.0)])
     assert found.decode == pytest.approx(3 / 2)
     assert found.whole == pytest.approx(4 / 4)
     assert (found.ttft, found.gap_p50, found.gap_p99) == (2000, 500, 1000)
@@ -20,19 +20,13 @@ def test_the_first_token_does_not_count_for_the_decode_rate() -> None:
 def test_only_the_time_in_which_all_decode_counts() -> None:
     """From the last first token to the first last one; what a stream did alone is not the rate of both."""
     streams = [stream(0.0, 1.0, 2.0, 3.0, 4.0), stream(0.0, 2.0, 3.0, 4.0, 5.0)]
-    assert figures(streams, at_once=True).decode == pytest.approx(4 / 2)
+    assert figures(streams).decode == pytest.approx(4 / 2)
 
 
 def test_streams_that_never_met_have_no_common_rate() -> None:
     """The refusal names the remedy."""
     with pytest.raises(Failed, match="more --tokens"):
-        figures([stream(0.0, 1.0, 2.0), stream(0.0, 3.0, 4.0)], at_once=True)
-
-
-def test_an_engine_that_takes_one_after_another() -> None:
-    """Its rate is that of the time in which a stream decodes."""
-    streams = [stream(0.0, 1.0, 1.5, 2.0), stream(0.0, 7.0, 7.5, 8.0)]
-    assert figures(streams, at_once=False).decode == pytest.approx(4 / 2)
+        figures([stream(0.0, 1.0, 2.0), stream(0.0, 3.0, 4.0)])
 
 
 @pytest.mark.parametrize(

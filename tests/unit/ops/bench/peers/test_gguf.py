@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from control.errors import SettingsError
-from ops.bench.peers.gguf import convert, gguf_name
+from ops.harness.gguf import convert, gguf_name
 
 CONFIG = {"model_type": "qwen3", "vocab_size": 128, "num_hidden_layers": 1, "max_position_embeddings": 64}
 CONFIG |= {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ops.bench.peers import memory
+from ops.harness import processes
 from tests.waiting import until
 
 FORKED = """
@@ -26,20 +26,20 @@ sys.stdin.read()
 def test_pages_of_a_fork_count_once_until_they_are_written(how: str, mib: int) -> None:
     """The second is the control."""
     command = [sys.executable, "-S", "-c", FORKED, how]
-    before = memory.memory_of_children()
+    before = processes.memory_of_children()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == 2 * [b"there\n"]
-        assert mib - 1 < memory.memory_of_children() - before < mib + 40
+        assert mib - 1 < processes.memory_of_children() - before < mib + 40
         process.stdin.close()
 
 
 def test_the_peak_is_that_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of several looks are not added; the last look is at the end."""
     sums = iter([3.0, 9.0, 4.0])
-    monkeypatch.setattr(memory, "EVERY_S", 0.001)
-    monkeypatch.setattr(memory, "memory_of_children", lambda: next(sums, 5.0))
-    peak = memory.Peak()
+    monkeypatch.setattr(processes.Peak, "EVERY_S", 0.001)
+    monkeypatch.setattr(processes, "memory_of_children", lambda: next(sums, 5.0))
+    peak = processes.Peak()
     with peak.watched():
         until(lambda: peak.mib == 9.0, 40.0)
     assert peak.mib == 9.0

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ops.bench.peers import overhead as subject
-from ops.bench.peers.base import Setup, Unavailable
+from ops.bench.peers.engine import Setup, Unavailable
 
 
 @pytest.mark.parametrize(("weights", "file"), [("q4_k_m", "q4_k_m.gguf"), ("f32", None), ("int8", None)])

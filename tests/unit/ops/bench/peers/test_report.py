@@ -8,14 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ops.bench.peers.base import Row
-from ops.bench.peers.report import limits
-from ops.bench.peers.report.chart import chart
-from ops.bench.peers.report.figures import Figures
-from ops.bench.peers.report.goals import Goal, judged
-from ops.bench.peers.report.limits import Cost, Machine
-from ops.bench.peers.report.report import Comparison, table
-from ops.bench.peers.report.results import Result, Results
+from ops.bench.peers import limits
+from ops.bench.peers.engine import Row
+from ops.bench.peers.goals import Goal, judged
+from ops.bench.peers.limits import Cost, Machine
+from ops.bench.peers.report import Comparison, chart, table
+from ops.bench.peers.results import Figures, Result, Results
 from ops.bench.peers.runner import Plan
 
 FARM, LLAMA, ABSENT = Row("furrow-farm", "f32"), Row("llama-server", "f32"), Row("transformers", "bf16")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ops.bench.peers import memory
-from ops.bench.peers.base import Failed, Row
-from ops.bench.peers.report.results import Results
-from ops.bench.peers.runner import MOST_IN_A_ROW, Plan, Runner
+from ops.bench.peers.engine import Failed, Row
+from ops.bench.peers.results import Results
+from ops.bench.peers.runner import Plan, Runner
+from ops.harness import processes
 from tests.unit.ops.bench.peers.fakes import FakeEngine, made
 
 A, B = Row("a", "f32"), Row("b", "f32")
@@ -17,7 +17,7 @@ A, B = Row("a", "f32"), Row("b", "f32")
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "memory_of_children", lambda: 100.0)
+    monkeypatch.setattr(processes, "memory_of_children", lambda: 100.0)
 
 
 def plan(**changes: Any) -> Plan:
@@ -90,13 +90,6 @@ def test_a_long_prompt_has_a_start_of_its_own() -> None:
     assert [(streams, lengths) for streams, lengths, _ in sizes] == [((1, 8), (30,)), ((), (4096,))]
     assert sizes[0][2]["kv_tokens"] < 8 * 100
     assert (sizes[1][2]["streams"], sizes[1][2]["context"]) == (1, 4098)
-
-
-def test_one_after_another_is_spared_many_streams() -> None:
-    """An engine without company in its batch is not given more streams than a few."""
-    engine = FakeEngine(at_once=False)
-    results = run(plan(rows=(A,), streams=(1, MOST_IN_A_ROW + 1), rounds=1), a=engine)
-    assert list(results.rows[A].runs) == [1]
 
 
 def test_a_rate_needs_two_tokens() -> None:

@@ -1,0 +1,80 @@
+"""What is taken of uvicorn beyond its documented interface, in one place.
+
+Uvicorn promises none of it: a new version may rename a method or an attribute, or call it at another moment. The test
+of this module holds the names against the installed version, and fails for a version that is newer than NEWEST.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+__all__ = ["HttpConnection", "HttpServer", "RequestResponseCycle"]
+
+NEWEST = (0, 54)
+"""The newest version whose protocol, cycle and server were read, and with which all tests passed."""
+CONNECTION_NAMES = [
+    "app_state",
+    "client",
+    "connections",
+    "cycle",
+    "flow",
+    "headers",
+    "loop",
+    "parser",
+    "pipeline",
+    "scope",
+    "tasks",
+    "transport",
+    "on_body",
+    "on_header",
+    "on_headers_complete",
+    "on_message_begin",
+    "on_message_complete",
+    "on_response_complete",
+    "on_url",
+    "shutdown",
+    "_get_upgrade",
+    "_should_upgrade",
+    "_start_asgi_task",
+    "_unset_keepalive_if_required",
+]
+"""Attributes and methods of a connection that are read, called or overridden; `url` comes with a request."""
+CYCLE_NAMES = ["disconnected", "keep_alive", "message_event", "response_complete", "response_started", "scope"]
+SERVER_NAMES = ["config", "lifespan", "main_loop", "on_tick", "server_state", "shutdown", "startup"]
+SERVER_HOOK = "_wait_tasks_to_complete"
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Uvicorn's connection by httptools; its private methods under names of our own."""
+
+    def takes_upgrade(self) -> bool:
+        """True if the request whose head is complete changes the connection's protocol."""
+        return False
+
+    def begin_answer(self, cycle: RequestResponseCycle) -> None:
+        """A request is handed to the application."""
+
+    def stop_idle_timer(self) -> None:
+        """The connection does not wait for another request any more."""
+        self._unset_keepalive_if_required()
+
+    @property
+    def upgrade_protocol(self) -> bytes | None:
+        """The protocol that the request asks for in place of HTTP."""
+        return self._get_upgrade()
+
+    def _should_upgrade(self) -> bool:
+        return self.takes_upgrade()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self.begin_answer(cycle)
+        super()._start_asgi_task(cycle, app)
+
+
+class HttpServer(uvicorn.Server):
+    async def wait_for_tasks(self) -> None:
+        """Until connections are closed and handlers have ended."""
+        await self._wait_tasks_to_complete()

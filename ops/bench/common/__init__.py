@@ -1,1 +1,0 @@
-"""Parts that benchmarks share: a private farm, clients, prompts, summaries."""

@@ -1,1 +1,0 @@
-"""Engines that a comparison runs, each in a process."""

@@ -1,0 +1,167 @@
+"""The comparison as text, as JSON, and as a chart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from html import escape
+from statistics import median
+from typing import Any
+
+from ops.bench.peers.limits import Cost, Machine
+from ops.bench.peers.results import Result, Results
+from ops.bench.peers.runner import Plan
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is told. The first row of the plan is what the others are compared with."""
+
+    machine: str
+    """In words."""
+    model: str
+    device: str
+    plan: Plan
+    cost: Cost
+    limits: Machine
+    results: Results
+
+    @property
+    def measured(self) -> list[Result]:
+        return [result for result in self.results.rows.values() if result.runs or result.ttft_ms]
+
+    def limit(self, result: Result, streams: int) -> float:
+        """Decode rate that the machine allows, tokens per second."""
+        context = self.plan.prompt + self.plan.tokens / 2
+        return self.cost.decode_limit(self.limits, result.row, self.device, streams, context)
+
+    def share(self, result: Result, streams: int) -> float | None:
+        """The share of the limit that a row reached."""
+        found = result.median(streams)
+        return found.decode / self.limit(result, streams) if found else None
+
+    def raise_limits(self) -> None:
+        """No limit is below what an engine does in fact: one stream's rate times the bytes of its steps, and a prompt's
+        products in the time to its first token."""
+        context = self.plan.prompt + self.plan.tokens / 2
+        for result in self.measured:
+            if found := result.median(1):
+                size = self.cost.step_bytes(result.row, self.device, 1, context)
+                self.limits.implied(str(result.row), found.decode * size)
+            for length, milliseconds in result.ttft_ms.items():
+                rate = 1000 * self.cost.prompt_operations(length) / median(milliseconds)
+                self.limits.implied_operations(result.row.weights, rate)
+
+    def as_json(self) -> dict[str, Any]:
+        plan = {**asdict(self.plan), "rows": [str(row) for row in self.plan.rows]}
+        rows = []
+        for result in self.results.rows.values():
+            counts = sorted(result.runs)
+            medians = {count: asdict(found) for count in counts if (found := result.median(count))}
+            limits = {count: self.limit(result, count) for count in counts}
+            rows.append({**result.as_json(), "medians": medians, "limits": limits})
+        about = {"machine": self.machine, "model": self.model, "device": self.device, "plan": plan}
+        return {**about, "cost": asdict(self.cost), "limits": asdict(self.limits), "rows": rows}
+
+
+def table(comparison: Comparison) -> str:
+    """All sections; a row that was skipped or failed is told with its reason."""
+    plan, found = comparison.plan, comparison.measured
+    lines = [_limits(comparison.limits), ""]
+    for streams in plan.streams:
+        title = f"{counted(streams)}, prompt {plan.prompt}, {plan.tokens} new tokens"
+        lines += [f"{title}; medians of {plan.rounds} rounds" if plan.rounds > 1 else f"{title}; one round"]
+        lines += [_row("", "decode tok/s", "limit", "share", "whole tok/s", "ttft ms", "gap p50", "p99", "1st / it")]
+        lines += [_rates(comparison, result, streams) for result in found if result.median(streams)] + [""]
+    lines += [_row("", *(f"{length}: ms (limit)" for length in plan.ttft), "start s", "MiB", "equal")]
+    lines += [_once(comparison, result) for result in found]
+    for result in comparison.results.rows.values():
+        for word, why in (("skipped", result.skipped), ("FAILED", result.failed)):
+            if why:
+                lines.append(f"  {word} {result.row}: {why}")
+    return "\n".join(lines)
+
+
+def counted(streams: int) -> str:
+    """So many, in words."""
+    return f"{streams} stream{'s' if streams > 1 else ''}"
+
+
+def _limits(limits: Machine) -> str:
+    read, multiply = (max(kept, key=lambda name: kept[name]) for kept in (limits.read, limits.multiply))
+    rates = ", ".join(f"{name} {value / 1e9:.0f}" for name, value in limits.multiply.items())
+    return f"limits: reads {limits.bandwidth / 1e9:.1f} GB/s ({read}); multiplies {rates} GFLOP/s (best: {multiply})"
+
+
+def _rates(comparison: Comparison, result: Result, streams: int) -> str:
+    one = result.median(streams)
+    first = comparison.results.rows[comparison.plan.rows[0]]
+    assert one is not None, "only rows with such a run are told of"
+    ratio = comparison.results.ratio(first, result, streams, lambda figures: figures.decode)
+    return _row(
+        str(result.row),
+        f"{one.decode:.1f}",
+        f"{comparison.limit(result, streams):.1f}",
+        f"{100 * one.decode / comparison.limit(result, streams):.0f} %",
+        f"{one.whole:.1f}",
+        f"{one.ttft:.0f}",
+        f"{one.gap_p50:.1f}",
+        f"{one.gap_p99:.1f}",
+        f"{ratio:.2f}" if ratio is not None else "–",
+    )
+
+
+def _once(comparison: Comparison, result: Result) -> str:
+    cells = []
+    for length in comparison.plan.ttft:
+        least = 1000 * comparison.cost.first_token_limit(comparison.limits, result.row, length)
+        measured = result.ttft_ms.get(length)
+        cells.append(f"{median(measured):.0f} ({least:.0f})" if measured else "–")
+    start = f"{median(result.first_token_s):.1f}"
+    memory = f"{max(result.memory_mib):.0f}" if result.memory_mib else "–"
+    equal = f"{100 * median(result.equal):.0f} %" if result.equal else "–"
+    return _row(str(result.row), *cells, start, memory, equal)
+
+
+def _row(name: str, *cells: str) -> str:
+    return f"  {name:<28}" + "".join(f"{cell:>13}" for cell in cells)
+
+
+# --- the chart --------------------------------------------------------------------------------------------------------
+
+WIDTH, LABEL, BAR, GAP, TITLE = 760, 210, 16, 5, 30
+VALUE = 110
+"""Room for the number behind a bar."""
+OURS, THEIRS, LIMIT = "#2563eb", "#94a3b8", "#dc2626"
+
+
+def chart(comparison: Comparison) -> str:
+    """An SVG document. Bars of a group share a scale that ends at its largest rate: a limit beyond is not drawn."""
+    parts: list[str] = []
+    y = 8
+    for streams in comparison.plan.streams:
+        found = [(result, one) for result in comparison.measured if (one := result.median(streams)) is not None]
+        if not found:
+            continue
+        y += TITLE
+        parts.append(_text(0, y - 10, f"{counted(streams)}: tokens per second", bold=True))
+        scale = (WIDTH - LABEL - VALUE) / max(one.decode for _, one in found)
+        for result, one in found:
+            colour = OURS if result.row.engine.startswith("furrow") else THEIRS
+            length = one.decode * scale
+            parts.append(_text(LABEL - 8, y + BAR - 4, str(result.row), anchor="end"))
+            parts.append(f'<rect x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{colour}"/>')
+            parts.append(_text(LABEL + length + 6, y + BAR - 4, f"{one.decode:.1f}"))
+            limit = LABEL + comparison.limit(result, streams) * scale
+            if limit <= WIDTH - VALUE:
+                parts.append(f'<path d="M{limit:.1f} {y - 1}v{BAR + 2}" stroke="{LIMIT}" stroke-width="2"/>')
+            y += BAR + GAP
+    legend = f"{comparison.model}, prompt {comparison.plan.prompt}, {comparison.plan.tokens} tokens; red: the limit"
+    parts.append(_text(0, y + 16, legend))
+    size = f'viewBox="0 0 {WIDTH} {y + 28}" font-family="sans-serif" font-size="12"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{y + 28}" fill="white"/>', *parts, "</svg>"]) + "\n"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", bold: bool = False) -> str:
+    weight = ' font-weight="bold"' if bold else ""
+    return f'<text x="{x:.1f}" y="{y}" text-anchor="{anchor}"{weight}>{escape(text)}</text>'

@@ -1,1 +1,0 @@
-"""Figures, goals, tables and the chart of a comparison."""

@@ -1,0 +1,235 @@
+"""Engines behind an HTTP server in processes of their own: the farm, llama.cpp's server, transformers' server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from control.errors import FurrowError, ModelUnavailable
+from control.listening import free_port
+from control.operations.spec import build_spec
+from control.redis.connection import connect
+from control.replicas import health
+from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
+from ops.bench.peers.hosted import ChildLog
+from ops.bench.peers.weights import of_furrow, of_transformers
+from ops.common.waiting import NotInTime, until
+from ops.harness import alphabet
+from ops.harness.client import Base, ask, completion
+from ops.harness.farm import HOST, NOBODY_REFUSED, private_farm, traffic
+from ops.local.ready import get
+
+LIMIT_S = 7200.0
+"""For a whole run: the slowest server's longest, so that only a hang reaches it."""
+START_LIMIT_S = 600.0
+STOP_LIMIT_S = 20.0
+MODEL = "bench"
+SETTLED_S = 1.2
+"""Heartbeats, which tell the last command, come more often than that."""
+PAGE = 256
+"""Tokens of a page of transformers' KV memory, by default."""
+_TRANSFORMERS = "import sys; from transformers.cli.transformers import main; sys.exit(main())"
+"""The program of the `transformers` script, which may not be on the path."""
+
+
+async def complete_all(base: Base, fields: dict[str, Any], prompts: list[list[int]], tokens: int) -> list[Stream]:
+    """All prompts at once, each on a connection of its own; `fields` are what this server wants in the body beside
+    them. A token is a character of the text. Raises Failed."""
+
+    async def complete(prompt: list[int]) -> Stream:
+        body = completion(MODEL, alphabet.text_of(prompt), tokens)
+        del body["model"], body["ignore_eos"]
+        answer = await ask(base, body | fields, user="bench", exact=False)
+        if answer.error is not None and not (answer.error == "no [DONE]" and answer.texts):
+            raise Failed(answer.error)
+        if answer.prompt_tokens not in (0, len(prompt)):
+            raise Failed(f"it counts {answer.prompt_tokens} tokens in a prompt of {len(prompt)}")
+        stream = Stream(answer.sent)
+        for at, text in zip(answer.stamps, answer.texts, strict=True):
+            stream.add(at, *alphabet.ids_of(text))
+        return stream
+
+    try:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(complete(prompt)) for prompt in prompts]
+    except* Failed as group:
+        raise Failed(str(group.exceptions[0])) from group
+    return [task.result() for task in running]
+
+
+class Served:
+    """An engine behind an HTTP server. A subclass has `command` and `fields`, and answers at /health."""
+
+    absent: tuple[str, ...] = ()
+    """Parts of its last lines that mean that it is not installed."""
+
+    def __init__(self, setup: Setup, env: dict[str, str] | None = None) -> None:
+        self.setup, self._env = setup, env or dict(os.environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: ChildLog | None = None
+        self._base = Base(HOST, 0)
+
+    def command(self, port: int) -> list[str]:
+        """The command line. Raises Unavailable."""
+        raise NotImplementedError
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of a completion's body beside prompt, length and temperature."""
+        return {}
+
+    def start(self) -> float:
+        """As Engine's."""
+        self._base = Base(HOST, free_port(HOST, 0))
+        command = self.command(self._base.port)
+        log = self._log = ChildLog()
+        began = time.monotonic()
+        try:
+            process = self._process = subprocess.Popen(
+                command, stdout=log.file, stderr=log.file, env=self._env, start_new_session=True
+            )
+        except OSError as error:
+            raise Unavailable(f"{command[0]} can't be started: {error.strerror or error}") from error
+
+        def healthy() -> bool:
+            if process.poll() is not None:
+                words = log.last_words()
+                kind = Unavailable if any(sign in words for sign in self.absent) else Failed
+                raise kind(f"it ended with status {process.returncode}: {words}")
+            return get((self._base.host, self._base.port), "/health")[0] == 200
+
+        try:
+            until(healthy, "it is ready", START_LIMIT_S, 0.05)
+        except NotInTime as error:
+            raise Failed(f"{error}: {log.last_words()}") from error
+        return began
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
+        """As Engine's."""
+        return asyncio.run(complete_all(self._base, self.fields(), prompts, tokens))
+
+    def stop(self) -> None:
+        """As Engine's; its children end with it."""
+        if self._process is not None:
+            _signal(self._process, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):  # it is killed below
+                self._process.wait(STOP_LIMIT_S)
+            _signal(self._process, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To the process and all of its session."""
+    with suppress(ProcessLookupError):  # all have ended
+        os.killpg(process.pid, number)
+
+
+class LlamaServer(Served):
+    """llama.cpp's own server, with as many slots as streams; no prompt is answered from what it remembers."""
+
+    def __init__(self, setup: Setup, program: str | None, env: dict[str, str] | None = None) -> None:
+        super().__init__(setup, env)
+        self._program = program
+
+    def command(self, port: int) -> list[str]:
+        """As Served's."""
+        if self._program is None:
+            raise Unavailable("no llama-server is named; give --llama-server FILE")
+        setup = self.setup
+        sizes = {"--ctx-size": setup.divided_context, "--parallel": setup.streams}
+        threads = {"--threads": setup.threads, "--threads-batch": setup.threads}
+        where = {"--host": HOST, "--port": port, "--n-gpu-layers": 999 if setup.device != "cpu" else 0}
+        options = {"--model": setup.gguf, **sizes, **threads, **where}
+        return [self._program, *(str(word) for option in options.items() for word in option)]
+
+    def fields(self) -> dict[str, Any]:
+        """As Served's."""
+        return {"cache_prompt": False, "ignore_eos": True}
+
+
+class TransformersServe(Served):
+    """`transformers serve` with continuous batching, of the package of `python`."""
+
+    absent = ("ModuleNotFoundError", "ImportError")
+
+    def __init__(self, setup: Setup, python: str = sys.executable, env: dict[str, str] | None = None) -> None:
+        super().__init__(setup, env)
+        self._python = python
+
+    def command(self, port: int) -> list[str]:
+        """As Served's."""
+        setup = self.setup
+        command = [self._python, "-c", _TRANSFORMERS, "serve", str(setup.folder), "--host", HOST, "--port", str(port)]
+        command += ["--dtype", of_transformers(setup.weights), "--device", setup.device]
+        # Its own default takes most of the memory that there is.
+        return [*command, "--continuous-batching", "--cb-num-blocks", str(setup.blocks(PAGE))]
+
+    def fields(self) -> dict[str, Any]:
+        """As Served's."""
+        return {"model": str(self.setup.folder)}
+
+
+class FurrowFarm:
+    """A private farm of one replica: Redis, agent, ranks and API."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._stack = ExitStack()
+        self._base, self._redis_url = Base("", 0), ""
+
+    def start(self) -> float:
+        """As Engine's."""
+        setup = self._setup
+        dtype, quant = of_furrow(setup.weights, setup.device)
+        gpus = ",".join(f"cuda:{index}" for index in range(setup.tp))
+        environment = {"OMP_NUM_THREADS": str(max(1, setup.threads // setup.tp))}
+        try:
+            spec = build_spec(
+                str(setup.gguf or setup.folder),
+                name=MODEL,
+                tp=setup.tp,
+                devices="cpu" if setup.device == "cpu" else gpus,
+                dtype=dtype,
+                kv_tokens=setup.kv_tokens,
+                quant=quant,
+            )
+            began = time.monotonic()
+            farm = private_farm(spec, (1,), *NOBODY_REFUSED, environment=environment)
+            url, self._redis_url, _ = self._stack.enter_context(farm)
+        except ModelUnavailable as error:
+            raise Failed(str(error)) from error
+        except FurrowError as error:
+            raise Unavailable(str(error)) from error
+        self._base = Base.of(url)
+        return began
+
+    def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
+        """As Engine's."""
+        return asyncio.run(complete_all(self._base, {"model": MODEL, "ignore_eos": True}, prompts, tokens))
+
+    def stop(self) -> None:
+        """As Engine's."""
+        self._stack.close()
+
+    def traffic(self) -> dict[str, float]:
+        """Counts of the commands that Redis has run."""
+        with connect(self._redis_url) as client:
+            return traffic(client)
+
+    def commands(self) -> int:
+        """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
+        with connect(self._redis_url) as client:
+            before = -1
+            while (now := health.overview(client, MODEL).replicas[0].seq) != before:
+                before = now
+                time.sleep(SETTLED_S)
+            return now

@@ -1,1 +1,0 @@
-"""Engines asked over HTTP, as a client asks them."""

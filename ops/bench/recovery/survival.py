@@ -1,0 +1,121 @@
+"""Streams on a real external engine whose process, then whose leader is killed: 64 at once, beside the same streams
+without a kill. With scripted engines `tests/acceptance/test_engines.py` does so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import click
+import psutil
+
+from control.engines import ENGINES, parse_arguments
+from control.operations.spec import build_spec
+from control.redis.connection import connect
+from control.replicas import health
+from ops.common.engine_options import engine_environment, engine_options
+from ops.common.waiting import until
+from ops.demo import MODEL_DIR
+from ops.harness.client import Answer, Base, ask, completion
+from ops.harness.farm import private_farm, say
+from ops.harness.figures import Figure
+from ops.harness.program import benchmark, option, run
+
+MODEL = "m"
+REPLICA = "r0"
+ENGINE_PROCESS = "furrow-engine"
+"""Name of the process that leads an engine's group."""
+
+
+async def stream_all(base: Base, count: int, tokens: int, strike: Callable[[], None] | None) -> list[Answer]:
+    """So many greedy streams at once, which end at their limit; `strike` once they run."""
+    prompts = [f"Count from {index} to {index + 40}. {index}," for index in range(count)]
+    bodies = [completion(MODEL, prompt, tokens, return_token_ids=True) for prompt in prompts]
+    running = [asyncio.ensure_future(ask(base, body)) for body in bodies]
+    if strike is not None:
+        await asyncio.to_thread(strike)
+    return await asyncio.gather(*running)
+
+
+class Strikes:
+    """The processes of the farm's one replica."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._client = connect(redis_url)
+
+    def await_streams(self) -> None:
+        """Return once the leader has brought tokens of the streams."""
+        before = self._leader().tokens
+        until(lambda: self._leader().tokens > before, "the streams run", 60.0)
+
+    def kill_engine(self) -> None:
+        """The engine itself, not the process that leads its group."""
+        self.await_streams()
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if process.name() == ENGINE_PROCESS:
+                    for child in process.children():
+                        child.kill()
+
+    def kill_leader(self) -> None:
+        self.await_streams()
+        os.kill(self._leader().pid, signal.SIGKILL)
+
+    def _leader(self) -> health.Beat:
+        def beat() -> health.Beat | None:
+            return health.heartbeats(self._client, MODEL, REPLICA, 1)[0]
+
+        return until(beat, "the leader has a heartbeat", 60.0)
+
+
+@benchmark
+@option("--engine", "vllm", "The engine to kill.", type=click.Choice(list(ENGINES)))
+@click.option("--source", default=str(MODEL_DIR), help="Folder or GGUF file of the model.  [default: demo]")
+@option("--streams", 64)
+@option("--tokens", 150, "Of each stream.", type=click.IntRange(8))
+@click.option("--engine-arg", "arguments", multiple=True, metavar="NAME=VALUE", help="Option of the engine.")
+@click.option("--max-context", type=int, help="Positions of a sequence.")
+@engine_options
+def survival(
+    engine: str,
+    source: str,
+    streams: int,
+    tokens: int,
+    arguments: Sequence[str],
+    max_context: int | None,
+    **offered: Sequence[str],
+) -> list[Figure]:
+    """Kill an engine, then its leader, under streams, and compare each stream with an undisturbed one."""
+    environment = engine_environment(**offered)
+    spec = build_spec(
+        source, name=MODEL, engine=engine, engine_args=parse_arguments(arguments), max_context=max_context
+    )
+    figures: list[Figure] = []
+    with private_farm(spec, (1,), environment=environment) as (url, redis_url, _):
+        strikes = Strikes(redis_url)
+        base = Base.of(url)
+        asyncio.run(stream_all(base, 1, 8, None))
+        undisturbed = asyncio.run(stream_all(base, streams, tokens, None))
+        again = asyncio.run(stream_all(base, streams, tokens, None))
+        alike = sum(one.token_ids == other.token_ids for one, other in zip(undisturbed, again, strict=True))
+        say(f"{alike} of {streams} streams are the same without a kill")
+        for victim, strike in (("engine", strikes.kill_engine), ("leader", strikes.kill_leader)):
+            began = time.monotonic()
+            struck = asyncio.run(stream_all(base, streams, tokens, strike))
+            seconds = time.monotonic() - began
+            whole = sum(one.error is None and one.finish == "length" and len(one.token_ids) == tokens for one in struck)
+            same = sum(one.token_ids == other.token_ids for one, other in zip(struck, undisturbed, strict=True))
+            say(f"{victim} killed: all ended after {seconds:.1f} s; {same} of {streams} equal the undisturbed run")
+            for one in struck:
+                if one.finish != "length":
+                    say(f"a stream ended with {len(one.token_ids)} tokens: {one.error or one.finish}")
+            figures.append(Figure(f"whole streams of {streams}, {victim} killed", whole, streams, at_least=True))
+    return figures
+
+
+if __name__ == "__main__":
+    run(survival)

@@ -1,0 +1,163 @@
+"""`furrow demo`: serve the demonstration model with two ranks, stream answers, kill a rank during one, and stop."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from control.placement import farm
+from control.process import child_environment
+from control.redis.clients import SyncRedis
+from control.redis.connection import connect
+from control.replicas import health
+from control.settings import keeps_standby
+from ops.client.events import parsed
+from ops.common.waiting import NotInTime, until
+
+QUESTIONS = ("What is a poisoned replica?", "Count from 1 to 20.")
+STRUCK = "Count from 1 to 100."
+STRIKE_AFTER = 5
+"""Number of the answer's chunks after which a rank is killed; a chunk has all tokens that were ready."""
+LONGEST = 400
+"""Limit of tokens of an answer; each answer ends by itself before."""
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 120.0
+STANDBY_LIMIT_S = 60.0
+
+
+def main() -> int:
+    """Run the demonstration; the exit status is 0 if all answers came whole and all processes stopped."""
+    parser = argparse.ArgumentParser(prog="furrow demo", description=__doc__)
+    parser.add_argument("--tp", type=int, default=2, help="ranks [default: 2]")
+    parser.add_argument("--verbose", action="store_true", help="show the log of every process")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="furrow-demo-") as data, tempfile.TemporaryFile("w+") as logs:
+        command = [sys.executable, "-m", "ops.cli", "serve", "demo", "--port", "0", "--data", data]
+        print(f"$ furrow serve demo --tp {options.tp}", flush=True)
+        server = subprocess.Popen(
+            [*command, "--tp", str(options.tp), "--devices", "cpu"],
+            env=child_environment(REDIS_URL="", FURROW_REDIS_URL=""),
+            stdout=subprocess.PIPE,
+            stderr=None if options.verbose else logs,
+            text=True,
+        )
+        finished = [False]
+        try:
+            address = wait_for_address(server)
+            print(f"  ready at http://{address}/v1\n", flush=True)
+            finished = [show(address, question) is not None for question in QUESTIONS]
+            finished.append(survive(address, Path(data), rank=options.tp - 1))
+        except (RuntimeError, OSError) as error:
+            print(f"\nfurrow demo: {error}", file=sys.stderr)
+        finally:
+            server.terminate()
+            status = server.wait(STOP_LIMIT_S)
+        print(f"stopped (status {status})")
+        if status != 0 or not all(finished):
+            logs.seek(0)
+            print(logs.read()[-8000:], file=sys.stderr)
+            return 1
+    return 0
+
+
+def wait_for_address(server: subprocess.Popen[str]) -> str:
+    """The `host:port` that the server prints once it is ready. Raises RuntimeError if it ends or takes too long."""
+    limit = threading.Timer(START_LIMIT_S, server.kill)
+    limit.start()
+    assert server.stdout is not None
+    try:
+        for line in server.stdout:
+            if match := re.search(r"http://([^/\s]+)/v1", line):
+                return match[1]
+    finally:
+        limit.cancel()
+    raise RuntimeError(f"the server ended or was not ready within {START_LIMIT_S:.0f} s")
+
+
+def show(address: str, question: str, strike: Callable[[], str] | None = None) -> str | None:
+    """Ask, print the answer as it comes, and return it; None if the model did not end it by itself.
+
+    `strike` is called during the answer and returns a description.
+    """
+    print(f"user:  {question}\nmodel: ", end="", flush=True)
+    started, times, answer, reason = time.monotonic(), list[float](), "", None
+    for piece, finish in stream(address, question):
+        if piece:
+            times.append(time.monotonic())
+        answer, reason = answer + piece, finish or reason
+        print(piece, end="", flush=True)
+        if strike is not None and len(times) == STRIKE_AFTER:
+            print(f"\n       >>> {strike()} <<<\n       ", end="", flush=True)
+    first, last = (times[0], times[-1]) if times else (started, started)
+    speed = f"{(len(times) - 1) / (last - first):.0f} chunks/s" if len(times) > 1 else "no chunks"
+    told = [f"first token {1000 * (first - started):.0f} ms", speed, f"finish_reason {reason}"]
+    if strike is not None and len(times) > 1:
+        told.insert(1, f"longest pause {max(after - before for before, after in pairwise(times)):.2f} s")
+    print(f"\n       [{', '.join(told)}]\n")
+    return answer if reason == "stop" else None
+
+
+def survive(address: str, data: Path, rank: int) -> bool:
+    """Ask the same question twice and kill a rank during the second answer; True if the answers are equal."""
+    undisturbed = show(address, STRUCK)
+    with connect((data / "url").read_text().strip()) as client:
+        strikes: list[int] = []
+        wait_for_standby(client)
+
+        def strike() -> str:
+            beat = health.heartbeats(client, "demo", "r0", rank + 1)[rank]
+            if beat is None:
+                raise RuntimeError(f"rank {rank} has no heartbeat")
+            os.kill(beat.pid, signal.SIGKILL)
+            strikes.append(beat.pid)
+            return f"kill -9 {beat.pid} (rank {rank})"
+
+        struck = show(address, STRUCK, strike)
+    same = struck is not None and struck == undisturbed
+    if not strikes:
+        print("The answer ended before a rank could be killed: this proves nothing.", end="\n\n")
+    else:
+        print("The answer continued where it was, and is the same." if same else "The two answers differ.", end="\n\n")
+    return same and bool(strikes)
+
+
+def wait_for_standby(client: SyncRedis) -> None:
+    """Wait until the standby process is ready to replace a rank: after a start it imports its libraries."""
+    if not keeps_standby() or farm.standbys(client) == ["ready"]:
+        return
+    print("(waiting until the standby process has imported its libraries)\n", flush=True)
+    with suppress(NotInTime):  # the strike then costs a little more
+        until(lambda: farm.standbys(client) == ["ready"], "the standby is ready", STANDBY_LIMIT_S)
+
+
+def stream(address: str, question: str) -> Iterator[tuple[str, str | None]]:
+    """Text and finish reason of each chunk of a streamed chat completion."""
+    connection = http.client.HTTPConnection(address, timeout=120)
+    messages = [{"role": "user", "content": question}]
+    body = {"model": "demo", "messages": messages, "stream": True, "temperature": 0, "max_tokens": LONGEST}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"HTTP {response.status}: {response.read().decode()}")
+    for event in parsed(response):
+        if event.data.startswith(b"{"):
+            for choice in json.loads(event.data).get("choices", []):
+                yield choice["delta"].get("content") or "", choice["finish_reason"]
+    connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The files of this user: `furrow pull`, `list` and `rm` for downloaded models, `furrow cache` for what makes the next
+start faster."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import click
+
+from control.cache import files
+from control.cache.files import KINDS, Entry
+from control.errors import ModelFilesError
+from control.sizes import in_words
+from ops.cli.progress import Stage, Waiting
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+from worker.repository.cached import CachedModel, cached_models, remove
+from worker.repository.download import Download
+from worker.repository.downloaded import Downloaded
+from worker.repository.source import cache_folder, on_this_host
+
+
+@click.command(short_help="Download a model.")
+@click.argument("model")
+@click.option(
+    "--gguf", metavar="FILE", help="The GGUF file, where a repository has several; a part of its name will do."
+)
+def pull(model: str, gguf: str | None) -> None:
+    """Download MODEL, a repository of Hugging Face or `smollm2`, so that the first start does not wait for it."""
+    place = on_this_host(model, gguf)
+    if place is None:
+        with Waiting() as waiting:
+
+            def show(progress: Downloaded) -> None:
+                waiting.show(Stage(f"downloading {progress.file}", progress.done, progress.total))
+
+            place = Download(model, "main", cache_folder(None, os.environ)[0], gguf).run(show)
+    echo_line(str(place))
+
+
+@click.command(name="list", short_help="List the downloaded models.")
+@json_option
+def list_models(as_json: bool) -> None:
+    """List the downloaded models of this user with size and last use, the newest first.
+
+    They are in the cache of Hugging Face files (HF_HOME), which other programs use too, and in Furrow's own.
+    """
+    models = cached_models()
+    if as_json:
+        echo_json([
+            {
+                "name": one.name,
+                "path": str(one.path),
+                "bytes": one.bytes,
+                "used_at": _when(one),
+                "complete": one.complete,
+            }
+            for one in models
+        ])  # fmt: skip
+        return
+    if not models:
+        click.echo(f"No model is downloaded; {cache_folder(None, os.environ)[0]} has none.")
+        return
+    rows = [("NAME", "SIZE", "LAST USE", "FILES")]
+    rows += [(one.name, in_words(one.bytes), _when(one), "all" if one.complete else "incomplete") for one in models]
+    echo_table(rows)
+    click.echo(f"{len(models)} models, {in_words(sum(one.bytes for one in models))}")
+
+
+@click.command(short_help="Delete downloaded models.")
+@click.argument("names", metavar="MODEL...", nargs=-1, required=True)
+def rm(names: Sequence[str]) -> None:
+    """Delete downloaded models by the names that `furrow list` shows.
+
+    A process that runs one keeps it until it ends; it is downloaded again by its next start.
+    """
+    models = {one.name: one for one in cached_models()}
+    if unknown := [name for name in names if name not in models]:
+        raise ModelFilesError(f"No downloaded model is called {unknown[0]!r}; `furrow list` shows their names.")
+    for name in names:
+        try:
+            remove(models[name])
+        except OSError as error:
+            raise ModelFilesError(f"{models[name].path} can't be deleted: {error}") from error
+        echo_line(f"{name} deleted, {in_words(models[name].bytes)} freed")
+
+
+def _when(used: CachedModel | Entry) -> str:
+    return datetime.fromtimestamp(used.used_at, UTC).isoformat(timespec="seconds")
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@click.group()
+def cache() -> None:
+    """List and clear what this host keeps to start faster: packed weights, libraries, models from packages, tokenizers.
+
+    Every file of it is made again when it is needed, so clearing costs time only. FURROW_WEIGHT_CACHE limits the packed
+    weights, in GiB.
+    """
+
+
+@cache.command(name="list")
+@json_option
+def list_entries(as_json: bool) -> None:
+    """List the files of the cache with size and last use, the newest first."""
+    found = _all()
+    if as_json:
+        described = [
+            {"kind": one.kind, "name": one.name, "path": str(one.path), "bytes": one.bytes, "used_at": _when(one)}
+            for one in found
+        ]
+        echo_json(described)
+        return
+    if not found:
+        click.echo(f"The cache {files.folder('weights').parent} is empty.")
+        return
+    rows = [("KIND", "SIZE", "LAST USE", "NAME")]
+    rows += [(one.kind, _size(one.bytes), _when(one), one.name) for one in found]
+    echo_table(rows)
+    click.echo(f"{len(found)} files, {_size(sum(one.bytes for one in found))}, in {files.folder('weights').parent}")
+
+
+@cache.command()
+@click.argument("what", nargs=-1, required=True)
+def clear(what: tuple[str, ...]) -> None:
+    """Delete files of the cache: all of a kind (`furrow cache list` shows them), those with a name, or `all`.
+
+    Processes that run keep what they use.
+    """
+    found = _all()
+    known = {*KINDS, "all", *(one.name for one in found)}
+    if unknown := [word for word in what if word not in known]:
+        raise click.UsageError(
+            f"nothing in the cache is called {unknown[0]!r}. Give {', '.join(KINDS)}, all, or a name that "
+            "`furrow cache list` shows."
+        )
+    chosen = [one for one in found if "all" in what or one.kind in what or one.name in what]
+    kept = [one for one in chosen if not files.remove(one)]
+    removed = [one for one in chosen if one not in kept]
+    click.echo(f"{len(removed)} files deleted, {_size(sum(one.bytes for one in removed))}.")
+    for one in kept:
+        echo_line(f"furrow: {one.path} can't be deleted: no permission.", err=True)
+    sys.exit(1 if kept else 0)
+
+
+def _all() -> list[Entry]:
+    found: Iterable[Entry] = (one for kind in KINDS for one in files.entries(kind))
+    return sorted(found, key=lambda one: -one.used_at)
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

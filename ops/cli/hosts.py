@@ -1,0 +1,226 @@
+"""The hosts of the farm and what they have: `furrow hosts`, `furrow drain`, `furrow models rebalance`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+import msgspec
+
+from control.errors import SettingsError
+from control.messages import Assignment
+from control.operations import rebalance as operation
+from control.operations.options import connect_to_farm, redis_option
+from control.placement import farm
+from control.placement.rebalance import MOST_MOVES, Move
+from control.records import catalog
+from control.redis.clients import SyncRedis
+from control.redis.connection import run
+from control.replicas import health
+from control.sizes import in_words
+from ops.cli.tables import echo_json, echo_line, echo_table, json_option
+
+
+class HostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`replicas` are those that the host was given, as `model:replica`."""
+
+    id: str
+    state: str
+    version: str | None
+    devices: list[str]
+    engines: list[str]
+    memory: list[farm.DeviceMemory]
+    replicas: list[str]
+
+
+def _memory(device: farm.DeviceMemory) -> str:
+    """The part of a device's memory that is planned, or what is free where it is not planned."""
+    name = "" if device.device == "cpu" else f"{device.device} "
+    if device.given is not None:
+        return f"{name}{in_words(device.assigned)} of {in_words(device.given)} planned"
+    return f"{name}{in_words(device.free)} free" if device.free is not None else f"{name}not known"
+
+
+@click.command()
+@json_option
+@redis_option
+def hosts(as_json: bool, redis_url: str | None) -> None:
+    """List the hosts with their state, version, devices, engines, memory and replicas.
+
+    A host is away when its agent has no heartbeat; its ranks may serve all the same.
+    """
+    client = connect_to_farm(redis_url)
+    found = [
+        HostRow(
+            id=one.id,
+            state="drained" if one.drained else "alive" if one.alive else "away",
+            version=one.version,
+            devices=one.devices,
+            engines=one.engines,
+            memory=one.memory,
+            replicas=one.replicas,
+        )
+        for one in farm.host_cards(client)
+    ]
+    if as_json:
+        echo_json(found)
+        return
+    if not found:
+        click.echo("No hosts. Start one with `furrow worker`.")
+        return
+    rows = [
+        (
+            one.id,
+            one.state,
+            one.version or "-",
+            ",".join(one.devices) or "cpu",
+            ",".join(one.engines) or "-",
+            "; ".join(map(_memory, one.memory)) or "-",
+            " ".join(one.replicas) or "-",
+        )
+        for one in found
+    ]
+    echo_table([("HOST", "STATE", "VERSION", "DEVICES", "ENGINES", "MEMORY", "REPLICAS"), *rows])
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+TICK_S = 0.2
+
+
+@click.command()
+@click.argument("what", metavar="HOST|MODEL:REPLICA")
+@click.option("--undo", is_flag=True, help="Allow replicas on HOST again; none moves back by itself.")
+@click.option("--forget", is_flag=True, help="Remove HOST, which is away for good and has no replica, from all lists.")
+@click.option("--no-wait", is_flag=True, help="Return at once.")
+@redis_option
+def drain(what: str, undo: bool, forget: bool, no_wait: bool, redis_url: str | None) -> None:
+    """Empty HOST, or replace one replica.
+
+    HOST gets no new replica, and each of its replicas stops once its successor on another host serves. If no other host
+    has the devices, it stops all the same and its requests wait. MODEL:REPLICA stops one replica; another one takes its
+    place. A replica that stops finishes its requests within the model's --drain-s.
+
+    The command prints the progress and returns at the end. Ctrl-C ends the command and not the draining.
+    """
+    client = connect_to_farm(redis_url)
+    if forget:
+        if undo:
+            raise SettingsError("--forget and --undo exclude each other; a host that comes back takes replicas again")
+        farm.forget(client, what)
+        echo_line(f"{what}: forgotten. A worker that starts there is known again.")
+        return
+    hosts = farm.known_hosts(client)
+    if what in hosts:
+        drain_host(client, what, undo, no_wait)
+        return
+    model, _, replica = what.rpartition(":")
+    if undo or not model or catalog.get_spec(client, model) is None:
+        there = ", ".join(hosts) or "there is none"
+        raise SettingsError(f"host '{what}' is unknown; known: {there}. For one replica say MODEL:REPLICA")
+    drain_replica(client, model, replica, no_wait)
+
+
+def drain_host(client: SyncRedis, host_id: str, undo: bool, no_wait: bool) -> None:
+    """Drain the host, and print its replicas until the last one has left."""
+    changed = farm.drain(client, host_id, drained=not undo)
+    if undo:
+        echo_line(f"{host_id}: takes replicas again." if changed else f"{host_id}: was not drained.")
+        return
+    echo_line(f"{host_id}: drains.")
+    told = ""
+    while not no_wait:
+        left = farm.assignments(client, host_id)
+        line = ", ".join(_describe(client, one) for one in left)
+        if line and line != told:
+            echo_line(f"{host_id}: {line}")
+            told = line
+        if not left:
+            echo_line(f"{host_id}: empty. It can be switched off; `furrow drain {host_id} --undo` takes it back.")
+            return
+        time.sleep(TICK_S)
+
+
+def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) -> None:
+    """Withdraw every part of the replica. Raises SettingsError if no host has it."""
+    parts = farm.drain_replica(client, model, replica)
+    echo_line(f"{model}:{replica}: drains.")
+    while not no_wait and replica in run(client, catalog.replicas(model)):
+        again = [one for host, _ in parts for one in farm.assignments(client, host) if one.replica == replica]
+        if not any(one.withdrawn and one.spec.name == model for one in again):
+            break  # its name has gone to its successor
+        time.sleep(TICK_S)
+    if not no_wait:
+        echo_line(f"{model}:{replica}: gone.")
+
+
+def _describe(client: SyncRedis, held: Assignment) -> str:
+    model, replica = held.spec.name, held.replica
+    if not held.withdrawn:
+        return f"{model}:{replica} " + (
+            "waits for its successor" if held.spec.surge else "stops before its successor starts (--in-place)"
+        )
+    state = next((one.state for one in health.overview(client, model).replicas if one.replica == replica), "gone")
+    return f"{model}:{replica} {state}"
+
+
+# --- rebalance --------------------------------------------------------------------------------------------------------
+
+
+MOVE_TICK_S = 0.1
+
+
+class Rebalanced(msgspec.Struct, frozen=True, kw_only=True):
+    """`moves` were made, or with `dry_run` would be."""
+
+    dry_run: bool
+    moves: list[Move]
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Print the moves, and make none.")
+@json_option
+@redis_option
+def rebalance(dry_run: bool, as_json: bool, redis_url: str | None) -> None:
+    """Move replicas to other hosts, so that a model without a place finds room, or memory is used more evenly.
+
+    One replica moves at a time: it finishes its requests while its successor loads, and the next one follows when the
+    successor serves. Replicas on one host's CPUs are moved, on hosts that plan their memory. Ctrl-C ends the command
+    and not the move that has begun.
+    """
+    client = connect_to_farm(redis_url)
+    moves = operation.planned_moves(operation.read_farm(client)) if dry_run else _make(client, as_json)
+    if as_json:
+        echo_json(Rebalanced(dry_run=dry_run, moves=moves))
+        return
+    for move in moves if dry_run else ():
+        echo_line(_in_words(move))
+    if not moves:
+        echo_line("Nothing is to be moved.")
+
+
+def _make(client: SyncRedis, quiet: bool) -> list[Move]:
+    """Make one move after the other. Raises ModelUnavailable where a successor fails."""
+    made: list[Move] = []
+    while len(made) < MOST_MOVES:
+        state = operation.read_farm(client)
+        if not state.is_settled:
+            time.sleep(MOVE_TICK_S)
+            continue
+        move = operation.next_move(state)
+        if move is None:
+            break
+        if not operation.begin(client, move, state):
+            continue  # what the move follows from was changed meanwhile
+        if not quiet:
+            echo_line(_in_words(move))
+        while not operation.is_over(client, move):
+            time.sleep(MOVE_TICK_S)
+        made.append(move)
+    return made
+
+
+def _in_words(move: Move) -> str:
+    size = in_words(sum(move.successor.memory))
+    return f"{move.model}:{move.replica} moves from {move.source} to {move.target} with {size}: {move.why}."

@@ -1,0 +1,125 @@
+"""What runs, and what ran: `furrow ps`, the replicas that run now; `furrow history`, their epochs and faults."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+import msgspec
+
+from control.clock import now_ms
+from control.operations.history import EpochEvent
+from control.operations.history import history as events_of
+from control.operations.options import connect_to_farm, redis_option
+from control.redis.clients import SyncRedis
+from control.redis.connection import run_every
+from control.replicas import health
+from control.sizes import in_words
+from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
+
+
+class RunningReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory_bytes` is the sum over its rank processes of what each has in the host's memory, shared pages in each;
+    `serving_since_ms` the time at which its present group had loaded, None before."""
+
+    model: str
+    replica: str
+    state: str
+    host: str
+    devices: list[str]
+    memory_bytes: int
+    running: int
+    queued: int
+    """Requests that wait for the model."""
+    serving_since_ms: int | None
+
+
+def running_replicas(client: SyncRedis) -> list[RunningReplica]:
+    """Every replica with a rank that beats, in order of name. Raises RedisUnavailable."""
+    found = [
+        (overview, replica)
+        for overview in health.overviews(client)
+        for replica in overview.replicas
+        if any(replica.beats)
+    ]
+    formed = run_every(client, [health.formations(overview.model, replica.replica) for overview, replica in found])
+    rows: list[RunningReplica] = []
+    for (overview, replica), epochs in zip(found, formed, strict=True):
+        beats = [beat for beat in replica.beats if beat is not None]
+        rows.append(
+            RunningReplica(
+                model=overview.model,
+                replica=replica.replica,
+                state="paused" if overview.paused and replica.state == "loaded" else replica.state,
+                host=replica.host,
+                devices=replica.devices,
+                memory_bytes=sum(beat.memory_bytes for beat in beats),
+                running=sum(beat.running for beat in beats),
+                queued=overview.queued,
+                serving_since_ms=next((one.loaded for one in epochs if one.epoch == replica.epoch), None),
+            )
+        )
+    return rows
+
+
+@click.command()
+@json_option
+@redis_option
+def ps(as_json: bool, redis_url: str | None) -> None:
+    """List the replicas that run: host, devices, memory, requests, and for how long they serve.
+
+    A replica that can't run is in `furrow models list`, with the reason.
+    """
+    found = running_replicas(connect_to_farm(redis_url))
+    if as_json:
+        echo_json(found)
+        return
+    if not found:
+        click.echo("Nothing runs. `furrow models load MODEL` loads a model; `furrow models list` shows what is wanted.")
+        return
+    now = now_ms()
+    rows = [
+        (
+            *(one.model, one.replica, one.state, one.host or "-", ",".join(one.devices) or "-"),
+            *(in_words(one.memory_bytes), str(one.running), str(one.queued)),
+            "-" if one.serving_since_ms is None else duration(max(0, now - one.serving_since_ms)),
+        )
+        for one in found
+    ]
+    echo_table([("MODEL", "REPLICA", "STATE", "HOST", "DEVICES", "MEMORY", "RUNNING", "QUEUED", "SERVING FOR"), *rows])
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("model")
+@json_option
+@redis_option
+def history(model: str, as_json: bool, redis_url: str | None) -> None:
+    """List the latest epochs of MODEL and the faults that ended them, newest first.
+
+    Up to 64 of each are kept for a replica.
+    """
+    client = connect_to_farm(redis_url)
+    found = events_of(client, model)
+    if as_json:
+        echo_json(found)
+        return
+    if not found:
+        echo_line(f"No epochs of '{model}' are known.")
+        return
+    rows = [(_when(one.at_ms), one.replica, str(one.epoch), one.event, _detail(one)) for one in found]
+    echo_table([("TIME", "REPLICA", "EPOCH", "EVENT", "DETAIL"), *rows])
+
+
+def _detail(one: EpochEvent) -> str:
+    if one.event == "fault":
+        rank = "" if one.rank is None else f"rank {one.rank}: "
+        return f"{rank}{one.kind}: {one.message}"
+    stages = (("gathered", one.gathered_ms), ("joined", one.joined_ms), ("loaded", one.loaded_ms))
+    return ", ".join(f"{name} in {duration(ms or 0)}" for name, ms in stages)
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")

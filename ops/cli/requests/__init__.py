@@ -1,1 +1,0 @@
-"""Commands about requests: dead letters, and requests computed again."""

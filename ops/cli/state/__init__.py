@@ -1,1 +1,0 @@
-"""Verbs that show the state of the farm."""

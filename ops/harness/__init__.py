@@ -1,0 +1,1 @@
+"""What benchmarks, chaos and client checks share: a farm, a client, models, stand-ins, figures and their report."""

@@ -1,0 +1,73 @@
+"""The installed uvicorn has what is taken of it beyond its interface."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from api.http.uvicorn_hooks import CONNECTION_NAMES, CYCLE_NAMES, NEWEST, SERVER_HOOK, SERVER_NAMES, HttpConnection
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+CONFIG = uvicorn.Config(app, log_config=None)
+
+
+def test_no_newer_version_is_installed() -> None:
+    """Its protocol, cycle and server are to be read first; then NEWEST names it."""
+    version = tuple(int(part) for part in uvicorn.__version__.split(".")[:2])
+    assert version <= NEWEST, f"read uvicorn {uvicorn.__version__}, run all tests of api, and set NEWEST"
+
+
+async def test_a_connection_has_all_names() -> None:
+    """Attributes as they are before the first request."""
+    connection = HttpToolsProtocol(CONFIG, ServerState(), {}, asyncio.get_running_loop())
+    assert not [name for name in CONNECTION_NAMES if not hasattr(connection, name)]
+
+
+def test_a_cycle_has_all_names() -> None:
+    """What a connection reads and sets of the handling of a request."""
+    parameters: dict[str, Any] = dict.fromkeys(inspect.signature(RequestResponseCycle).parameters)
+    cycle = RequestResponseCycle(**parameters | {"scope": {"headers": []}, "keep_alive": True})
+    assert not [name for name in CYCLE_NAMES if not hasattr(cycle, name)]
+
+
+def test_a_server_has_all_names() -> None:
+    """The lifespan is there once the server was started."""
+    server: Any = uvicorn.Server(CONFIG)
+    server.lifespan = None
+    assert not [name for name in [*SERVER_NAMES, SERVER_HOOK] if not hasattr(server, name)]
+    assert inspect.iscoroutinefunction(getattr(server, SERVER_HOOK))
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        (HttpToolsProtocol._start_asgi_task, ["cycle", "app"]),  # pyright: ignore[reportPrivateUsage]
+        (HttpToolsProtocol._should_upgrade, []),  # pyright: ignore[reportPrivateUsage]
+        (FlowControl.pause_reading, []),
+        (FlowControl.resume_reading, []),
+    ],
+)
+def test_overridden_methods_take_what_is_passed_on(method: Callable[..., Any], names: list[str]) -> None:
+    """Their parameters, besides self."""
+    assert list(inspect.signature(method).parameters)[1:] == names
+
+
+def test_an_answer_begins_where_its_task_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook is called before uvicorn starts the handler."""
+    order: list[str] = []
+    monkeypatch.setattr(HttpToolsProtocol, "_start_asgi_task", lambda *_: order.append("started"))
+    monkeypatch.setattr(HttpConnection, "begin_answer", lambda *_: order.append("begins"))
+    connection: Any = object.__new__(HttpConnection)
+    connection._start_asgi_task(None, None)
+    assert order == ["begins", "started"]

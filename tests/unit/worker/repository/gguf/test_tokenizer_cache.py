@@ -1,0 +1,84 @@
+"""Converted tokenizers are cached for later starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.gguf_models import Stored, vocabulary, write
+from worker.repository.gguf import tokenizer_cache
+from worker.repository.gguf.description import describe
+from worker.repository.gguf.tokenizer import read_tokenizer
+from worker.repository.gguf.tokenizer_cache import cached_tokenizer
+from worker.weights.gguf import GgufModel, read_model
+
+VECTOR = Stored(0, (8,), bytes(32))
+
+
+class Reads:
+    """Counts the conversions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
+        self.count += 1
+        return read_tokenizer(model)
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokenizer_cache, "LEAST_TOKENS", 1)
+    return Reads()
+
+
+def test_a_tokenizer_is_converted_once(read: Reads, tmp_path: Path) -> None:
+    """Another start takes what was kept, with the same result; other metadata is another tokenizer."""
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    found = [cached_tokenizer(read_model(path), read) for _ in range(3)]
+    assert read.count == 1
+    assert found[0] == found[1] == found[2]
+    assert "chat_template" in found[0].tokenizer_config
+    again = describe(read_model(path)), describe(read_model(path))
+    assert again[0] == again[1] and again[0].chat_template is not None
+    other = write(tmp_path / "b.gguf", vocabulary() | {"tokenizer.chat_template": "other"}, {"a": VECTOR})
+    assert cached_tokenizer(read_model(other), read).tokenizer_config["chat_template"] == "other"
+    assert read.count == 2
+
+
+def test_other_code_converts_again(read: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    cached_tokenizer(read_model(path), read)
+    monkeypatch.setattr(tokenizer_cache.tokenizers, "__version__", "another")
+    cached_tokenizer(read_model(path), read)
+    assert read.count == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_file_is_made_again(damage: str, read: Reads, tmp_path: Path) -> None:
+    """With a warning that names it."""
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    made = cached_tokenizer(read_model(path), read)
+    [file] = (tmp_path / "cache").rglob("*.tokenizer")
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[:-9], "changed": content[:-9] + b"123456789", "empty": b""}[damage])
+    with capture_logs() as logs:
+        assert cached_tokenizer(read_model(path), read) == made
+    assert read.count == 2 and [line["file"] for line in logs] == [str(file)]
+    assert file.read_bytes() == content
+
+
+def test_small_vocabularies_and_closed_folders_keep_none(
+    read: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
+    (tmp_path / "cache").write_text("a file, where a folder is wanted")
+    cached_tokenizer(read_model(path), read)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    monkeypatch.setattr(tokenizer_cache, "LEAST_TOKENS", 16_384)
+    cached_tokenizer(read_model(path), read)
+    assert read.count == 2 and not (tmp_path / "another").exists()
