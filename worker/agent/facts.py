@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
+from control import cache as cache_files
 from control import host_memory
-from control.cache import files as cache_files
 from control.errors import FurrowError, RedisUnavailable
 from control.messages import Assignment, ModelSpec
 from control.placement import farm

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from worker.selftest import records, runner, switches
 from worker.selftest.records import Record, Result, Subject
 from worker.selftest.shapes import DEFAULT, Shapes, of_config

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from control.text.split_patterns import (
+from control.text.tokenizer_check import (
     DEEPSEEK3,
     DEEPSEEK_CODER,
     DEEPSEEK_LLM,

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import tokenizers
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from control.errors import ModelFilesAway
 from worker.repository.gguf.tokenizer import read_tokenizer
 from worker.weights import gguf

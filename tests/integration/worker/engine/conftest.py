@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 from worker.models import loading

@@ -1,20 +1,80 @@
-"""The life of one request, for an operator: its phases, the epochs that had it, and the faults that it met."""
+"""Requests that have not ended, for an operator: lists of them, and the life of each."""
 
 from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from control.clock import now_ms
 from control.errors import RequestNotFound
-from control.keys import ModelKeys
+from control.keys import CLASSES, ModelKeys
+from control.messages import RequestState
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run_every
+from control.redis.connection import Call, read, run, run_every
 from control.replicas import health
-from control.requests.upkeep import facts
+from control.requests.ending import cancel
+
+# --- Fields ----------------------------------------------------------------------------------------------------------
+
+# The fields of a request's hash that every list and page of operators shows, read in one place.
+
+
+_COUNTS = ("attempts", "prompt_tokens", "seq", "tokenless")
+_TEXTS = ("state", "tenant", "account", "priority", "replica", "cancel")
+FIELDS = (*_TEXTS, *_COUNTS)
+
+
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`key` is what the request's usage is counted under; `replica` has it, or had it last."""
+
+    id: str
+    model: str
+    state: str
+    tenant: str
+    key: str
+    priority: str
+    replica: str
+    attempts: int
+    prompt_tokens: int
+    completion_tokens: int
+    cancelled: bool
+    """It was asked to end, and does so with its next step."""
+
+
+def named(names: Sequence[str], reply: Sequence[str | None]) -> dict[str, str]:
+    """The fields of an HMGET by name, "" for those that are not there."""
+    return {name: value or "" for name, value in zip(names, reply, strict=True)}
+
+
+def facts_of(model: str, rid: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of a RequestFacts. `fields` has all of FIELDS."""
+    attempts, prompt_tokens, seq, tokenless = (int(fields[name] or 0) for name in _COUNTS)
+    return {
+        "id": rid,
+        "model": model,
+        "state": fields["state"],
+        "tenant": fields["tenant"],
+        "key": fields["account"],
+        "priority": fields["priority"],
+        "replica": fields["replica"],
+        "attempts": attempts,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": seq - tokenless,
+        "cancelled": fields["cancel"] == "1",
+    }
+
+
+# --- The life of a request -------------------------------------------------------------------------------------------
+
+# The life of one request, for an operator: its phases, the epochs that had it, and the faults that it met.
+
 
 _BEFORE = {"t_received": "received", "t_enqueued": "queued"}
 _WITHIN = {"t_claimed": "claimed", "t_prefill": "prefill", "t_first": "first token", "t_last": "ended"}
-_FIELDS = (*facts.FIELDS, "cause", "cached_tokens", "n", "epochs", *_BEFORE, *_WITHIN)
+_FIELDS = (*FIELDS, "cause", "cached_tokens", "n", "epochs", *_BEFORE, *_WITHIN)
 _ORDER = ("received", "queued", "claimed", "prefill", "first token", "fault", "epoch", "adopted", "ended")
 """Of phases in one millisecond."""
 _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_")
@@ -43,7 +103,7 @@ class RequestEpoch(msgspec.Struct, frozen=True, kw_only=True):
     """The fault that ended it."""
 
 
-class RequestLife(facts.RequestFacts, frozen=True, kw_only=True):
+class RequestLife(RequestFacts, frozen=True, kw_only=True):
     """`phases` and `epochs` are in order of time. Times are Redis' clock; `received` is the API process's."""
 
     read_ms: int
@@ -89,7 +149,7 @@ def life_of(client: SyncRedis, models: list[str], rid: str) -> RequestLife:
         *(_epoch(name, one) for name, one in formed if _holder(handovers, one.led) == name),
     ]
     return RequestLife(
-        **facts.facts_of(model, rid, fields),
+        **facts_of(model, rid, fields),
         read_ms=now_ms(),
         cause=fields["cause"],
         choices=int(fields["n"] or 0),
@@ -110,7 +170,7 @@ def find(client: SyncRedis, models: list[str], rid: str, fields: tuple[str, ...]
 
 def _look(model: str, rid: str, names: tuple[str, ...]) -> Call[dict[str, str]]:
     def parse(reply: list[str | None]) -> dict[str, str]:
-        return facts.named(names, reply)
+        return named(names, reply)
 
     return read("HMGET", ModelKeys(model).request(rid), *names, parse=parse)
 
@@ -175,3 +235,98 @@ def _epochs(
             RequestEpoch(replica=replica, epoch=epoch, at_ms=at_ms, until_ms=stop, formed=formation, fault=fault)
         )
     return epochs
+
+
+# --- Lists -----------------------------------------------------------------------------------------------------------
+
+# The requests of a model that have not ended, for an operator: whose they are, where they are, how long they take.
+
+
+_PAGE = 16
+"""Entries of a queue that are read in one go."""
+_LISTED_FIELDS = ("t_enqueued", "ticket", *FIELDS)
+
+
+class OpenRequest(RequestFacts, frozen=True, kw_only=True):
+    """`age_ms` counts from its enqueueing. `position` is its place in the order of arrival, from 1; None once it runs,
+    and only then it has a `replica`."""
+
+    age_ms: int
+    position: int | None
+
+
+def open_requests(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | None = None) -> list[OpenRequest]:
+    """Up to `limit` requests of these models that wait or run, oldest first; `tenant`: only its own.
+
+    Raises RedisUnavailable.
+    """
+    claimed = run_every(client, [read("HGET", ModelKeys(model).load, "claimed", parse=_count) for model in models])
+    left = dict(zip(models, claimed, strict=True))
+    now = now_ms()
+    oldest = _oldest(client, models, limit, tenant)
+    requests = run_every(client, [_look_at_page(model, rid, now, left[model]) for model, rid in oldest])
+    living = [one for one in requests if one is not None and one.state in ("queued", "running")]
+    return sorted(living, key=lambda one: -one.age_ms)
+
+
+def _oldest(client: SyncRedis, models: Sequence[str], limit: int, tenant: str | None) -> list[tuple[str, str]]:
+    """Model and id of the requests that joined a queue first, those that run included: a merge of all queues, read in
+    pages."""
+    classes = [(ModelKeys(model), name) for model in models for name in CLASSES]
+    tenants = run_every(client, [read("ZRANGE", keys.served(name), 0, -1, parse=list) for keys, name in classes])
+    queues = [
+        (keys.model, keys.queue(name, one))
+        for (keys, name), names in zip(classes, tenants, strict=True)
+        for one in names
+        if tenant in (None, one)
+    ]
+    pages = run_every(client, [_page(queue, "-") for _, queue in queues])
+    heads = [(*page[0], *queue, page[1:]) for queue, page in zip(queues, pages, strict=True) if page]
+    heapq.heapify(heads)
+    oldest = list[tuple[str, str]]()
+    while heads and len(oldest) < limit:
+        joined, rid, model, queue, rest = heads[0]
+        oldest.append((model, rid))
+        rest = rest or run(client, _page(queue, f"({'-'.join(map(str, joined))}"))
+        if rest:
+            heapq.heapreplace(heads, (*rest[0], model, queue, rest[1:]))
+        else:
+            heapq.heappop(heads)
+    return oldest
+
+
+def _page(queue: str, after: str) -> Call[list[tuple[tuple[int, ...], str]]]:
+    """The next entries of a queue: the parts of each id, and the request."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]]) -> list[tuple[tuple[int, ...], str]]:
+        return [(tuple(map(int, entry.split("-"))), fields["rid"]) for entry, fields in reply]
+
+    return read("XRANGE", queue, after, "+", "COUNT", _PAGE, parse=parse)
+
+
+def cancel_any(client: SyncRedis, models: list[str], rid: str) -> RequestState:
+    """End a request whosever it is, as an operator may, by its id or that of its answer. Raises RequestNotFound."""
+    rid = bare_id(rid)
+    model, fields = find(client, models, rid, ("state", "tenant"))
+    return run(client, cancel(model, rid, fields["tenant"], "cancelled by the operator"))
+
+
+def _look_at_page(model: str, rid: str, now: int, claimed: int) -> Call[OpenRequest | None]:
+    def parse(reply: list[str | None]) -> OpenRequest | None:
+        fields = named(_LISTED_FIELDS, reply)
+        if not fields["t_enqueued"]:
+            return None
+        request = facts_of(model, rid, fields)
+        if request["state"] != "running":
+            request["replica"] = ""
+        return OpenRequest(
+            **request,
+            age_ms=max(0, now - int(fields["t_enqueued"])),
+            position=max(1, int(fields["ticket"] or 0) - claimed) if request["state"] == "queued" else None,
+        )
+
+    return read("HMGET", ModelKeys(model).request(rid), *_LISTED_FIELDS, parse=parse)
+
+
+def _count(reply: str | None) -> int:
+    return int(reply or 0)

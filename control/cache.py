@@ -1,4 +1,4 @@
-"""The user's cache folder: one folder for each kind of file, every file of which can be made again."""
+"""The user's cache of files that make the next start faster: listed, removed, limited."""
 
 from __future__ import annotations
 
