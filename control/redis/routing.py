@@ -169,8 +169,8 @@ class Routing:
 # A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
 #
 # redis-py's own pipeline has both in one call. Here commands are on their way before anybody waits for them, and
-# several shards work at once. Its layers for retries and statistics, which are not used here, take as long as the commands
-# themselves; so `exchange`, for asyncio, does without them too.
+# several shards work at once. Its layers for retries and statistics, which are not used here, take as long as the
+# commands themselves; so `exchange`, for asyncio, does without them too.
 
 
 _pack = HiredisRespSerializer().pack

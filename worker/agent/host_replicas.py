@@ -22,7 +22,7 @@ from worker.agent.failure_detector import FailureDetector
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.standby import Standby
 from worker.agent.supervision.client import SupervisorClient
-from worker.repository.downloaded import Downloaded
+from worker.repository.download_progress import Downloaded
 
 log = structlog.get_logger()
 
