@@ -15,8 +15,7 @@ from control.quantization import BLOCK_QUANTS
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import ServedModel
 from worker.models.shard import Shard
-from worker.models.torch.layers.norms import fuse_norms
-from worker.models.torch.layers.packing import Packing, packing
+from worker.models.torch.layers import Packing, fuse_norms, packing
 from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.recurrent import install
 from worker.models.torch.registered import CHUNKED, GROWTH, WINDOW

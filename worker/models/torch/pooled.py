@@ -23,7 +23,7 @@ from worker.collective.base import Link
 from worker.kv.base import Variant, WholeLayout
 from worker.kv.torch.whole_attention import Bias, WholeAttention
 from worker.models.served import Batch
-from worker.models.torch.layers.packing import packing
+from worker.models.torch.layers import packing
 from worker.models.torch.served import TorchModel
 from worker.repository.files import ModelFiles
 from worker.repository.pooling import ENCODERS, SLIDING, Activation, Pool, Pooling, first_position, renamed

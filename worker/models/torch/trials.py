@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers import NativeLinear
 from worker.native.host import thread_count
 from worker.native.library import Threads, load_library
-from worker.selftest.case import Case
-from worker.selftest.request import NotAvailable, Request
+from worker.selftest.trial import Case, NotAvailable, Request
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 MOST_WEIGHTS = 2**24

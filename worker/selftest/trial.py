@@ -1,4 +1,4 @@
-"""A case of a trial, and its judgement."""
+"""A trial in its child process: its circumstances, its cases and their judgement, and the limits of the device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,49 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
 from worker.selftest.records import Result
+from worker.selftest.shapes import Shapes
+
+# --- Circumstances ---------------------------------------------------------------------------------------------------
+
+# The circumstances of a trial in a child process: device, shapes, and random numbers of the model's type.
+
+
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+@dataclass(frozen=True)
+class Request:
+    device: torch.device
+    shapes: Shapes
+    tokens: int
+    """Rows of a case, and positions of a context: more are needed to measure than to compare."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.shapes.dtype]
+
+    def random(self, *shape: int) -> Tensor:
+        """Equal numbers on every device and in every process, on the device in the model's type."""
+        generator = torch.Generator().manual_seed(sum(shape))
+        return self.sent(torch.randn(*shape, generator=generator))
+
+    def sent(self, values: Tensor) -> Tensor:
+        return values.to(device=self.device, dtype=self.dtype)
+
+
+class NotAvailable(Exception):
+    """A trial has nothing to try on this device; the message says why."""
+
+
+# --- Cases -----------------------------------------------------------------------------------------------------------
+
+# A case of a trial, and its judgement.
+
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference to float64, as a part of the largest value (at least 1)."""
@@ -86,3 +125,25 @@ def timed(compute: Callable[[], Tensor], device: torch.device) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+# --- Limits of a device ----------------------------------------------------------------------------------------------
+
+# The limits of a device, as plain torch reaches them: memory by a copy, arithmetic by a matrix product.
+
+
+class Limits(msgspec.Struct, frozen=True):
+    gigabytes_per_s: float
+    teraflops: float
+
+
+def measured(device: torch.device, dtype: str) -> Limits:
+    """By the best of three rounds of some 0.07 s each."""
+    large = device.type == "cuda"
+    source = torch.zeros(2**28 if large else 2**24, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copied = timed(lambda: target.copy_(source), device)
+    width = 8192 if large else 1024
+    left = torch.zeros(width, width, dtype=DTYPES[dtype], device=device)
+    multiplied = timed(lambda: left @ left, device)
+    return Limits(2 * source.nbytes / copied / 1e9, 2 * width**3 / multiplied / 1e12)
