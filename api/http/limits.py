@@ -18,7 +18,7 @@ import structlog
 from api.http.keyring import LANE
 from api.http.tasks import PeriodicTask
 from control.access import Allowance, ApiKey, forget, free_places, metered_models, open_requests, pending, settle, spend
-from control.access.settlements import MOST_READ
+from control.access.limits import MOST_READ
 from control.clock import now_ms
 from control.errors import RateLimited, RedisUnavailable, RequestTooLarge
 from control.keys import ModelKeys

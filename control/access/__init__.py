@@ -2,8 +2,31 @@
 
 from __future__ import annotations
 
-from control.access.limits import Allowance, free_places, open_requests, settle, spend
-from control.access.record import ApiKey, hash_secret, key_id_of, mint
-from control.access.settlements import Settlement, forget, metered_models, pending
-from control.access.store import change, count, create, find, get, list_keys, note_used, restore, revoke, version
+from control.access.limits import (
+    Allowance,
+    Settlement,
+    forget,
+    free_places,
+    metered_models,
+    open_requests,
+    pending,
+    settle,
+    spend,
+)
+from control.access.records import (
+    ApiKey,
+    change,
+    count,
+    create,
+    find,
+    get,
+    hash_secret,
+    key_id_of,
+    list_keys,
+    mint,
+    note_used,
+    restore,
+    revoke,
+    version,
+)
 from control.access.usage import Usage, usage_of_day, usage_of_key

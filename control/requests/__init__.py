@@ -6,11 +6,21 @@ from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, 
 from control.requests.ending import bury, cancel, expire, requeue
 from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again, member_rid, new_rid
 from control.requests.follow import Followed, Place, follow, places, position, unfollow
-from control.requests.history import PAGE_ENTRIES, aread_pages, read_log, read_pages, read_params
 from control.requests.images import ANY_BYTES, ImageBounds, Pieces, pieces_of, read_image, stage_images
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
-from control.requests.token_log import Emission, EmitResult, emit, emit_all, merged
+from control.requests.token_log import (
+    PAGE_ENTRIES,
+    Emission,
+    EmitResult,
+    aread_pages,
+    emit,
+    emit_all,
+    merged,
+    read_log,
+    read_pages,
+    read_params,
+)
 from control.requests.upkeep.counts import recount
 from control.requests.upkeep.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
 from control.requests.upkeep.running import OpenRequest, cancel_any, open_requests

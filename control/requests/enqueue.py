@@ -16,7 +16,7 @@ from control.keys import CLASSES, ModelKeys
 from control.messages import GenerationRequest, LogEntry, encode
 from control.redis.connection import Call, Steps
 from control.requests.images import ANY_BYTES, stage_images
-from control.requests.staging import stage
+from control.requests.token_log import stage
 
 DEFAULT_DEADLINE_MS = 24 * 3_600_000
 """Deadline of a request without one: longer than any answer takes, and not endless."""

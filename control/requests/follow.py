@@ -13,7 +13,7 @@ from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import LogEntry
 from control.redis.connection import Call
-from control.requests.history import FOLLOW_ENTRIES, decode_entries
+from control.requests.token_log import FOLLOW_ENTRIES, decode_entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from control.keys import ModelKeys
 from control.messages import FinishReason, LogEntry, encode
 from control.redis.connection import Call, Steps, read
 from control.requests.follow import not_found
-from control.requests.history import PAGE_ENTRIES, WRITE_ENTRIES, read_log
-from control.requests.staging import ended_in, stage, tokenless
-from control.requests.token_log import encode_entry
+from control.requests.token_log import PAGE_ENTRIES, WRITE_ENTRIES, encode_entry, ended_in, read_log, stage, tokenless
 
 Repaired = Literal["same", "appended", "replaced"]
 """`appended`: the log was shorter. `replaced`: it said something else, and the request runs on from the new one."""

@@ -1,18 +1,25 @@
-"""The token log of a request: in Redis, which the entries of a step reach in one script, as they reach the followers;
-and in memory, kept small, as an API process holds one for each stream, a leader one for each request.
-"""
+"""The token log of a request: written by leaders, staged page by page, and read outside scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import msgspec
 
-from control.messages import LogEntry, RequestState, encode
-from control.redis.connection import Call
+from control.errors import RedisUnavailable, RequestError
+from control.keys import ModelKeys
+from control.messages import GenerationRequest, LogEntry, RequestState, decode_request, encode
+from control.redis.clients import AsyncRedis, SyncRedis
+from control.redis.connection import Call, Steps, arun, read, run
 from control.replicas.lease import Lease, granted
+
+# --- The log ---------------------------------------------------------------------------------------------------------
+
+# The token log of a request: in Redis, which the entries of a step reach in one script, as they reach the followers;
+# and in memory, kept small, as an API process holds one for each stream, a leader one for each request.
+
 
 _BLOCK = 64
 """Entries that are packed together. As objects they take some 140 bytes each, packed about 10."""
@@ -196,3 +203,86 @@ def _result(reply: list[Any]) -> EmitResult:
     now, behind, cancelled, expired, taken, waiting = granted(reply)
     expected = dict(zip(behind[::2], map(int, behind[1::2]), strict=True))
     return EmitResult(int(now), expected, cancelled, expired, taken, waiting)
+
+
+# --- A staged log ----------------------------------------------------------------------------------------------------
+
+# A token log that is written beside the one in use, a page at a time: a short script then puts it in its place.
+
+
+def stage(key: str, entries: Sequence[LogEntry], count: int) -> Steps[tuple[int, str]]:
+    """Write the first `count` of `entries`, which count from seq 1, to the staged log `key`.
+
+    Returns how many have no token, and the choices that have ended in them. Raises RedisUnavailable where the staged
+    log lapsed meanwhile.
+    """
+    without = 0
+    ended = list[str]()
+    for at in range(0, count, WRITE_ENTRIES):
+        page = entries[at : min(count, at + WRITE_ENTRIES)]
+        if [entry.seq for entry in page] != list(range(at + 1, at + 1 + len(page))):
+            raise RequestError(f"the entries for {key} don't count from 1 without a gap")
+        last: int = yield Call("stage", (key,), (at + 1, *(encode_entry(entry) for entry in page)), int)
+        if last < at + len(page):
+            raise RedisUnavailable(f"The staged token log {key} lapsed while it was written; try again")
+        without += tokenless(page)
+        ended += ended_in(page).split()
+    return without, " ".join(ended)
+
+
+def tokenless(entries: Sequence[LogEntry]) -> int:
+    return sum(entry.token is None for entry in entries)
+
+
+def ended_in(entries: Sequence[LogEntry]) -> str:
+    """The choices that end in these entries, separated by spaces, as the request's hash has them."""
+    return " ".join(str(entry.choice) for entry in entries if entry.finish is not None)
+
+
+# --- Reading a log ---------------------------------------------------------------------------------------------------
+
+# A request's parameters and its token log, read outside scripts and in pages of bounded size.
+
+
+PAGE_ENTRIES = 1_000
+"""Entries of a log that are read in one call: about a third of a millisecond of the server's time."""
+
+FOLLOW_ENTRIES = 500
+"""Entries that `follow` reads inside its script, where each costs three times as much."""
+
+WRITE_ENTRIES = 125
+"""Entries that one call writes; each costs several times as much as one that is read."""
+
+decode_entries = msgspec.json.Decoder(list[LogEntry]).decode
+
+
+def read_params(model: str, rid: str) -> Call[GenerationRequest | None]:
+    """The request's parameters; None where the request has ended or is gone."""
+
+    def parse(reply: str | None) -> GenerationRequest | None:
+        return None if reply is None else decode_request(reply)
+
+    return read("HGET", ModelKeys(model).request(rid), "params", parse=parse)
+
+
+def read_log(model: str, rid: str, have: int, most: int = PAGE_ENTRIES) -> Call[list[LogEntry]]:
+    """At most `most` entries after seq `have`; empty too when the request is gone (follow tells)."""
+
+    def parse(reply: list[tuple[str, dict[str, str]]] | None) -> list[LogEntry]:
+        return decode_entries(f"[{','.join([fields['e'] for _, fields in reply or []])}]")
+
+    return read("XRANGE", ModelKeys(model).log(rid), f"{have + 1}-0", "+", "COUNT", most, parse=parse)
+
+
+def read_pages(client: SyncRedis, model: str, rid: str, have: int = 0) -> Iterator[list[LogEntry]]:
+    """The log after seq `have`, page by page. Raises RedisUnavailable."""
+    while page := run(client, read_log(model, rid, have)):
+        yield page
+        have = page[-1].seq
+
+
+async def aread_pages(client: AsyncRedis, model: str, rid: str, have: int = 0) -> AsyncIterator[list[LogEntry]]:
+    """As `read_pages`, on an asyncio client: the event loop is left to others between two pages."""
+    while page := await arun(client, read_log(model, rid, have)):
+        yield page
+        have = page[-1].seq

@@ -16,7 +16,7 @@ from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.records import catalog
 from control.redis.connection import optional_text, read, run
-from control.requests.history import read_pages
+from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import KeptRequest, differences, find_kept, replay
 from ops.chaos.client import questions
 from ops.chaos.errors import ChaosError

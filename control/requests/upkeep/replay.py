@@ -17,7 +17,7 @@ from control.records.responses import StoredRequest, stored_request, storing_own
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 from control.requests.enqueue import Enqueue, enqueue
-from control.requests.history import decode_entries, read_pages
+from control.requests.token_log import decode_entries, read_pages
 
 TENANT = "furrow-replay"
 """Tenant of the requests that replay others."""

@@ -14,7 +14,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every, run_steps
 from control.replicas.lease import Lease, acquire
 from control.requests import Claimed, Emission, Enqueue
-from control.requests.history import WRITE_ENTRIES
+from control.requests.token_log import WRITE_ENTRIES
 from ops.bench.scale.clock import Act, ServerClock
 from ops.bench.scale.crowd import MODEL, Size, again, fresh, waiting
 from ops.bench.scale.takeover import adopted

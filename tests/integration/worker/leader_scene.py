@@ -14,7 +14,7 @@ from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec,
 from control.records import catalog
 from control.replicas import health
 from control.requests import Enqueue
-from control.requests.history import read_pages
+from control.requests.token_log import read_pages
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.leader.group_leader import GroupLeader

@@ -16,7 +16,7 @@ from control import keys
 from control.errors import RequestNotFound
 from control.records import catalog
 from control.records.responses import KEYLESS
-from control.requests.history import read_pages
+from control.requests.token_log import read_pages
 from control.requests.upkeep.replay import find_kept
 from tests.integration.api.calling import ASK
 from tests.integration.api.conftest import IN_A_HURRY, ApiProcess, running_api

@@ -21,7 +21,7 @@ from control.replicas import health
 from control.replicas.health import heartbeats
 from control.replicas.lease import acquire
 from control.requests import Enqueue
-from control.requests.history import read_log
+from control.requests.token_log import read_log
 from tests.farm import clean_environment
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene

@@ -11,7 +11,7 @@ from control.keys import ModelKeys
 from control.messages import GenerationRequest, Input, LogEntry, Sampling
 from control.replicas.health import read_epoch, write_poison
 from control.requests import Enqueue
-from control.requests.history import read_pages
+from control.requests.token_log import read_pages
 from tests import pooled_models
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader_scene import LeaderScene

@@ -19,7 +19,7 @@ from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import write_poison
 from control.requests import Enqueue
-from control.requests.history import read_log
+from control.requests.token_log import read_log
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.leader.test_crash_isolation import Gone, innocents, marked, prompts
 from tests.waiting import until

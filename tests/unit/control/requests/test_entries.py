@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.messages import LogEntry, TokenLogprobs
-from control.requests.history import decode_entries
-from control.requests.token_log import encode_entry
+from control.requests.token_log import decode_entries, encode_entry
 
 
 @pytest.mark.parametrize(

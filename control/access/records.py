@@ -1,0 +1,232 @@
+"""The records of API keys: what each may do and take, made, listed, changed and read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+
+import msgspec
+
+from control import keys
+from control.bounds import refusal
+from control.errors import KeyNotFound, SettingsError
+from control.keys import CLASSES, TENANT_NAME, KeyKeys
+from control.records.catalog import as_fields, from_fields
+from control.redis.clients import SyncRedis
+from control.redis.connection import Call, read, run, run_every
+
+# --- A key and its secret --------------------------------------------------------------------------------------------
+
+# An API key as the farm keeps it, and the secret that its owner has.
+#
+# A secret reads `fk-<id>-<43 characters>`: the id finds the record, the rest are 256 random bits. So many can't be
+# guessed, however fast a hash is, so one SHA-256 is all that the farm needs to keep of them; the slow hashes that
+# passwords need would buy nothing and cost every request.
+
+
+_SECRET = re.compile(r"fk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}")
+_NUMBERS = ("rpm", "tpm", "max_concurrent", "expires")
+LONGEST_NAME = 200
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept as the fields of a hash. Times are Unix seconds, 0 for never; a limit of 0 is none."""
+
+    id: str
+    name: str
+    tenant: str
+    """The tenant under which its requests are scheduled and visible. Keys may share one; by default each has one."""
+    sha256: str
+    created: int
+    admin: bool = False
+    """True if it opens the operator's routes."""
+    expires: int = 0
+    revoked: int = 0
+    rpm: int = 0
+    """Requests per minute."""
+    tpm: int = 0
+    """Tokens per minute, prompts and answers together."""
+    max_concurrent: int = 0
+    """Requests that may wait or run at one time."""
+    priority_cap: str = "high"
+    """The best class that its requests may have."""
+    models: list[str] = []
+    """The models that it may use; empty: all."""
+
+    def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            if (text := refusal(name, getattr(self, name))) is not None:
+                raise SettingsError(f"{text} 0 means none.")
+        if self.priority_cap not in CLASSES:
+            raise SettingsError(f"priority cap {self.priority_cap!r} is unknown: use one of {', '.join(CLASSES)}")
+        if not TENANT_NAME.fullmatch(self.tenant):
+            raise SettingsError(
+                f"tenant {self.tenant!r} can't be used: 1 to 64 letters, digits, '.', '_' and '-', no others"
+            )
+        if len(self.name) > LONGEST_NAME or not self.name.isprintable():
+            raise SettingsError(f"a key's name has at most {LONGEST_NAME} printable characters")
+
+    @property
+    def limited(self) -> bool:
+        """True if its requests are counted before they are admitted."""
+        return bool(self.rpm or self.tpm or self.max_concurrent)
+
+    def state(self, now: float) -> str:
+        """`active`, `expired` or `revoked`, at a moment in Unix seconds."""
+        if self.revoked:
+            return "revoked"
+        return "expired" if self.expires and now >= self.expires else "active"
+
+
+def mint(
+    *,
+    name: str = "",
+    tenant: str = "",
+    admin: bool = False,
+    expires: int = 0,
+    rpm: int = 0,
+    tpm: int = 0,
+    max_concurrent: int = 0,
+    priority_cap: str = "high",
+    models: list[str] | None = None,
+) -> tuple[ApiKey, str]:
+    """A new key and its secret, which is nowhere but in the answer. Raises SettingsError for a value that can't be."""
+    key_id = secrets.token_hex(6)
+    secret = f"fk-{key_id}-{secrets.token_urlsafe(32)}"
+    now = int(time.time())
+    if expires and expires <= now:
+        raise SettingsError(f"the key would expire at {expires} (Unix seconds), which has passed")
+    key = ApiKey(
+        id=key_id,
+        name=name or key_id,
+        tenant=tenant or key_id,
+        sha256=hash_secret(secret),
+        created=now,
+        admin=admin,
+        expires=expires,
+        rpm=rpm,
+        tpm=tpm,
+        max_concurrent=max_concurrent,
+        priority_cap=priority_cap,
+        models=sorted(set(models or [])),
+    )
+    return key, secret
+
+
+def hash_secret(secret: str) -> str:
+    """The hash that the farm stores of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def key_id_of(secret: str) -> str | None:
+    """The id in a secret; None for a text that no key of this farm can be."""
+    match = _SECRET.fullmatch(secret)
+    return match[1] if match else None
+
+
+# --- Keys in Redis ---------------------------------------------------------------------------------------------------
+
+# API keys in Redis: one hash each, found by the id in the secret.
+#
+# Every change counts a version up, last of all its steps: whoever keeps keys in memory looks at that one number.
+
+
+REVOKED_DAYS = 90
+"""Days for which a revoked key can still be shown."""
+
+
+def create(client: SyncRedis, key: ApiKey) -> None:
+    """Write a new key. Its id becomes known first: a key that works must be in the list."""
+    run(client, read("SADD", keys.API_KEYS, key.id, parse=int))
+    _write(client, key)
+
+
+def change(client: SyncRedis, key: ApiKey, **limits: object) -> ApiKey:
+    """Give the key other limits, expiry or name; the key as it is then. Raises SettingsError."""
+    changed = msgspec.structs.replace(key, **limits)
+    _write(client, changed)
+    return changed
+
+
+def revoke(client: SyncRedis, key: ApiKey) -> ApiKey:
+    """From within a second on, nobody gets in with it; what runs goes on. Its record stays for a while."""
+    if key.revoked:
+        return key
+    revoked = msgspec.structs.replace(key, revoked=int(time.time()))
+    _write(client, revoked)
+    run(client, read("EXPIRE", KeyKeys(key.id).record, REVOKED_DAYS * 86_400, parse=int))
+    return revoked
+
+
+def _write(client: SyncRedis, key: ApiKey) -> None:
+    words = [word for pair in as_fields(key).items() for word in pair]
+    run(client, read("HSET", KeyKeys(key.id).record, *words, parse=int))
+    run(client, read("INCR", keys.API_KEYS_VERSION, parse=int))
+
+
+def restore(key: ApiKey) -> list[Call[int]]:
+    """Write back what Redis lacks of a key that an API process knows: all of it, or that it was revoked."""
+    named = KeyKeys(key.id)
+    fields = as_fields(key)
+    calls = [read("SADD", keys.API_KEYS, key.id, parse=int)]
+    calls += [read("HSETNX", named.record, name, value, parse=int) for name, value in fields.items()]
+    if key.revoked:
+        # A revocation stands, whatever a failover took back.
+        calls.append(read("HSET", named.record, "revoked", key.revoked, parse=int))
+        calls.append(read("EXPIRE", named.record, REVOKED_DAYS * 86_400, parse=int))
+    return [*calls, read("INCR", keys.API_KEYS_VERSION, parse=int)]
+
+
+def get(key_id: str) -> Call[ApiKey | None]:
+    """The key of an id, whatever its state; None if there is none."""
+
+    def parse(reply: dict[str, str]) -> ApiKey | None:
+        return from_fields(reply, ApiKey) if reply else None
+
+    return read("HGETALL", KeyKeys(key_id).record, parse=parse)
+
+
+def version() -> Call[int]:
+    """Grows with every change of any key; 0 before the first."""
+    return read("GET", keys.API_KEYS_VERSION, parse=lambda reply: int(reply or 0))
+
+
+def find(client: SyncRedis, named: str) -> ApiKey:
+    """The key with this id, or the only one that works of this name. Raises KeyNotFound."""
+    matches = [key for key, _ in list_keys(client) if named in (key.id, key.name)]
+    if exact := [key for key in matches if key.id == named]:
+        return exact[0]
+    active = [key for key in matches if not key.revoked]
+    if len(active) == 1:
+        return active[0]
+    if not matches:
+        raise KeyNotFound(f"There is no API key {named!r}. `furrow keys list` shows those that there are.")
+    ids = ", ".join(key.id for key in matches)
+    raise KeyNotFound(f"{len(matches)} API keys have had the name {named!r}; say which one by its id: {ids}.")
+
+
+def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
+    """Every key, oldest first, with the Unix second at which it was last used (to a minute or so), 0 for never."""
+    ids = sorted(run(client, read("SMEMBERS", keys.API_KEYS, parse=set)))
+    reads: list[Call[ApiKey | None] | Call[int]] = []
+    for key_id in ids:
+        reads += [get(key_id), _last_used(key_id)]
+    replies = run_every(client, reads)
+    listed = [(key, used) for key, used in zip(replies[::2], replies[1::2], strict=True) if key is not None]
+    return sorted(listed, key=lambda one: (one[0].created, one[0].id))
+
+
+def count() -> Call[int]:
+    """How many keys there are, revoked ones included."""
+    return read("SCARD", keys.API_KEYS, parse=int)
+
+
+def note_used(key_id: str, at: int) -> Call[str]:
+    """Keep when a key was used, in a place of its own: it must not bring a record back that has gone."""
+    return read("SET", KeyKeys(key_id).used, at, "EX", 400 * 86_400, parse=str)
+
+
+def _last_used(key_id: str) -> Call[int]:
+    return read("GET", KeyKeys(key_id).used, parse=lambda reply: int(reply or 0))
