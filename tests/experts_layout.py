@@ -52,6 +52,35 @@ def experts_together(weights: dict[str, Floats]) -> dict[str, Floats]:
     return found
 
 
+def inputs_last(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """The experts of llama4, which are stored together with their inputs first, as three matrices each."""
+    found = dict[str, Floats]()
+    for name, values in weights.items():
+        stem, _, leaf = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            found[name] = values
+            continue
+        parts = ("gate", "up") if leaf.startswith("gate_up") else ("down",)
+        for expert, one in enumerate(values):
+            of_parts = zip(parts, np.split(one.T, len(parts)), strict=True)
+            found |= {f"{stem}.{expert}.{part}_proj.weight": np.ascontiguousarray(of) for part, of in of_parts}
+    return found
+
+
+def inputs_first(weights: dict[str, Floats]) -> dict[str, Floats]:
+    """The inverse of `inputs_last`."""
+    found = {name: values for name, values in weights.items() if ".experts." not in name}
+    for stem in sorted({name[: name.index(".experts.") + 8] for name in weights.keys() - found.keys()}):
+        experts = range(sum(name.startswith(f"{stem}.") and ".down_proj." in name for name in weights))
+        for leaf, parts in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            of_experts = [
+                np.concatenate([weights[f"{stem}.{expert}.{part}_proj.weight"] for part in parts]).T
+                for expert in experts
+            ]
+            found[f"{stem}.{leaf}"] = np.ascontiguousarray(np.stack(of_experts))
+    return found
+
+
 STACKED = {"input_linear": ("gate", "up"), "output_linear": ("down",)}
 """Tensors of granitemoe with the matrices of all experts, one below the other."""
 

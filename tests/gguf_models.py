@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from ops.harness.gguf import TYPES, encode_text, encode_value
-from tests import hybrid_layout, models
+from tests import hybrid_layout, mamba_layout, models
 from tests.experts_layout import (
     experts_apart,
     experts_together,
     fused,
     heads_apart,
     heads_together,
+    inputs_first,
+    inputs_last,
     stacked_apart,
     stacked_together,
 )
@@ -71,6 +73,8 @@ NAMES = {
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "model.final_layernorm.weight": "output_norm.weight",
     "model.final_layernorm.bias": "output_norm.bias",
+    "backbone.embeddings.weight": "token_embd.weight",
+    "backbone.norm_f.weight": "output_norm.weight",
 }
 PARTS = {
     "input_layernorm": "attn_norm",
@@ -178,13 +182,30 @@ PARTS_BY_FAMILY |= dict.fromkeys(
         "self_attn.v_b_proj": "attn_v_b",
     },
 )
-PERMUTED = ("llama", "arcee", "smollm3", "granite", "granitemoe", "ministral3", "mixtral")
+PERMUTED = ("llama", "arcee", "smollm3", "granite", "granitemoe", "granitemoehybrid", "ministral3", "mixtral")
 """Families whose queries and keys lie in the order of adjacent pairs."""
+MAMBAS = tuple(mamba_layout.ARCHITECTURES)
+FEED_FORWARD = {f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+PARTS_BY_FAMILY["falcon_h1"] = PARTS | mamba_layout.PARTS | FEED_FORWARD
+PARTS_BY_FAMILY["nemotron_h"] = mamba_layout.NEMOTRON_PARTS
+PARTS_BY_FAMILY["granitemoehybrid"] = PARTS_BY_FAMILY["granitemoe"] | {
+    **mamba_layout.PARTS,
+    "shared_mlp.gate": "ffn_gate_shexp",
+    "shared_mlp.up": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
+PARTS_BY_FAMILY["llama4_text"] = {
+    **PARTS,
+    **FEED_FORWARD,
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.experts.{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text")
 """Families whose norms lie with one added."""
 PARTS_BY_FAMILY |= dict.fromkeys(HYBRIDS, PARTS | hybrid_layout.PARTS)
 PARTS_BY_FAMILY["qwen3_next"] = PARTS | hybrid_layout.QWEN3_NEXT_PARTS
-WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE}
+WHOLE = {"self_attn.sinks": "attn_sinks.weight", **hybrid_layout.WHOLE, **mamba_layout.WHOLE}
 WHOLE |= dict.fromkeys(
     (
         "mlp.gate.e_score_correction_bias",
@@ -236,6 +257,8 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
+    "llama4_text": "llama4",
+    **mamba_layout.ARCHITECTURES,
 }
 
 
@@ -310,10 +333,15 @@ def make(
     is that of `random_blocks`."""
     plain = models.make(family, folder, seed, **changes)
     config = json.loads((plain / "config.json").read_text())
-    weights = experts_apart(load_file(plain / "model.safetensors"))
+    stored_weights = load_file(plain / "model.safetensors")
+    weights = inputs_last(stored_weights) if family == "llama4_text" else experts_apart(stored_weights)
     weights = hybrid_layout.projections_apart(weights, config)
-    if family == "granitemoe":
-        weights = stacked_apart(weights)
+    if family == "granitemoehybrid":
+        weights = mamba_layout.halves_apart(weights)
+    if family in ("granitemoe", "granitemoehybrid"):
+        shared_ones = {name: values for name, values in weights.items() if ".shared_mlp." in name}
+        weights = stacked_apart({name: values for name, values in weights.items() if name not in shared_ones})
+        weights |= shared_ones
     if "kv_lora_rank" in config:
         weights = heads_apart(weights, config)
     parts, numbers = dict[str, dict[int, Stored]](), dict[str, Floats]()
@@ -324,18 +352,21 @@ def make(
         rows = _in_file(family, name, values, config)
         kind = (
             kinds[index % len(kinds)]
-            if rows.ndim == 2 and not any(part in name for part in ("conv1d", "conv.conv", "norm", "correction"))
+            if rows.ndim == 2 and not any(part in name for part in ("conv.conv", *mamba_layout.OF_HEADS))
             else "f32"
         )
         if ".experts." in name and values.ndim == 2:
             kind = kinds[len(name) % len(kinds)]  # one tensor has one type
+        if ".shared_mlp." in name:
+            kind = kinds[0]  # gate and up are one matrix
         one, held = stored(kind, rows, index, size)
         expert = re.search(r"\.experts\.(\d+)\.", name)
         parts.setdefault(gguf_name(family, name), {})[int(expert[1]) if expert else -1] = one
         numbers[name] = np.ascontiguousarray(_as_transformers(family, name, held, config))
-    numbers = hybrid_layout.projections_together(experts_together(numbers), config)
-    if family == "granitemoe":
-        numbers = stacked_together(numbers)
+    numbers = inputs_first(numbers) if family == "llama4_text" else experts_together(numbers)
+    numbers = hybrid_layout.projections_together(numbers, config)
+    if family in ("granitemoe", "granitemoehybrid"):
+        numbers = mamba_layout.halves_together(stacked_together(numbers))
     if "kv_lora_rank" in config:
         numbers = heads_together(numbers)
     save_file(numbers, plain / "model.safetensors", {"format": "pt"})
@@ -360,6 +391,8 @@ def _in_file(family: str, name: str, values: Floats, config: dict[str, Any]) -> 
     """The numbers of a parameter as a file has them."""
     if family in HYBRIDS:
         return hybrid_layout.to_file(name, values, config)
+    if family in MAMBAS:
+        values = mamba_layout.to_file(name, values, config)
     if name.endswith("conv.conv.weight"):
         return values[:, 0]
     if family in OFFSET_NORMS and "norm" in name:
@@ -371,6 +404,8 @@ def _as_transformers(family: str, name: str, held: Floats, config: dict[str, Any
     """The inverse of `_in_file`."""
     if family in HYBRIDS:
         return hybrid_layout.from_file(name, held, config)
+    if family in MAMBAS:
+        held = mamba_layout.from_file(name, held)
     if name.endswith("conv.conv.weight"):
         return held[:, None]
     if family in OFFSET_NORMS and "norm" in name:
@@ -436,11 +471,11 @@ EPSILONS = {
 
 
 def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
-    name, rope = ARCHITECTURES[family], config["rope_parameters"]
+    name, rope = ARCHITECTURES[family], config.get("rope_parameters") or {"rope_theta": 1e4}
     rope = rope.get("full_attention", rope)
     fields: dict[str, Any] = {
         "general.architecture": name,
-        f"{name}.block_count": config["num_hidden_layers"],
+        f"{name}.block_count": config.get("num_hidden_layers"),
         f"{name}.context_length": config["max_position_embeddings"],
         f"{name}.embedding_length": config["hidden_size"],
         f"{name}.attention.head_count": config["num_attention_heads"],
@@ -459,6 +494,14 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields[f"{name}.feed_forward_length"] = config["intermediate_size"]
     if family in HYBRIDS:
         fields |= hybrid_layout.metadata(name, config)
+    if family in MAMBAS:
+        fields |= mamba_layout.metadata(family, name, config)
+    if family == "llama4_text":
+        fields["llama4.feed_forward_length"] = config["intermediate_size_mlp"]
+        fields["llama4.expert_feed_forward_length"] = config["intermediate_size"]
+        fields["llama4.expert_count"] = config["num_local_experts"]
+        fields["llama4.expert_used_count"] = config["num_experts_per_tok"]
+        fields["llama4.interleave_moe_layer_step"] = 2
     if family == "qwen3_moe":
         fields["qwen3moe.expert_count"] = config.get("num_experts") or config["num_local_experts"]
         fields["qwen3moe.expert_used_count"] = config["num_experts_per_tok"]
@@ -485,7 +528,7 @@ def metadata(family: str, config: dict[str, Any]) -> dict[str, Any]:
         fields["exaone4.attention.sliding_window_pattern"] = struct.pack(
             f"<IIQ{len(slides)}?", 9, 7, len(slides), *slides
         )
-    if family in ("granite", "granitemoe"):
+    if family in ("granite", "granitemoe", "granitemoehybrid"):
         fields[f"{name}.attention.scale"] = float(config["attention_multiplier"])
         fields[f"{name}.embedding_scale"] = float(config["embedding_multiplier"])
         fields[f"{name}.residual_scale"] = float(config["residual_multiplier"])

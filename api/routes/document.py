@@ -24,7 +24,6 @@ from api.schemas.answers import (
     CompletionChunk,
     NativePart,
     NativeResult,
-    Readiness,
 )
 from api.schemas.bodies import add_bodies, bound_number
 from api.schemas.error_answers import Error, MessageError, OllamaError
@@ -41,6 +40,7 @@ from api.schemas.ollama_answers import (
     ShownModel,
 )
 from api.schemas.response_answers import RESPONSE_EVENTS, CompactedResponse, ResponseObject
+from api.schemas.state import Readiness
 from api.schemas.vector_answers import EmbeddedByType, Embeddings, NativeVector, Reranked, Scores, TextScore
 from control.bounds import RANGES
 

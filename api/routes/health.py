@@ -12,8 +12,8 @@ from litestar.response import Stream
 from api.generation.session import STREAM_HEADERS
 from api.process import Process
 from api.routes.generation import Http, process_of
-from api.schemas.answers import Health, ModelState, Readiness, RedisMemory, encode
-from api.schemas.state import Load, Version
+from api.schemas.answers import encode
+from api.schemas.state import Health, Load, ModelState, Readiness, RedisMemory, Version
 from control.clock import now_ms
 from control.errors import RedisUnavailable, state_in_words
 from control.version import VERSION

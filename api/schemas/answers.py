@@ -307,30 +307,3 @@ class NativeResult(Shape, kw_only=True):
     generation_settings: dict[str, Any] | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     completion_probabilities: list[NativeTokenLogprob] | UnsetType = UNSET
-
-
-# --- the process ---
-
-
-class Health(Shape):
-    status: Literal["ok", "draining"]
-
-
-class ModelState(Shape):
-    id: str
-    state: str
-    paused: bool
-    detail: str
-
-
-class RedisMemory(Shape):
-    used_bytes: int
-    max_bytes: int
-    """0: no limit is set."""
-
-
-class Readiness(Shape):
-    ready: bool
-    reason: str | None
-    models: list[ModelState]
-    redis: list[RedisMemory]

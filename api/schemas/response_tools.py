@@ -1,6 +1,6 @@
 """The tools of /v1/responses as functions that a model may call: custom tools, namespaces, shells and patches.
 
-`told["tools"]` of a request's view keeps the tools that are offered, so the answer is rendered by the same table.
+`extra_fields["tools"]` of a request's view has the tools that are offered, so the answer is rendered by the same table.
 """
 
 from __future__ import annotations

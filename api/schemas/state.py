@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from api.schemas.answers import Shape
 from api.schemas.view import decode_view
 
 
@@ -164,3 +165,27 @@ class ModelList(msgspec.Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool = False
+
+
+class Health(Shape):
+    status: Literal["ok", "draining"]
+
+
+class ModelState(Shape):
+    id: str
+    state: str
+    paused: bool
+    detail: str
+
+
+class RedisMemory(Shape):
+    used_bytes: int
+    max_bytes: int
+    """0: no limit is set."""
+
+
+class Readiness(Shape):
+    ready: bool
+    reason: str | None
+    models: list[ModelState]
+    redis: list[RedisMemory]

@@ -19,7 +19,7 @@ from worker.collective import Collective
 from worker.models.served import AXES, ImageRows, Row
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.torch.vision.tower import Features, VisionTower
+    from worker.models.torch.vision import Features, VisionTower
 
 Integers = NDArray[np.int64]
 

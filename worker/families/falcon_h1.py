@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError
 from worker.families.family import Family
+from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, mamba_described
 from worker.families.mamba import Mamba, check_activation, check_heads, check_limits, head_width, switch
 from worker.families.parts import ATTENTION, WITH_BIASES
 from worker.families.recurrence import HYBRID, size
@@ -93,6 +94,33 @@ def _checked(name: str, value: Any) -> float:
     return float(value)
 
 
+_GGUF_NAMES = {
+    **{name: stored for name, stored in LAYER_NAMES.items() if name.startswith(("self_attn.", "input_"))},
+    **MAMBA_NAMES,
+    "pre_ff_layernorm.weight": "ffn_norm",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+}
+
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    """Files have weights that were multiplied by all multipliers."""
+    taps, heads, inner, groups, state, conv_bias = mamba_described(model)
+    return {
+        "hidden_act": "silu",
+        "mamba_d_conv": taps,
+        "mamba_n_heads": heads,
+        "mamba_d_ssm": inner,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": groups,
+        "mamba_d_state": state,
+        "mamba_conv_bias": conv_bias,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in model.tensors,
+        "mamba_norm_before_gate": False,
+    }
+
+
 FAMILIES = [
     Family(
         "falcon_h1",
@@ -106,5 +134,13 @@ FAMILIES = [
         norms=("input_layernorm", None, "pre_ff_layernorm", None),
         recurrent=mamba_of,
         native_names=((".mlp.", ".feed_forward."), ("model.norm.", "model.final_layernorm.")),
+        gguf=(
+            Gguf(
+                "falcon-h1",
+                _from_gguf,
+                _GGUF_NAMES,
+                {"model.embed_tokens": "token_embd", "model.final_layernorm": "output_norm", "lm_head": "output"},
+            ),
+        ),
     ),
 ]

@@ -51,6 +51,16 @@ AROUND_LAYER_NAMES = LAYER_NAMES | {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 """Of types with norms behind attention and feed-forward network."""
+MAMBA_NAMES = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.A_log": "ssm_a",
+    "mamba.D": "ssm_d",
+    "mamba.dt_bias": "ssm_dt.bias",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
+}
+"""Of Mamba-2 layers."""
 FUSED_LAYER_NAMES = {
     **{module: name for module, name in LAYER_NAMES.items() if module not in ("mlp.gate_proj", "mlp.up_proj")},
     "mlp.gate_up_proj": "ffn_up",
@@ -94,6 +104,9 @@ class Gguf:
     numbers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Parameters of a layer that files have as numbers of their metadata, by layer: the names within a layer, and the
     keys."""
+    halves: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Matrices that files have as two: the parameters within a layer, and the names within a layer of the upper and the
+    lower half of their rows."""
     partial: bool = False
     """True if only a part of each head may be turned by its position."""
     when: Callable[[Metadata], bool] | None = None
@@ -115,6 +128,17 @@ class Gguf:
             return None if inner is None else f"blk.{index}.{inner}.{leaf}"
         outer = self.outer.get(stem)
         return None if outer is None else f"{outer}.{leaf}"
+
+
+def mamba_described(model: Metadata) -> tuple[int, int, int, int, int, bool]:
+    """Of Mamba-2 layers: inputs of the convolution, heads, numbers of all heads, groups, rows of a state, and if the
+    convolution has a bias."""
+    name = f"{model.architecture}.ssm"
+    taps, heads, inner, groups, state = (
+        model.whole(f"{name}.{key}")
+        for key in ("conv_kernel", "time_step_rank", "inner_size", "group_count", "state_size")
+    )
+    return taps, heads, inner, groups, state, any(key.endswith(".ssm_conv1d.bias") for key in model.tensors)
 
 
 def biases_described(model: Metadata) -> dict[str, Any]:

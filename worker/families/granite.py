@@ -2,7 +2,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker.families.family import Experts, Family
-from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, biases_described
+from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, biases_described, mamba_described
 from worker.families.mamba import mamba_of
 from worker.families.parts import ATTENTION, DENSE, WITH_BIAS, WITH_BIASES
 from worker.families.roles import Roles
@@ -74,6 +74,36 @@ _MOE_NAMES = LAYER_NAMES | {
 }
 
 
+_HYBRID_NAMES = {name: stored for name, stored in _MOE_NAMES.items() if not name.startswith("mlp.")} | MAMBA_NAMES
+
+
+def _has_experts(model: Metadata) -> bool:
+    return model.whole("granitehybrid.expert_count", 0, least=0) > 0
+
+
+def _hybrid_from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    taps, heads, inner, groups, state, conv_bias = mamba_described(model)
+    layers = common["num_hidden_layers"]
+    attending = model.array("granitehybrid.attention.head_count_kv").numbers()[:layers]
+    rotates = model.flag("granitehybrid.rope.scaling.finetuned", False)
+    return _from_gguf(model, common) | {
+        "attention_bias": False,
+        "layer_types": ["attention" if one else "mamba" for one in attending],
+        "position_embedding_type": "rope" if rotates else "nope",
+        "num_local_experts": model.whole("granitehybrid.expert_count", 0, least=0),
+        "num_experts_per_tok": model.whole("granitehybrid.expert_used_count", 0, least=0),
+        "shared_intermediate_size": model.whole("granitehybrid.expert_shared_feed_forward_length"),
+        "mamba_d_conv": taps,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // common["hidden_size"],
+        "mamba_n_groups": groups,
+        "mamba_d_state": state,
+        "mamba_conv_bias": conv_bias,
+        "mamba_proj_bias": False,
+    }
+
+
 FAMILIES = [
     Family(
         "granite",
@@ -112,5 +142,22 @@ FAMILIES = [
         recurrent=mamba_of,
         stored_names=_STORED_ROUTER,
         native_names=_NATIVE_NAMES,
+        gguf=(
+            Gguf(
+                "granitehybrid",
+                _hybrid_from_gguf,
+                _HYBRID_NAMES | {"shared_mlp.output_linear": "ffn_down_shexp"},
+                halves={"shared_mlp.input_linear.weight": ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")},
+                when=_has_experts,
+                permuted=True,
+            ),
+            Gguf(
+                "granitehybrid",
+                _hybrid_from_gguf,
+                _HYBRID_NAMES | {"shared_mlp.output_linear": "ffn_down"},
+                halves={"shared_mlp.input_linear.weight": ("ffn_gate.weight", "ffn_up.weight")},
+                permuted=True,
+            ),
+        ),
     ),
 ]

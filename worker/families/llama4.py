@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from worker.families.family import Experts, Family, TextPart
+from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described, sparse_layers
 from worker.families.parts import ATTENTION, CHUNKED, WITH_BIAS
 from worker.families.recurrence import FULL
 from worker.families.roles import Roles
@@ -47,6 +48,47 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_GGUF_NAMES = {
+    **{name: stored for name, stored in LAYER_NAMES.items() if not name.startswith("mlp.")},
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.experts.gate_proj": "ffn_gate_exps",
+    "feed_forward.experts.up_proj": "ffn_up_exps",
+    "feed_forward.experts.down_proj": "ffn_down_exps",
+    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp",
+    "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
+    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
+}
+_WITHOUT_NORMS = 128
+"""The experts of the one model whose heads are not normed; files don't say it."""
+
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    """What a file does not say is as llama.cpp has it, and as the published models have it."""
+    layers = layers_described(model, common["num_hidden_layers"])
+    experts = model.whole("llama4.expert_count")
+    everywhere = model.whole("llama4.attention.sliding_window", 1, least=0) == 0
+    rotated = [int(everywhere or (layer + 1) % 4 != 0) for layer in layers]
+    return {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "intermediate_size": model.whole("llama4.expert_feed_forward_length"),
+        "intermediate_size_mlp": common["intermediate_size"],
+        "num_local_experts": experts,
+        "num_experts_per_tok": model.whole("llama4.expert_used_count"),
+        "moe_layers": [layer for layer, kind in enumerate(sparse_layers(model, layers)) if kind == "sparse"],
+        "no_rope_layers": rotated,
+        "layer_types": [FULL if everywhere or not one else CHUNKED for one in rotated],
+        "attention_chunk_size": 8192,
+        "use_qk_norm": experts != _WITHOUT_NORMS,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+
+
 FAMILIES = [
     Family(
         "llama4_text",
@@ -85,6 +127,7 @@ FAMILIES = [
             (".mlp.up_proj", ".feed_forward.up_proj"),
             (".mlp.down_proj", ".feed_forward.down_proj"),
         ),
+        gguf=(Gguf("llama4", _from_gguf, _GGUF_NAMES),),
     ),
 ]
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Experts, Family, Fields
+from worker.families.gguf import MAMBA_NAMES, Gguf, Metadata, layers_described, mamba_described, routing_described
 from worker.families.mamba import Mamba, check_activation, check_heads, check_limits, switch
 from worker.families.recurrence import FEED_FORWARD_ALONE, FULL, LINEAR, size
 from worker.families.roles import Roles
@@ -100,6 +101,59 @@ def _is_sparse(fields: Fields, layer: int) -> bool:
     return kinds is not None and kinds[layer] == "moe"
 
 
+_GGUF_NAMES = {
+    **{name.replace("mamba.", "mixer."): stored for name, stored in MAMBA_NAMES.items()},
+    "norm": "attn_norm",
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mixer.experts.up_proj": "ffn_up_exps",
+    "mixer.experts.down_proj": "ffn_down_exps",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+}
+_OUTER_NAMES = {"model.embeddings": "token_embd", "model.norm_f": "output_norm", "lm_head": "output"}
+
+
+def _kind_in(model: Metadata, layer: int) -> str:
+    """A layer's kind, by its tensors."""
+    for stored, kind in (("ssm_in", LINEAR), ("attn_q", FULL), ("ffn_gate_inp", "moe")):
+        if f"blk.{layer}.{stored}.weight" in model.tensors:
+            return kind
+    return "mlp"
+
+
+def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
+    name = model.architecture
+    taps, heads, inner, groups, state, conv_bias = mamba_described(model)
+    kinds = [_kind_in(model, layer) for layer in layers_described(model, common["num_hidden_layers"])]
+    sparse: dict[str, Any] = {}
+    if "moe" in kinds:
+        sparse = routing_described(model) | {
+            "n_routed_experts": model.whole(f"{name}.expert_count"),
+            "moe_shared_expert_intermediate_size": model.whole(f"{name}.expert_shared_feed_forward_length"),
+        }
+    dense = [one.shape[0] for stored, one in model.tensors.items() if stored.endswith(".ffn_up.weight")]
+    return {
+        "mlp_hidden_act": "relu2",
+        "layer_norm_epsilon": common["rms_norm_eps"],
+        "intermediate_size": dense[0] if dense else common["intermediate_size"],
+        _KINDS: kinds,
+        "conv_kernel": taps,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "n_groups": groups,
+        "ssm_state_size": state,
+        "use_conv_bias": conv_bias,
+        **sparse,
+    }
+
+
 FAMILIES = [
     Family(
         "nemotron_h",
@@ -143,5 +197,6 @@ FAMILIES = [
             (".mamba.", ".mixer."),
             (".mlp.", ".mixer."),
         ),
+        gguf=tuple(Gguf(name, _from_gguf, _GGUF_NAMES, _OUTER_NAMES) for name in ("nemotron_h", "nemotron_h_moe")),
     ),
 ]

@@ -49,6 +49,9 @@ _ENCODER = "it is no decoder that generates text"
 _TWO_PARTS = "an encoder reads the input and a decoder writes"
 _OTHER_INPUTS = "it has parts for images or sound, and its text part is not known"
 _ALIBI = "biases of attention stand for positions (ALiBi)"
+_BY_HEAD = "its queries, keys and values lie by head in one matrix"
+_BARE_NORMS = "its norms have no weights"
+_PART = "it is one part of a model; give the folder of the whole"
 _POSITIONS = "its positions are no rotary embedding"
 _UNKNOWN = "no record describes its layers"
 
@@ -56,6 +59,19 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v32", "glm_moe_dsa", "minicpm3"), _MLA),
     **dict.fromkeys(("kimi_linear", "minimax", "mamba", "mamba2", "falcon_mamba"), _RECURRENT),
     **dict.fromkeys(("bamba", "jamba", "zamba2"), _RECURRENT),
+    **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), _RECURRENT),
+    **dict.fromkeys(("bloom", "mpt"), _ALIBI),
+    **dict.fromkeys(("falcon", "gpt_neox", "gpt_neox_japanese", "persimmon"), _BY_HEAD),
+    **dict.fromkeys(("nanochat", "olmo"), _BARE_NORMS),
+    **dict.fromkeys(("codegen", "gptj"), _UNKNOWN),  # their positions are rotary, which no field shows
+    "afmoe": "its attention has a gate of its own",
+    "bitnet": "norms lie within its attention and feed-forward networks",
+    "blt": "it reads bytes in patches",
+    "dbrx": "its queries, keys and values are limited (clip_qkv)",
+    "diffllama": "its attention is the difference of two",
+    "doge": "its attention has a learned mask",
+    "jetmoe": "its attention is a mixture of experts",
+    "nemotron": "one is added to the weights of its layer norms",
     "mimo_v2_flash": _TWO_WIDTHS,
     "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
@@ -76,10 +92,17 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Mechanisms of types without a record, and the fields of config.json that show them; the first one counts."""
 
 
+_PARTS = ("_text", "_vision", "_audio", "_text_model", "_vision_model", "_talker", "_encoder", "_decoder")
+"""Ends of the names of types that transformers has as parts of others."""
+
+
 def mechanism_of(config: Mapping[str, Any]) -> str:
     """Why a type that has no record can't be served, as far as its config.json tells."""
-    if (known := REFUSED.get(str(config.get("model_type")))) is not None:
+    kind = str(config.get("model_type"))
+    if (known := REFUSED.get(kind)) is not None:
         return known
+    if kind.endswith(_PARTS) and "text_config" not in config:
+        return _PART
     if config.get("is_encoder_decoder"):
         return _TWO_PARTS
     for reason, fields in _SIGNS:

@@ -70,7 +70,7 @@ from worker.weights.sharding import ShardPlan
 from worker.weights.stored_matrix import StoredMatrix
 
 if TYPE_CHECKING:
-    from worker.models.torch.vision.tower import VisionTower  # it imports torch and transformers
+    from worker.models.torch.vision import VisionTower  # it imports torch and transformers
 
 
 log = structlog.get_logger()

@@ -16,8 +16,8 @@ from worker.kv.base import CacheLayout, CacheStep, Extent, WholeLayout
 from worker.native.library import Threads
 
 if TYPE_CHECKING:
-    from worker.models.torch.pooled.pooler import Pooler
-    from worker.models.torch.vision.tower import VisionTower
+    from worker.models.torch.pooled import Pooler
+    from worker.models.torch.vision import VisionTower
 
 
 Numbers = Any

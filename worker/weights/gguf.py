@@ -319,6 +319,16 @@ class GgufModel:
             raise self.wrong(key, value, f"a whole number from {least} on is needed")
         return value
 
+    def numbers(self, key: str, default: int) -> list[int]:
+        """Whole numbers of layers, or the one for all of them; `default` where there is none."""
+        value = self._field(key, default)
+        if not isinstance(value, Array):
+            return [self.whole(key, default)]
+        numbers = value.numbers()
+        if not numbers or not all(isinstance(one, int) and 0 <= one < 2**31 for one in numbers):
+            raise self.wrong(key, value, "whole numbers are needed")
+        return numbers
+
     def real(self, key: str, default: Any = _NEEDED) -> Any:
         """A finite number above 0."""
         value = self._field(key, default)

@@ -16,13 +16,15 @@ from worker.weights.checkpoint import MappedTensors, Ranges
 from worker.weights.dequantize import dequantize
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, architecture_of
-from worker.weights.stored_matrix import StoredMatrix, Weights
+from worker.weights.stored_matrix import StoredMatrix, Weights, joined
 
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 """Small, and their scores decide which experts are used: always plain numbers."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROWS_OF_ONE = ("alpha_p", "alpha_n")
 _RECURRENT_NORM = "ssm_norm.weight"
+_FLAT = (".ssm_a", ".ssm_d", _RECURRENT_NORM)
+"""Numbers by head, or by group of heads, that files of Mamba layers have as matrices."""
 _PLAIN = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
 
 
@@ -36,7 +38,8 @@ class GgufCheckpoint(MappedTensors):
         self._dequantized = dequantized
 
     def __contains__(self, name: str) -> bool:
-        return self._place(name) is not None
+        halves = self._halves(name)
+        return self._place(name) is not None if halves is None else halves[0] in self._model.tensors
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -50,6 +53,8 @@ class GgufCheckpoint(MappedTensors):
             return self._heads(name.removesuffix("kv_b_proj.weight"), ranges)
         if (number := self._number(name)) is not None:
             return number
+        if (halves := self._halves(name)) is not None:
+            return self._of_halves(*halves, ranges)
         location = self._place(name)
         if location is None:
             missing = self._kind.stored_name(name) or name
@@ -61,6 +66,8 @@ class GgufCheckpoint(MappedTensors):
         if half is not None:
             place = _half(place, half)
         whole = self._whole(stored, place)
+        if stored.endswith(_FLAT) and not isinstance(whole, StoredMatrix):
+            whole = whole.reshape(-1)
         if stored.endswith(RATES):
             whole = self._rates(whole, 0 if name.endswith("in_proj_b.weight") else 1)
         if dim is None or ranges is None:
@@ -75,6 +82,29 @@ class GgufCheckpoint(MappedTensors):
         if self._family.norm_offset and stored.endswith("norm.weight") and not stored.endswith(_RECURRENT_NORM):
             return part - part.dtype.type(1)
         return _as_transformers(stored, part)
+
+    def _halves(self, name: str) -> tuple[str, str] | None:
+        """The tensors with the upper and the lower rows of a matrix that files have as two; None for any other."""
+        match = _IN_LAYER.fullmatch(name)
+        both = None if match is None else self._kind.halves.get(match[2])
+        return None if match is None or both is None else (f"blk.{match[1]}.{both[0]}", f"blk.{match[1]}.{both[1]}")
+
+    def _of_halves(self, upper: str, lower: str, ranges: Ranges | None) -> Weights:
+        """The rows `ranges` of two matrices of one shape, one above the other: of both the same ones, or all."""
+        parts = list[Weights]()
+        for name in (upper, lower):
+            place = self._model.tensors.get(name)
+            if place is None:
+                raise ModelFilesError(f"{self._model.files[0]} has no tensor {name}; is it whole?")
+            self._unread.pop(name, None)
+            whole = self._whole(name, place)
+            start, stop = (0, place.shape[0]) if ranges is None else ranges[0]
+            parts.append(whole.rows(start, stop) if isinstance(whole, StoredMatrix) else whole[start:stop])
+        if all(isinstance(one, StoredMatrix) for one in parts):
+            blocks = [one for one in parts if isinstance(one, StoredMatrix)]
+            if not self._dequantized and len({one.kind for one in blocks}) == 1:
+                return joined(blocks)
+        return np.concatenate([dequantize(one) if isinstance(one, StoredMatrix) else one for one in parts])
 
     def _number(self, name: str) -> NDArray[np.float32] | None:
         """A parameter that the metadata have, one number or a row of one; None for any other."""
@@ -158,7 +188,7 @@ class GgufCheckpoint(MappedTensors):
             return rows
         heads = self._model.whole(f"{arch}.attention.head_count")
         if leaf == "attn_k":
-            heads = self._model.whole(f"{arch}.attention.head_count_kv", heads)
+            heads = max(self._model.numbers(f"{arch}.attention.head_count_kv", heads))
         order = np.arange(rows.shape[0]).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)
         return rows[order]
 

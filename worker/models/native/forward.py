@@ -23,8 +23,8 @@ from worker.native import library
 from worker.native.memory import empty
 
 if TYPE_CHECKING:  # they import torch
-    from worker.models.torch.pooled.pooler import Pooler
-    from worker.models.torch.vision.tower import VisionTower
+    from worker.models.torch.pooled import Pooler
+    from worker.models.torch.vision import VisionTower
 
 log = structlog.get_logger()
 

@@ -17,8 +17,7 @@ from worker.models.served import ServedModel
 from worker.models.shard import Shard
 from worker.models.torch.layers.norms import fuse_norms
 from worker.models.torch.layers.packing import Packing, packing
-from worker.models.torch.pooled.loading import label_head, load_encoder, load_pooler, show_hidden_states
-from worker.models.torch.pooled.pooler import Pooler
+from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.recurrent import install
 from worker.models.torch.registered import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.served import TorchModel
@@ -35,7 +34,7 @@ from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import image_tensors
 
 if TYPE_CHECKING:
-    from worker.models.torch.vision.tower import VisionTower  # it imports transformers
+    from worker.models.torch.vision import VisionTower  # it imports transformers
 
 
 def load(shard: Shard, stored: np.dtype[Any], kinds: Iterable[str] | None, shapes: Shapes | None) -> ServedModel:
@@ -96,7 +95,7 @@ class _Load:
         if quantizer is not None:
             quantizer.report()
         if (recurrent := shard.recurrence) is not None:
-            install.install(model, recurrent, shard.link)
+            install(model, recurrent, shard.link)
         _fuse(model, self.dtype, self.device)
         return model
 
@@ -144,7 +143,7 @@ def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:
 
 def tower_of(shard: Shard, model: Any) -> VisionTower:
     """The image part of a model, whose text part is `model`. Raises ModelFilesError."""
-    from worker.models.torch.vision.loading import load_tower  # only here: it imports transformers
+    from worker.models.torch.vision import load_tower  # only here: it imports transformers
 
     part = part_of(shard.files.config)
     assert part is not None

@@ -15,12 +15,12 @@ from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import Batch, Hear, ImageRows, ServedModel, tell
 from worker.models.torch.layers.linear import NativeLinear
-from worker.models.torch.pooled.pooler import Pooler
-from worker.models.torch.vision.rotary import SectionedRotary
+from worker.models.torch.vision import SectionedRotary
 from worker.tensors import as_tensor
 
 if TYPE_CHECKING:
-    from worker.models.torch.vision.tower import VisionTower  # it imports transformers
+    from worker.models.torch.pooled import Pooler  # it imports this module
+    from worker.models.torch.vision import VisionTower  # it imports transformers
 
 
 class TorchModel(ServedModel):

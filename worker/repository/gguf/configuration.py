@@ -37,7 +37,7 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": _key_value_heads(model, heads),
         "head_dim": width,
-        "rms_norm_eps": model.real(f"{name}.attention.layer_norm_{'rms_' if family.norm_kind == 'rms' else ''}epsilon"),
+        "rms_norm_eps": _epsilon(model, family.norm_kind == "rms"),
         "max_position_embeddings": model.whole(f"{name}.context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in model.tensors,
@@ -48,6 +48,13 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         "pad_token_id": None,
     }
     return common | kind.config(model, common)
+
+
+def _epsilon(model: GgufModel, is_rms: bool) -> float:
+    """Of norms. Files of nemotron_h, whose norms are RMS norms, have it under the other name."""
+    prefix = f"{model.architecture}.attention.layer_norm_"
+    named = f"{prefix}rms_epsilon" if is_rms else f"{prefix}epsilon"
+    return model.real(named if named in model.fields or not is_rms else f"{prefix}epsilon")
 
 
 def _key_value_heads(model: GgufModel, heads: int) -> int:
@@ -73,6 +80,12 @@ def _feed_forward_length(model: GgufModel) -> int:
     """The width of a feed-forward network; of experts where there is no other."""
     key = f"{model.architecture}.feed_forward_length"
     of_experts = f"{model.architecture}.expert_feed_forward_length"
+    if isinstance(model.fields.get(key), Array):  # 0 for layers without
+        widths = set(model.numbers(key, 0)) - {0}
+        if len(widths) == 1:
+            return widths.pop()
+        if not widths and of_experts in model.fields:
+            return model.whole(of_experts)
     return model.whole(key if key in model.fields or of_experts not in model.fields else of_experts)
 
 

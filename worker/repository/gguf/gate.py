@@ -9,7 +9,8 @@ from control.errors import ModelFilesError, SettingsError, UnsupportedArchitectu
 from control.messages import ModelSpec
 from worker.families.family import Family
 from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
-from worker.families.recurrence import LINEAR, TILED, DeltaRule, Recurrence
+from worker.families.mamba import Mamba
+from worker.families.recurrence import FEED_FORWARD_ALONE, FULL, TILED, DeltaRule, Recurrence, attends, recurs
 from worker.families.short_convolution import ShortConvolution
 from worker.native.host import check_host
 from worker.repository.config_fields import fields_of
@@ -20,6 +21,7 @@ from worker.weights.gguf import FEED_FORWARD, GgufModel, architecture_of
 from worker.weights.sharding import ends_at
 
 RECURRENT_OUT = "ssm_out.weight"
+_OF_MAMBA = ("ssm_a", "ssm_d", "ssm_norm.weight")
 ROW_PARALLEL = ("attn_output.weight", RECURRENT_OUT, "shortconv.out_proj.weight", *FEED_FORWARD)
 """Tensors whose inputs are divided among the ranks."""
 MOST_RANKS = 64
@@ -48,7 +50,7 @@ def check_tensors(model: GgufModel, config: dict[str, Any]) -> None:
                 "Download or convert the model again."
             )
         if (
-            len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight", "shortconv.conv.weight"))
+            len(shape) == 1 or name.endswith((".bias", "ssm_conv1d.weight", "shortconv.conv.weight", *_OF_MAMBA))
         ) and stored.type.blocks is not None:
             raise ModelFilesError(f"{stored.path}: tensor {name} can't be in blocks ({stored.type.name.upper()}).")
         seen.add(name)
@@ -122,12 +124,21 @@ def _expected(
     recurrence = None if family.recurrent is None else family.recurrent(config)
     for layer in range(config["num_hidden_layers"]):
         sparse = family.has_experts(config) and family.experts is not None and family.experts.layers(fields, layer)
-        if recurrence is not None and recurrence.kinds[layer] == LINEAR:
-            of_layer = _recurrent_shapes(config, recurrence) | _common_shapes(config, family, fields, hidden, sparse)
-        else:
-            of_layer = _layer_shapes(config, family, fields, sparse)
+        kinds = () if recurrence is None else recurrence.kinds
+        kind_of_layer = FULL if recurrence is None else kinds[layer]
+        of_layer: dict[str, tuple[int, ...]] = {}
+        if recurrence is not None and recurs(kind_of_layer):
+            of_layer |= _recurrent_shapes(config, recurrence)
+        if attends(kind_of_layer):
+            of_layer |= _attention_shapes(config, family, fields)
+        if FEED_FORWARD_ALONE not in kinds or kind_of_layer == FEED_FORWARD_ALONE:
+            of_layer |= _feed_forward_shapes(config, family, fields, hidden, sparse)
+        of_layer |= _norm_shapes(family, hidden)
         for inner, shape in of_layer.items():
-            name = kind.stored_name(_own_name(family, f"model.layers.{layer}.{inner}"))
+            own = _own_name(family, f"model.layers.{layer}.{inner}")
+            for half in kind.halves.get(own.removeprefix(f"model.layers.{layer}."), ()):
+                yield f"blk.{layer}.{half}", (shape[0] // 2, *shape[1:])
+            name = kind.stored_name(own)
             if name is not None:
                 stored = model.tensors.get(name)
                 # The gate of a shared expert may be stored as a matrix of one row.
@@ -155,11 +166,9 @@ def _held(name: str, shape: tuple[int, ...], model: GgufModel) -> tuple[str, tup
 _SHARED_GATE = "mlp.shared_expert_gate.weight"
 
 
-def _layer_shapes(
-    config: dict[str, Any], family: Family, fields: dict[str, Any], sparse: bool
-) -> dict[str, tuple[int, ...]]:
-    """The tensors of one layer by transformers' names; `stored_name` drops those that an architecture does not have.
-    `fields`: as `fields_of`; `sparse`: the layer has experts."""
+def _attention_shapes(config: dict[str, Any], family: Family, fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a layer's attention by transformers' names, and biases of its feed-forward network; `stored_name`
+    drops those that an architecture does not have. `fields`: as `fields_of`."""
     hidden, width = config["hidden_size"], config["head_dim"]
     query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
@@ -168,7 +177,6 @@ def _layer_shapes(
         "self_attn.v_proj.weight": (shared, hidden),
         "self_attn.qkv_proj.weight": (query + 2 * shared, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        **_common_shapes(config, family, fields, hidden, sparse),
     }
     if family.latent:
         for name in ("q_proj", "k_proj", "v_proj", "qkv_proj"):
@@ -205,12 +213,13 @@ def _layer_shapes(
         shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in both.items() if shape is not None}
     shapes |= {f"self_attn.{one}_proj.bias": shapes[f"self_attn.{one}_proj.weight"][:1] for one in biased}
     if config.get("mlp_bias") or family.biased:
-        shapes |= {f"mlp.{one}_proj.bias": shapes[f"mlp.{one}_proj.weight"][:1] for one in ("gate", "up", "down")}
+        inner = config["intermediate_size"]
+        shapes |= {f"mlp.{one}_proj.bias": (inner,) for one in ("gate", "up")} | {"mlp.down_proj.bias": (hidden,)}
     return shapes
 
 
 def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[str, tuple[int, ...]]:
-    """The tensors of what a recurrent layer has instead of attention, as `_layer_shapes`."""
+    """The tensors of what a recurrent layer has instead of attention, as `_attention_shapes`."""
     hidden = config["hidden_size"]
     if isinstance(recurrence, ShortConvolution):
         return {
@@ -218,6 +227,8 @@ def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[st
             "conv.conv.weight": (hidden, recurrence.taps),
             "conv.out_proj.weight": (hidden, hidden),
         }
+    if isinstance(recurrence, Mamba):
+        return _mamba_shapes(hidden, recurrence)
     assert isinstance(recurrence, DeltaRule)
     heads = recurrence.value_heads
     values = heads * recurrence.value_dim
@@ -233,6 +244,23 @@ def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[st
         "linear_attn.norm.weight": (recurrence.value_dim,),
         "linear_attn.out_proj.weight": (hidden, values),
     }
+
+
+def _mamba_shapes(hidden: int, mamba: Mamba) -> dict[str, tuple[int, ...]]:
+    heads, inner = mamba.heads, mamba.heads * mamba.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "mamba.in_proj.weight": (sum(mamba.regions), hidden),
+        "mamba.conv1d.weight": (mamba.channels(1), mamba.taps),
+        "mamba.A_log": (heads, 1),
+        "mamba.D": (heads, 1),
+        "mamba.dt_bias": (heads,),
+        "mamba.out_proj.weight": (hidden, inner),
+    }
+    if mamba.conv_bias:
+        shapes["mamba.conv1d.bias"] = (mamba.channels(1),)
+    if mamba.norm is not None:
+        shapes["mamba.norm.weight"] = (mamba.groups, inner // mamba.groups)
+    return shapes
 
 
 def _latent_shapes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -257,13 +285,10 @@ def _latent_shapes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, 
     }
 
 
-def _common_shapes(
-    config: dict[str, Any], family: Family, fields: dict[str, Any], hidden: int, sparse: bool
-) -> dict[str, tuple[int, ...]]:
-    """The feed-forward network of a layer and the norms around its parts."""
+def _norm_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The norms around the parts of a layer."""
     leaves = ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",)
-    norms = {f"{norm}.{leaf}": (hidden,) for norm in family.norms if norm is not None for leaf in leaves}
-    return _feed_forward_shapes(config, family, fields, hidden, sparse) | norms
+    return {f"{norm}.{leaf}": (hidden,) for norm in family.norms if norm is not None for leaf in leaves}
 
 
 def _feed_forward_shapes(
@@ -272,7 +297,8 @@ def _feed_forward_shapes(
     """Matrices of a layer's feed-forward, or of all its experts."""
     experts = family.experts
     if not sparse or experts is None:
-        inner = config["intermediate_size"]
+        inner = fields.get("shared_intermediate_size") or family.feed_forward_width({**config, **fields})
+        assert inner is not None
         pairs: dict[str, tuple[int, ...]] = {
             "gate": (inner, hidden),
             "up": (inner, hidden),
@@ -284,7 +310,7 @@ def _feed_forward_shapes(
     inner = fields.get("moe_intermediate_size", config["intermediate_size"])
     sizes = ((count, inner, hidden), (count, inner, hidden), (count, hidden, inner))
     shapes: dict[str, tuple[int, ...]] = {
-        name.replace(".{}.", "."): size for name, size in zip(experts.tensors, sizes, strict=True)
+        name.replace(".{}.", "."): size for name, size in zip(experts.tensors, sizes, strict=True) if name
     }
     if experts.correction is not None and fields.get(experts.correction_switch or "", True):
         owner = "mlp" if experts.correction == "mixture" else "mlp.gate"
@@ -293,9 +319,13 @@ def _feed_forward_shapes(
         del shapes["mlp.gate.e_score_correction_bias"]
         shapes["mlp.gate.moe_statics.e_score_correction_bias"] = (1, count)
     if any(name.endswith(".up_proj") and ".shared_experts." in name for name in family.natively_named().roles):
-        every = inner * fields.get(experts.shared, 1)
+        every = fields.get("moe_shared_expert_intermediate_size", inner * fields.get(experts.shared, 1))
         wide = {"gate": (every, hidden), "up": (every, hidden), "down": (hidden, every)}
         shapes |= {f"mlp.shared_experts.{name}_proj.weight": shape for name, shape in wide.items()}
+    if "mlp.shared_experts.gate_up_proj" in family.natively_named().roles:
+        every = fields["shared_intermediate_size"]
+        shapes |= {"mlp.shared_experts.gate_up_proj.weight": (2 * every, hidden)}
+        shapes |= {"mlp.shared_experts.down_proj.weight": (hidden, every)}
     if (shared := config.get("shared_expert_intermediate_size")) is not None:
         wide = {"gate": (shared, hidden), "up": (shared, hidden), "down": (hidden, shared)}
         shapes |= {f"mlp.shared_expert.{name}_proj.weight": shape for name, shape in wide.items()}

@@ -94,6 +94,38 @@ MODELS: dict[str, tuple[list[str], dict[str, object]]] = {
             "rope_parameters": {**models.YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
         },
     ),
+    "falcon_h1": (
+        ["q8_0", "q5_0"],
+        {
+            "mamba_d_ssm": 128,
+            "mamba_n_heads": 8,
+            "ssm_multipliers": None,
+            "mlp_multipliers": None,
+            **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier"), 1.0),
+            **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier"), 1.0),
+            **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
+        },
+    ),
+    "granitemoehybrid": (["q8_0", "q5_0"], {"shared_intermediate_size": 96, "mamba_n_groups": 2}),
+    "nemotron_h": (
+        ["q8_0", "f16"],
+        {
+            **EXPERTS_OF_96,
+            "moe_shared_expert_intermediate_size": 96,
+            "num_experts_per_tok": 4,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        },
+    ),
+    "llama4_text": (
+        ["q8_0", "q4_0"],
+        {
+            "intermediate_size_mlp": 96,
+            "no_rope_layers": [1, 1, 1, 0],
+            "attention_chunk_size": 8192,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+        },
+    ),
     "apertus": (["q8_0", "q5_0"], {}),
     "lfm2": (["q8_0", "q4_0"], {"conv_bias": False, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": (

@@ -25,7 +25,7 @@ from worker.kv.base import Extent
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import Row
-from worker.models.torch.recurrent.mamba import MambaLayer
+from worker.models.torch.recurrent import MambaLayer
 from worker.native.library import load_library
 
 compiled = pytest.mark.skipif(load_library() is None, reason="no C++ compiler, or a processor without AVX2")

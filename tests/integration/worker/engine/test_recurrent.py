@@ -27,8 +27,7 @@ from worker.models.loading import load
 from worker.models.native import forward
 from worker.models.native.plan import Plan
 from worker.models.served import Row
-from worker.models.torch.recurrent.gated_convolution import GatedConvolution
-from worker.models.torch.recurrent.gated_delta import GatedDelta
+from worker.models.torch.recurrent import GatedConvolution, GatedDelta
 from worker.native.library import load_library
 
 Checkpoint = Callable[[str], Path]

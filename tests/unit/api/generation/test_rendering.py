@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.generation.chunks import StreamRenderer
-from api.schemas.view import View, parse_cursor
+from api.schemas.view import Endpoint, View, parse_cursor
 from control.messages import LogEntry
 from tests.integration.api.sse import Event, events
 from tests.unit.api.chat.test_answer import EOS, VOCABULARY
@@ -219,3 +219,12 @@ def test_a_stream_s_body_to_store(told: dict[str, int]) -> None:
     assert resumed.to_store is None
     resumed.feed(0, log[-1:])
     assert resumed.to_store == (body if told else None)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_a_model_may_have_any_name(endpoint: Endpoint) -> None:
+    """Also one that reads like a chunk without choices, at which the bytes around a choice are divided."""
+    name = 'm"choices":[]\\"choices":[]'
+    renderer = StreamRenderer("abc", View(endpoint=endpoint, created=1, model=name, stop_ids=[EOS]), VOCABULARY, 5)
+    chunks = [event.data for event in events(renderer.feed(0, log_of(["hi"])).decode().splitlines())]
+    assert {chunk["model"] for chunk in chunks} == {name} and all(len(chunk["choices"]) == 1 for chunk in chunks)

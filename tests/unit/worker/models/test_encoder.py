@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.models.torch.pooled.encoder import BertEncoder
-from worker.models.torch.pooled.modern import ModernEncoder
-from worker.models.torch.pooled.row_threads import RowThreads
+from worker.models.torch.pooled import BertEncoder, ModernEncoder, RowThreads
 from worker.repository.pooling.encoders import unified
 
 SHAPE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from worker.models.torch.pooled.row_threads import LEAST_TOKENS, RowThreads, divided
+from worker.models.torch.pooled import LEAST_TOKENS, RowThreads, divided
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,18 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "zamba", "mamba_d_state": 8}, 1, "its layers keep a recurrent state"),
         ({"model_type": "bloom9", "alibi": True}, 1, "ALiBi"),
         ({"model_type": "gte", "type_vocab_size": 2}, 1, "it is no decoder"),
+        (
+            {"model_type": "falcon", "alibi": False},
+            1,
+            "'falcon' is not supported: its queries, keys and values lie by head",
+        ),
+        ({"model_type": "olmo", "rope_theta": 1e4}, 1, "its norms have no weights"),
+        ({"model_type": "bitnet", "rope_theta": 1e4}, 1, "norms lie within its attention and feed-forward"),
+        (
+            {"model_type": "qwen2_vl_text", "rope_theta": 1e4},
+            1,
+            "it is one part of a model; give the folder of the whole",
+        ),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v2"}, 1, "'deepseek_v2' is not supported: its attention keeps compressed .*MLA"),
         ({"model_type": "mimo_v2_flash"}, 1, "heads of its values have another width than those of its keys"),

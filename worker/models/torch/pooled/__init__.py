@@ -1,1 +1,0 @@
-"""Models that give vectors or scores: encoders, and what becomes of hidden states."""

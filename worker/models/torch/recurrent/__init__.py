@@ -1,1 +1,0 @@
-"""Recurrent layers of models that mix them with attention: gated delta rule in torch."""
