@@ -22,7 +22,7 @@ from api.http.tasks import PeriodicTask
 from api.schemas.answers import TokenCounts
 from control.clock import now_ms
 from control.records.ended import LONGEST_ERROR, EndedRequest
-from control.replicas.health.memory import ServerMemory
+from control.redis.memory import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
 

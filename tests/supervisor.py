@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import signal, socket, subprocess, sys, time
 from worker.agent.supervision import forks, supervisor
-from worker.agent.supervision.limits import Limits
+from worker.agent.supervision.supervisor import Limits
 
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])

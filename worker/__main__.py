@@ -57,8 +57,8 @@ def run_agent() -> None:
     from control.structs import describe_structs
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators, device_memory
-    from worker.agent.facts.publisher import FactsPublisher
-    from worker.agent.metrics.host_metrics import HostMetrics
+    from worker.agent.facts import FactsPublisher
+    from worker.agent.metrics import HostMetrics
     from worker.external.host import engine_settings
 
     describe_structs()

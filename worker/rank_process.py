@@ -22,8 +22,8 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.settings import Settings, host_id
 from control.structs import describe_structs
-from worker.collective import native
-from worker.collective.redis_store import RedisStore
+from worker.collective import shared_memory
+from worker.collective.rendezvous import RedisStore
 from worker.leader.group_leader import GroupLeader
 from worker.leader.leader import Leader
 from worker.rank.address import rendezvous_address
@@ -85,7 +85,7 @@ def begin(
     store_of = partial(RedisStore, clients[0], keys)
     rank_worker = RankWorker(rank, spec.tp, device, settings.shared_memory, weights, store_of)
     if spec.tp > 1 and device == "cpu":  # compiled while the ranks gather
-        threading.Thread(target=native.library, name="compile", daemon=True).start()
+        threading.Thread(target=shared_memory.library, name="compile", daemon=True).start()
     counters = counters_of(Labels(spec.name, assignment.replica, rank))
     if rank:
         return Rank(*clients, spec.name, assignment.replica, rank_worker, counters)

@@ -95,7 +95,7 @@ def prepare_model(model: Preparation, in_use: Collection[Preparation] = ()) -> N
     from worker.models.loading import prepare
     from worker.repository import validation
     from worker.repository.assets import read_assets
-    from worker.repository.pooling.description import pooling_of
+    from worker.repository.pooling import pooling_of
     from worker.sampling import vocabularies
 
     vocabularies.keep_prepared({one.folder for one in in_use if one.leads})

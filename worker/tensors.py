@@ -6,6 +6,7 @@ and the float64 reference. A type of numbers is numpy's, with bfloat16 and the f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,3 +44,11 @@ def as_array(tensor: Tensor) -> NDArray[Any]:
     if bits is None:
         return tensor.detach().numpy()
     return tensor.detach().view(getattr(torch, np.dtype(bits).name)).numpy().view(dtype)
+
+
+# --- To a device -----------------------------------------------------------------------------------------------------
+
+
+def sent(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`values` on the device, [len(values)]; unlike a tensor that is made there, without waiting for what runs."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

@@ -15,7 +15,6 @@ from api.http.turns import off_loop
 from api.settings import ApiSettings
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import RedisUnavailable, RequestError, RequestNotFound
-from control.records.chats import list_chat
 from control.records.responses import (
     Quota,
     StoredResponse,
@@ -25,6 +24,7 @@ from control.records.responses import (
     drop_response,
     end_response,
     keep_response,
+    list_chat,
     note_bytes,
     read_response,
     trim_responses,
@@ -33,7 +33,7 @@ from control.records.responses import (
 )
 from control.redis.batches import Batches
 from control.redis.connection import Call
-from control.replicas.health.memory import ServerMemory
+from control.redis.memory import ServerMemory
 from control.requests.images import ImageBounds
 from control.sizes import in_words
 

@@ -48,7 +48,7 @@ from api.settings import ApiSettings
 from control.clock import now_ms
 from control.errors import ModelUnavailable
 from control.messages import LogEntry, encode
-from control.requests.upkeep.orphans import GRACE_MS
+from control.requests.upkeep.stranded import GRACE_MS
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -14,8 +14,15 @@ from api.generation.stored_answers import StoredAnswers
 from api.http.gate import Identity
 from api.schemas.chat import Message
 from control.errors import RequestNotFound
-from control.records.chats import ChatLabels, chat_labels, chats_page, place_of_chat, relabel_chat
-from control.records.responses import StoredResponse, read_response
+from control.records.responses import (
+    ChatLabels,
+    StoredResponse,
+    chat_labels,
+    chats_page,
+    place_of_chat,
+    read_response,
+    relabel_chat,
+)
 from control.redis.batches import Batches
 
 _ID = re.compile(r"chatcmpl-([0-9a-f]{32})")

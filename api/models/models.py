@@ -52,7 +52,7 @@ from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
 from control.replicas.health import AssetsMark
-from control.replicas.health.state import ASLEEP
+from control.replicas.health.overview import ASLEEP
 from control.text.tokenizer_check import MOST_TOKEN_BYTES, judge
 
 log = structlog.stdlib.get_logger(__name__)

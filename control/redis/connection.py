@@ -24,9 +24,7 @@ from control.redis.clients import AsyncRedis, SyncRedis, unavailable
 from control.redis.clients import connect as connect
 from control.redis.clients import connect_async as connect_async
 from control.redis.clients import connect_blocking as connect_blocking
-from control.redis.routing.cluster import ABSENT, AsyncCluster, Cluster, Routed
-from control.redis.routing.shards import Command
-from control.redis.routing.wire import Wire, exchange
+from control.redis.routing import ABSENT, AsyncCluster, Cluster, Command, Routed, Wire, exchange
 from control.redis.transient import lacks_right, out_of_memory, transient, wrong_type
 from control.scripts import SCRIPTS
 from control.scripts.arguments import refused

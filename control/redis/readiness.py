@@ -11,7 +11,7 @@ from redis import exceptions as redis_errors
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing.cluster import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster
 from control.redis.transient import transient
 from control.redis.versions import OLDEST_VERSION
 

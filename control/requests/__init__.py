@@ -13,5 +13,5 @@ from control.requests.suspects import Inheritance, inherit, note_suspects, read_
 from control.requests.token_log import Emission, EmitResult, emit, emit_all, merged
 from control.requests.upkeep.counts import recount
 from control.requests.upkeep.dead import DeadLetter, dead_letter, dead_letters, drop_letter, retry_letter
-from control.requests.upkeep.listing import OpenRequest, cancel_any, open_requests
-from control.requests.upkeep.orphans import Reaped, gone_apis, reap, reap_all, take_round
+from control.requests.upkeep.running import OpenRequest, cancel_any, open_requests
+from control.requests.upkeep.stranded import Reaped, gone_apis, reap, reap_all, take_round

@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 
 import click
 
-from control.cache import files
-from control.cache.files import KINDS, Entry
+from control import cache as cache_files
+from control.cache import KINDS, Entry
 from control.errors import ModelFilesError
 from control.sizes import in_words
 from ops.cli.progress import Stage, Waiting
 from ops.cli.tables import echo_json, echo_line, echo_table, json_option
 from worker.repository.cached import CachedModel, cached_models, remove
 from worker.repository.download import Download
-from worker.repository.downloaded import Downloaded
+from worker.repository.download_progress import Downloaded
 from worker.repository.source import cache_folder, on_this_host
 
 
@@ -119,12 +119,14 @@ def list_entries(as_json: bool) -> None:
         echo_json(described)
         return
     if not found:
-        click.echo(f"The cache {files.folder('weights').parent} is empty.")
+        click.echo(f"The cache {cache_files.folder('weights').parent} is empty.")
         return
     rows = [("KIND", "SIZE", "LAST USE", "NAME")]
     rows += [(one.kind, _size(one.bytes), _when(one), one.name) for one in found]
     echo_table(rows)
-    click.echo(f"{len(found)} files, {_size(sum(one.bytes for one in found))}, in {files.folder('weights').parent}")
+    click.echo(
+        f"{len(found)} files, {_size(sum(one.bytes for one in found))}, in {cache_files.folder('weights').parent}"
+    )
 
 
 @cache.command()
@@ -142,7 +144,7 @@ def clear(what: tuple[str, ...]) -> None:
             "`furrow cache list` shows."
         )
     chosen = [one for one in found if "all" in what or one.kind in what or one.name in what]
-    kept = [one for one in chosen if not files.remove(one)]
+    kept = [one for one in chosen if not cache_files.remove(one)]
     removed = [one for one in chosen if one not in kept]
     click.echo(f"{len(removed)} files deleted, {_size(sum(one.bytes for one in removed))}.")
     for one in kept:
@@ -151,7 +153,7 @@ def clear(what: tuple[str, ...]) -> None:
 
 
 def _all() -> list[Entry]:
-    found: Iterable[Entry] = (one for kind in KINDS for one in files.entries(kind))
+    found: Iterable[Entry] = (one for kind in KINDS for one in cache_files.entries(kind))
     return sorted(found, key=lambda one: -one.used_at)
 
 

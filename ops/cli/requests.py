@@ -21,9 +21,9 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.requests import DeadLetter
-from control.requests.upkeep.life import bare_id, life_of
 from control.requests.upkeep.replay import TENANT, Difference, KeptRequest, differences, find_kept, fingerprints
 from control.requests.upkeep.replay import replay as compute_again
+from control.requests.upkeep.running import bare_id, life_of
 from ops.cli.tables import duration, echo_json, echo_line, echo_table, json_option
 
 MOST = 1_000

@@ -19,7 +19,7 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health
-from control.requests.upkeep.abandon import abandon
+from control.requests.upkeep.stranded import abandon
 from ops.cli.progress import Stage, Waiting, stage_here
 from ops.local.ready import is_ready
 

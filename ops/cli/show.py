@@ -26,7 +26,7 @@ from ops.cli.tables import echo_json, echo_line, fit, json_option
 from ops.demo import MODEL_DIR
 from worker.repository.assets import chat_template
 from worker.repository.files import ModelFiles, inspect
-from worker.repository.pooling.description import pooling_of
+from worker.repository.pooling import pooling_of
 from worker.repository.source import on_this_host
 from worker.repository.validation import context_length
 from worker.weights.gguf import GgufModel

@@ -14,7 +14,7 @@ from control.commands import Ping
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement.farm import hold_placement
-from control.records import catalog, chats, responses
+from control.records import catalog, responses
 from control.records.responses import Quota, StoredResponse
 from control.redis.connection import Call
 from control.replicas import health
@@ -64,7 +64,7 @@ class Scene:
             responses.keep_response(CHAT, 60_000, QUOTA),
             responses.end_response("c1", "o", b"{}", 60_000, QUOTA),
             responses.keep_response(replace(CHAT, rid="c2", params=b"{}"), 60_000, QUOTA),
-            *chats.list_chat("c1", "o", 5, 60_000, 10),
+            *responses.list_chat("c1", "o", 5, 60_000, 10),
             put_spec(SPEC),
             catalog.put_assets(MODEL, byte_assets()),
             beat(self.lease.epoch),
@@ -133,7 +133,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "bury": lambda s: requests.bury(s.lease, "run", "it crashed alone"),
     "cancel": lambda s: requests.cancel(MODEL, "wait", "t"),
     "chain_of_response": lambda s: responses.ancestors("s1", "o"),
-    "chats_page": lambda s: chats.chats_page("o", 0, newest_first=True),
+    "chats_page": lambda s: responses.chats_page("o", 0, newest_first=True),
     "claim": lambda s: requests.claim(s.lease, 9, 10_000),
     "close_epoch": lambda s: close_epoch(Lease(MODEL, "r1", "two", 2**41, "")),
     "drop_response": lambda s: responses.drop_response("s1", "o")[0],
@@ -154,7 +154,7 @@ CALLS: dict[str, Callable[[Scene], Call[Any]]] = {
     "put_spec": lambda s: put_spec(msgspec.structs.replace(SPEC, tp=2)),
     "reap": lambda s: requests.reap(MODEL, ["a1"]),
     "recount": lambda s: plain("recount", (KEYS.load,), KEYS.base, 4, 2, 0, *COUNTS, "normal t", 1, "low x", 0),
-    "relabel_chat": lambda s: chats.relabel_chat("c1", "o", '{"a":"b"}'),
+    "relabel_chat": lambda s: responses.relabel_chat("c1", "o", '{"a":"b"}'),
     "release": lambda s: release(s.lease),
     "renew": lambda s: renew(s.lease, 3),
     "repair_append": lambda s: repair("append", 1, 0, "", "", "[2,0,5]"),

@@ -11,7 +11,6 @@ from control import keys
 from control.constants import RESPONSE_OVERHEAD
 from control.errors import ArgumentsRefused
 from control.keys import ResponseKeys
-from control.records.chats import list_chat
 from control.records.responses import (
     Quota,
     StoredResponse,
@@ -24,6 +23,7 @@ from control.records.responses import (
     due_responses,
     end_response,
     keep_response,
+    list_chat,
     note_bytes,
     owners,
     read_response,

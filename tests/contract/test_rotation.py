@@ -15,7 +15,7 @@ import redis
 from control.errors import RedisUnavailable
 from control.redis.clients import connect, connect_async, credentials_of
 from control.redis.connection import arun, read, run, write
-from control.redis.routing.cluster import Cluster
+from control.redis.routing import Cluster
 from control.redis.urls import credentials_in, without_credentials
 
 USER = "rotated"

@@ -17,7 +17,7 @@ from control.redis import connection
 from control.replicas import health
 from tests.contract.conftest import Farm
 from tests.waiting import until
-from worker.agent.host_view import read_host
+from worker.agent.host_replicas import read_host
 
 
 def test_one_process_makes_a_round(farm: Farm) -> None:

@@ -9,7 +9,7 @@ from control.constants import HAND_OUT, HAND_OUT_CHOICES
 from control.errors import ArgumentsRefused
 from control.redis.connection import Call
 from control.requests.ending import expire, expire_waiting
-from control.requests.upkeep.abandon import PAGE, abandon
+from control.requests.upkeep.stranded import PAGE, abandon
 from tests.contract.conftest import MODEL, Farm
 
 

@@ -19,12 +19,10 @@ from control.placement.placement import Host
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from worker.agent.adoption import adopt_standby
-from worker.agent.host_replicas import HostReplicas
-from worker.agent.host_view import HostView, Place, read_host
+from worker.agent.host_replicas import HostReplicas, HostView, Place, Reporter, read_host
 from worker.agent.planner import Planner
 from worker.agent.rank_exits import RankExits
 from worker.agent.reconciliation import Reconciler
-from worker.agent.reporter import Reporter
 from worker.agent.standby import Standby
 from worker.agent.supervision.client import SupervisorClient
 from worker.rank.reachability import Reachability

@@ -14,13 +14,28 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health
 from control.replicas.health import Beat
-from worker.agent.context_switches import context_switches
 from worker.agent.replica import ReplicaProcesses
 from worker.detectors import LATE_S, LOAD_STALL_S, POISON_IGNORED_S, RANK_SILENT_S, STARVED_S, STOPPED_S
 from worker.external.engine import ENGINE_LOST, ENGINE_RANK
 from worker.rank.reachability import Reachability
 
 log = structlog.get_logger()
+
+
+# --- CPU scheduling --------------------------------------------------------------------------------------------------
+
+
+def context_switches(pid: int) -> int:
+    """How often the main thread of a process has given up a processor so far; 0 for one that has ended. A signal that
+    stops or continues the thread counts too."""
+    try:
+        switches = psutil.Process(pid).num_ctx_switches()
+    except psutil.Error:
+        return 0
+    return switches.voluntary + switches.involuntary
+
+
+# --- The detector ----------------------------------------------------------------------------------------------------
 
 
 def wants_to_run(pid: int) -> bool:

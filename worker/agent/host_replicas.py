@@ -1,26 +1,100 @@
-"""The replicas that run on this host: their processes, their failure detectors, and the records of both."""
+"""The replicas of one host: their processes, and their state in Redis, which is read in one round trip and reported."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
 
 import structlog
 
 from control.messages import Assignment
 from control.placement import farm
+from control.records import catalog
 from control.redis.clients import SyncRedis
+from control.redis.connection import Call, run_every
 from control.replicas import health, memory_deaths
-from control.replicas.health import Look, Status
+from control.replicas.health import AgentState, Look, Status, look_at
 from worker.agent.adoption import adopt_replicas, record_key, record_of
 from worker.agent.failure_detector import FailureDetector
-from worker.agent.host_view import Place
 from worker.agent.replica import Exit, ReplicaProcesses
-from worker.agent.reporter import Reporter
 from worker.agent.standby import Standby
 from worker.agent.supervision.client import SupervisorClient
+from worker.repository.download_progress import Downloaded
 
 log = structlog.get_logger()
+
+
+# --- The state in Redis ----------------------------------------------------------------------------------------------
+
+
+Place = tuple[str, str]
+"""Model and replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The host's assignments, withdrawn ones included, a look at each replica that was asked for, and those of their
+    models whose specification or name Redis has lost."""
+
+    assignments: dict[Place, Assignment]
+    looks: dict[Place, Look]
+    lost_specs: frozenset[str] = frozenset()
+
+
+def read_host(
+    client: SyncRedis, host_id: str, worlds: Mapping[Place, int], first: Sequence[Call[Any]] = ()
+) -> tuple[list[Any], HostView]:
+    """The answers to `first`, which are sent before in the same round trip, and the view. `worlds` maps the replicas to
+    look at to their numbers of ranks. Raises RedisUnavailable."""
+    calls = {place: look_at(*place, ranks) for place, ranks in worlds.items()}
+    models = sorted({model for model, _ in worlds})
+    there = [catalog.is_there(model) for model in models]
+    rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*there)]))
+    answers, assignments = [*islice(rest, len(first))], next(rest)
+    looks = {place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()}
+    return answers, HostView(
+        assignments={(one.spec.name, one.replica): one for one in assignments},
+        looks=looks,
+        lost_specs=frozenset(
+            model for model, parts in zip(models, there, strict=True) if not all(list(islice(rest, len(parts))))
+        ),
+    )
+
+
+# --- Reports ---------------------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Writes the status of replicas. Every method raises RedisUnavailable."""
+
+    def __init__(self, client: SyncRedis, host_id: str) -> None:
+        self._client, self._host_id = client, host_id
+
+    def report(
+        self,
+        model: str,
+        replica: str,
+        state: AgentState,
+        detail: str,
+        assignment: Assignment | None = None,
+        download: Downloaded | None = None,
+    ) -> None:
+        """Write the state of a replica; `assignment` tells how many of its ranks this host runs."""
+        ranks = len(assignment.ranks) if assignment else 0
+        done, total = (download.done, download.total) if download is not None else (0, 0)
+        fields = {"host": self._host_id, "tp": ranks, "downloaded_bytes": done, "download_bytes": total}
+        health.write_status(self._client, model, replica, state, detail, **fields)
+
+    def repeat_failure(self, assignment: Assignment, why: str, status: Status | None) -> None:
+        """Write again that the replica was given up, where Redis lost it: its requests would wait without an end."""
+        if status is None or status.state != "failed":
+            self.report(assignment.spec.name, assignment.replica, "failed", why, assignment)
+
+
+# --- The processes ---------------------------------------------------------------------------------------------------
 
 
 class HostReplicas:

@@ -20,8 +20,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas import health, lease
 from control.requests.ending import expire_waiting
-from control.requests.upkeep.abandon import abandon
-from control.requests.upkeep.stranded import StrandedRequests
+from control.requests.upkeep.stranded import StrandedRequests, abandon
 from worker.agent.needs import Finder, assets_of, need_apart
 from worker.agent.on_demand import OnDemand
 

@@ -17,11 +17,9 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import run
 from control.replicas import health, lease
 from control.sizes import in_words
-from worker.agent.host_replicas import HostReplicas
-from worker.agent.host_view import HostView, Place
+from worker.agent.host_replicas import HostReplicas, HostView, Place, Reporter
 from worker.agent.needs import Finder, need_apart
 from worker.agent.replica import ReplicaProcesses
-from worker.agent.reporter import Reporter
 from worker.external.host import engine_need
 from worker.repository.preparation import Preparations
 

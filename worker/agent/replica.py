@@ -35,7 +35,7 @@ from worker.external.host import (
 )
 from worker.native.host import to_be_compiled
 from worker.repository.external import check_adapter_files
-from worker.repository.pooling.sentence_transformers import MODULES
+from worker.repository.pooling import MODULES
 
 log = structlog.get_logger()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -23,18 +24,46 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from control.constants import MEETING_MS
 from control.errors import CollectiveFailed
-from worker.collective import native, segment
+from control.keys import ReplicaKeys
+from control.redis.clients import SyncRedis
+from worker.collective import shared_memory
 from worker.collective.abort import Abort
 from worker.collective.base import Collective
-from worker.collective.native import NativeExchange
-from worker.collective.peers import Peers
-from worker.collective.segment import Segment
-from worker.collective.shared_memory import SharedMemoryCollective
+from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective
 from worker.detectors import COLLECTIVE_S
 from worker.selftest import switches
 
 log = structlog.get_logger()
+
+
+# --- A store on Redis ------------------------------------------------------------------------------------------------
+
+# The place where the ranks of an epoch meet: keys of Redis.
+
+
+class RedisStore:
+    """What the ranks of one epoch tell each other while they form a group. Each key outlives the time for which
+    a rank waits for it."""
+
+    def __init__(self, client: SyncRedis, keys: ReplicaKeys, epoch: int) -> None:
+        self._client, self._keys, self._epoch = client, keys, epoch
+
+    def set(self, key: str, value: str) -> None:
+        self._client.set(self._keys.meeting(self._epoch, key), value, px=MEETING_MS)
+
+    def check(self, keys: list[str]) -> bool:
+        """True if every one of `keys` is there."""
+        return all(self._client.exists(self._keys.meeting(self._epoch, key)) for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key that was there a moment ago; empty where it is gone."""
+        return str(self._client.get(self._keys.meeting(self._epoch, key)) or "").encode()
+
+
+# --- The rendezvous --------------------------------------------------------------------------------------------------
+
 
 POLL_S = 0.0005
 MAPPED = "mapped"
@@ -115,7 +144,7 @@ def card_of(device: str, shared: bool) -> Card:
         refusal = f"it runs on {device}"
     else:
         place = namespace("pid")
-        ways += [NATIVE] if native.library() is not None and _on("native") else []
+        ways += [NATIVE] if shared_memory.library() is not None and _on("native") else []
         if not place:
             refusal = "its system does not tell which host it is"
         elif not ways:
@@ -145,8 +174,8 @@ def refusal_of(cards: list[Card]) -> str:
             return f"rank {rank}: {card.refusal}"
     if len({card.place for card in cards}) > 1:
         return "the ranks are on several hosts, or in several containers"
-    if len(cards) > segment.MOST_RANKS:
-        return f"{len(cards)} ranks are more than {segment.MOST_RANKS}"
+    if len(cards) > shared_memory.MOST_RANKS:
+        return f"{len(cards)} ranks are more than {shared_memory.MOST_RANKS}"
     return "" if all(NATIVE in card.ways for card in cards) else "the ranks have no way in common"
 
 
@@ -161,7 +190,7 @@ def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[Nativ
     try:
         if not refusal:
             try:
-                offer.descriptor = descriptor = segment.create(world_size)
+                offer.descriptor = descriptor = shared_memory.create(world_size)
                 exchange = _map(offer, descriptor, 0, abort)
             except OSError as error:
                 refusal = f"rank 0: {error}"
@@ -189,7 +218,7 @@ def _follow(store: Store, rank: int, abort: Abort) -> tuple[NativeExchange | Non
         return None, offer.through_host
     exchange, answer = None, MAPPED
     try:
-        descriptor = segment.open_of(offer.pids[0], offer.descriptor)
+        descriptor = shared_memory.open_of(offer.pids[0], offer.descriptor)
         try:
             exchange = _map(offer, descriptor, rank, abort)
         finally:
@@ -221,3 +250,40 @@ def _wait(store: Store, key: str, abort: Abort) -> bytes:
             raise CollectiveFailed(f"no rank has said {key!r} within {COLLECTIVE_S:g} s")
         time.sleep(POLL_S)
     return store.get(key)
+
+
+# --- Agreement -------------------------------------------------------------------------------------------------------
+
+# Ranks tell each other, through the group's store, whether all are ready for what they can only do together.
+
+
+AGREE_POLL_S = 0.02
+READY, FAILED = b"ready", b"failed"
+
+
+def all_ready(
+    store: Store,
+    rank: int,
+    world_size: int,
+    ready: bool,
+    patience_s: float,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Tell the other ranks whether this one is ready, and wait for them. True once all are ready, False if one has
+    failed or after `patience_s` seconds. `store` must be fresh. The wait occupies no device, as ranks may load at
+    different speeds. An error of `check` ends it."""
+    keys = [f"ready/{other}" for other in range(world_size)]
+    store.set(keys[rank], (READY if ready else FAILED).decode())
+    deadline = time.monotonic() + patience_s
+    missing = set(keys)
+    while ready and missing:
+        for key in sorted(missing):
+            if store.check([key]):
+                missing.remove(key)
+                ready = ready and store.get(key) == READY
+        if missing and time.monotonic() > deadline:
+            return False
+        if missing and ready:
+            check()
+            time.sleep(AGREE_POLL_S)
+    return ready

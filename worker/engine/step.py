@@ -78,7 +78,7 @@ class Engine:
     def prepare(self) -> None:
         """Make ready for an epoch's steps; every rank of the group does this at the same time."""
         if self.model.device != "cpu":
-            from worker.engine.torch.warm_up import warm_up  # only here: it imports torch
+            from worker.engine.torch.graphs import warm_up  # only here: it imports torch
 
             warm_up(self.model, self.store, captured=self.graphs is not None)
         if self.graphs is not None:

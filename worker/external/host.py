@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from control.cache.files import folder
+from control.cache import folder
 from control.engines import ENGINES, how_to_offer
 from control.errors import SettingsError
 from control.messages import ModelSpec

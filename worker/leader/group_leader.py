@@ -34,8 +34,7 @@ from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, Progress
 from worker.rank.rank_worker import RankWorker
 from worker.repository.fingerprint import fingerprints
-from worker.repository.pooling.description import pooling_of
-from worker.repository.pooling.gate import is_whole
+from worker.repository.pooling import is_whole, pooling_of
 from worker.repository.validation import ModelFiles
 from worker.sampling.grammars import Grammars
 from worker.sampling.sampler import StepSampler

@@ -59,9 +59,8 @@ from worker.repository import quantized, torch_part, validation
 from worker.repository.files import ModelFiles, inspect
 from worker.repository.fingerprint import fingerprint
 from worker.repository.kinds import kinds_of
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import pooling_of
-from worker.repository.pooling.gate import is_encoder
+from worker.repository.multimodal import part_of
+from worker.repository.pooling import is_encoder, pooling_of
 from worker.selftest.shapes import of_config
 from worker.weights.cache import WeightCache, subject_of
 from worker.weights.checkpoint import StoredTensors

@@ -31,13 +31,11 @@ from worker.models.native.modules import CausalModel, native_meta_model
 from worker.models.native.scratch import scratch_bytes
 from worker.models.shard import Shard, computed_in, may_be_native, open_checkpoint, resolve_dtype
 from worker.native.host import panel_outputs, thread_count, unavailable
-from worker.repository import validation
+from worker.repository import multimodal, validation
 from worker.repository.config_fields import fields_of
 from worker.repository.files import ModelFiles
-from worker.repository.multimodal import tower_tensors
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import pooling_of
-from worker.repository.pooling.gate import is_encoder
+from worker.repository.multimodal import part_of
+from worker.repository.pooling import is_encoder, pooling_of
 from worker.repository.torch_part import reason_for
 from worker.weights.checkpoint import MappedTensors, Ranges
 from worker.weights.formats import BlockFormat, StoredTensor
@@ -282,7 +280,7 @@ def _tower_bytes(files: ModelFiles, dtype: np.dtype[Any]) -> int:
     part = part_of(files.config)
     if part is None:
         return 0
-    shapes = tower_tensors.expected(part, files.config["hidden_size"])
+    shapes = multimodal.expected(part, files.config["hidden_size"])
     return sum(map(prod, shapes.values())) * dtype.itemsize
 
 

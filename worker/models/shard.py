@@ -22,8 +22,7 @@ from worker.kv.base import STORED_TYPES, CacheLayout, LayerCache, StateLayout
 from worker.native.host import thread_count
 from worker.repository import validation
 from worker.repository.files import ModelFiles
-from worker.repository.pooling.description import pooling_of
-from worker.repository.pooling.gate import is_encoder, is_whole
+from worker.repository.pooling import is_encoder, is_whole, pooling_of
 from worker.weights.checkpoint import Checkpoint, StoredTensors, checked
 from worker.weights.gguf_checkpoint import GgufCheckpoint
 from worker.weights.quantized_checkpoint import QuantizedCheckpoint

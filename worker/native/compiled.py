@@ -29,7 +29,7 @@ from pathlib import Path
 
 import structlog
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from worker.native import builds
 
 log = structlog.get_logger()

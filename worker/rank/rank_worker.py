@@ -43,9 +43,8 @@ from control.replies import (
 )
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
-from worker.collective.agreement import all_ready
 from worker.collective.base import sendable
-from worker.collective.rendezvous import Store
+from worker.collective.rendezvous import Store, all_ready
 from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step
 from worker.kv.base import KVStore

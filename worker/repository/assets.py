@@ -12,8 +12,8 @@ from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.text.tokenizer_check import judge
 from worker.repository.chat_templates import chat_template
 from worker.repository.gguf.description import describe
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import pooling_of
+from worker.repository.multimodal import part_of
+from worker.repository.pooling import pooling_of
 from worker.repository.validation import ModelFiles, context_length, eos_ids
 from worker.weights.gguf import GgufModel
 

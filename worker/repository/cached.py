@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from control.errors import ModelFilesError
 from worker.repository.packaged import PACKAGED, kept_file
 from worker.repository.source import cache_folder, on_this_host

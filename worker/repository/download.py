@@ -17,7 +17,7 @@ from typing import Any
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.process import child_environment, die_with_parent, name_process, python_command
 from worker.repository import source
-from worker.repository.downloaded import Downloaded, Tell
+from worker.repository.download_progress import Downloaded, Tell
 
 ERRORS: dict[str, type[ModelFilesError]] = {
     kind.__name__: kind for kind in (ModelFilesError, ModelFilesAway, HubUnreachable, HubNeverReached)

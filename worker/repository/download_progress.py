@@ -1,4 +1,4 @@
-"""The progress of a download, reported to a callback instead of a bar on a terminal."""
+"""The progress of a download: how far it is, told to a callback instead of a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,34 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from worker.repository.downloaded import Downloaded, Tell
+_MB, _GB = 10**6, 10**9
+
+
+class Downloaded(NamedTuple):
+    """The bytes of a file that are there, and all of them."""
+
+    file: str
+    done: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"downloading {self.file}: {100 * self.done / max(1, self.total):.0f} % of {_size(self.total)}"
+
+
+Tell = Callable[[Downloaded], None]
+"""Gets the progress of a download."""
+
+
+def _size(count: float) -> str:
+    return f"{count / _GB:.1f} GB" if count >= _GB else f"{count / _MB:.1f} MB"
+
+
+# --- The bar ---------------------------------------------------------------------------------------------------------
+
 
 EVERY_S = 0.5
 

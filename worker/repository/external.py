@@ -16,8 +16,7 @@ from worker.repository.assets import assets_of, check_tokenizer
 from worker.repository.files import ModelFiles, is_gguf, read_json, weight_files
 from worker.repository.fingerprint import fingerprints
 from worker.repository.gguf.configuration import configuration
-from worker.repository.pooling.gate import described
-from worker.repository.pooling.sentence_transformers import MODULES
+from worker.repository.pooling import MODULES, described
 from worker.weights.gguf import GgufModel, read_model
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -13,10 +13,8 @@ import msgspec
 
 from control.errors import ModelFilesAway, ModelFilesError
 from worker.repository.gguf.configuration import configuration
-from worker.repository.multimodal.image_part import FIELD
-from worker.repository.multimodal.image_reading import image_part
-from worker.repository.multimodal.text_part import text_config
-from worker.repository.pooling.gate import described
+from worker.repository.multimodal import FIELD, image_part, text_config
+from worker.repository.pooling import described
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import GgufModel, read_model
 from worker.weights.safetensors_header import read_headers

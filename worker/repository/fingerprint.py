@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from worker.repository.files import ModelFiles, is_gguf
-from worker.repository.pooling.description import pooling_of, without_places
+from worker.repository.pooling import pooling_of, without_places
 from worker.weights.formats import StoredTensor
 from worker.weights.safetensors_header import read_headers
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from control.errors import HubUnreachable, ModelFilesAway, ModelFilesError
-from worker.repository.downloaded import Downloaded, Tell
+from worker.repository.download_progress import Downloaded, Tell
 
 DOWNLOAD_WITHIN_S = 1800.0
 

@@ -22,12 +22,11 @@ from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.replicas.health import AgentState
 from worker.native.host import INSTEAD, check_host
-from worker.repository import assets, quantized, source, torch_part, validation
+from worker.repository import assets, multimodal, quantized, source, torch_part, validation
 from worker.repository.download import Download
-from worker.repository.downloaded import Downloaded, Tell
+from worker.repository.download_progress import Downloaded, Tell
 from worker.repository.external import external_model
 from worker.repository.gguf import gate
-from worker.repository.multimodal import tower_tensors
 
 log = structlog.get_logger()
 
@@ -57,7 +56,7 @@ def check(assignment: Assignment, tell: Tell = lambda progress: None, fetch: sou
     files = validation.inspect(place, spec.images)
     validation.check(files.config, spec.tp, spec.max_context, spec.quant)
     quantized.check(files.config, files.tensors, spec.tp, assignment.devices)
-    tower_tensors.check(files.config, files.tensors)
+    multimodal.check(files.config, files.tensors)
     validation.check_devices(files.config, assignment.devices)
     torch_part.check(torch_part.reason_for(files.config, spec.dtype, assignment.devices))
     assets.check_tokenizer(files)

@@ -10,7 +10,7 @@ from control.errors import HubUnreachable, ModelFilesError
 from worker.repository.files import INDEX, SINGLE
 from worker.repository.gguf.configuration import FACTORS
 from worker.repository.gguf.selection import choose, is_model
-from worker.repository.pooling.sentence_transformers import MODULES, module_files
+from worker.repository.pooling import MODULES, module_files
 from worker.repository.source import Hub, is_final, reach, shards_of
 from worker.weights.formats import StoredTensor
 from worker.weights.gguf import read_header

@@ -20,13 +20,13 @@ import structlog
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.settings import host_id
 from worker.repository.chat_templates import WITH_TOOLS
-from worker.repository.downloaded import Tell
+from worker.repository.download_progress import Tell
 from worker.repository.files import INDEX, SINGLE, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
 from worker.repository.packaged import PACKAGED, fetch_packaged, packaged
-from worker.repository.pooling.sentence_transformers import MODULES, module_files
+from worker.repository.pooling import MODULES, module_files
 from worker.weights.gguf import read_model
 
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from typing import Any
 
 from control.errors import SettingsError
 from worker.native.host import unavailable
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import pooling_of
+from worker.repository.multimodal import part_of
+from worker.repository.pooling import pooling_of
 from worker.repository.validation import family_of
 
 EXTRA = "torch"

@@ -13,8 +13,7 @@ from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS, mechanism_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids
 from worker.repository.files import ModelFiles, inspect
-from worker.repository.pooling import gate
-from worker.repository.pooling.description import pooling_of
+from worker.repository.pooling import check_pooling, is_encoder, longest_input, pooling_of
 from worker.weights.schemes import scheme_of
 
 MOST_RANKS = 64
@@ -29,8 +28,8 @@ def check(config: dict[str, Any], tp: int, max_context: int | None = None, quant
     own."""
     pooling = pooling_of(config)
     if pooling is not None:
-        gate.check(config, pooling, tp, quant)
-    if gate.is_encoder(config):
+        check_pooling(config, pooling, tp, quant)
+    if is_encoder(config):
         _check_context(config, max_context)
         return
     family = family_of(config)
@@ -65,7 +64,7 @@ def check_shares(config: dict[str, Any], shares: Sequence[int], tp: int, quant: 
     if len(shares) != tp or min(shares) < 1:
         raise UnsupportedArchitecture(f"The shares {list(shares)} are not those of {tp} ranks, with one unit at least.")
     family = family_of(config)
-    if gate.is_encoder(config) or family.recurrent or "width_norm" in family.roles.values():
+    if is_encoder(config) or family.recurrent or "width_norm" in family.roles.values():
         raise UnsupportedArchitecture(f"Ranks of model type '{config['model_type']}' have even shares.")
     check(config, units, None, quant)
     for shared in sorted(set(layer_kv_heads(config))):
@@ -135,7 +134,7 @@ def check_devices(config: dict[str, Any], devices: Sequence[str]) -> None:
 
 def context_length(config: dict[str, Any]) -> int:
     """Positions that the model was made for: prompt and answer together; an input of a model for vectors or scores."""
-    longest = gate.longest_input(config)
+    longest = longest_input(config)
     return number(config, "max_position_embeddings") if longest is None else longest
 
 

@@ -12,10 +12,9 @@ import msgspec
 import torch
 
 from control.process import die_with_parent
-from worker.selftest.case import Case, judge
 from worker.selftest.records import Result
-from worker.selftest.request import NotAvailable, Request
-from worker.selftest.task import Begun, Done, Message, Task, Tried
+from worker.selftest.runner import Begun, Done, Message, Task, Tried
+from worker.selftest.trial import Case, NotAvailable, Request, judge
 
 
 def main() -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from worker.selftest import records, runner, switches
 from worker.selftest.records import Record, Result, Subject
+from worker.selftest.runner import TRIALS, Task
 from worker.selftest.shapes import DEFAULT, Shapes, of_config
-from worker.selftest.task import TRIALS, Task
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ _SOURCES = (
     "kv/base.py",
     "kv/torch",
     "models/torch/kernels",
-    "models/torch/layers/trials.py",
+    "models/torch/trials.py",
     "collective",
     "native",
     "selftest",

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 
 KIND = "verdicts"
 MOST_FILES = 64

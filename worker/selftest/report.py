@@ -10,10 +10,10 @@ import torch
 from control.errors import DevicesError
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.choice import COLLECTIVES, KERNELS
-from worker.selftest.limits import Limits, measured
 from worker.selftest.records import Record, Result, Subject
+from worker.selftest.runner import TRIALS, Task
 from worker.selftest.shapes import Shapes
-from worker.selftest.task import TRIALS, Task
+from worker.selftest.trial import Limits, measured
 
 TOKENS = {"cuda": 2048, "cpu": 128}
 """Rows of a case, and positions of a context: on a GPU fewer would measure the launch of a kernel."""

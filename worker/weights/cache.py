@@ -33,8 +33,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from control import cache as cache_files
 from control import quantization
-from control.cache import files as cache_files
 from worker.collective.base import Link
 from worker.native.library import Threads
 from worker.native.memory import large_pages, mapped, move_to_large_pages

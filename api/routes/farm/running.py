@@ -13,7 +13,7 @@ from control.records import catalog
 from control.records.ended import ended
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
-from control.requests.upkeep.life import RequestLife, life_of
+from control.requests.upkeep.running import RequestLife, life_of
 
 _MOST = 1_000
 

@@ -19,7 +19,7 @@ from control.messages import GenerationRequest, LogEntry
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.requests.upkeep.life import bare_id, find
+from control.requests.upkeep.running import bare_id, find
 
 
 @get("/requests/{rid:str}/text")

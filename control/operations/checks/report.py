@@ -27,7 +27,7 @@ from control.records import catalog
 from control.records.breaches import Breach, breaches_of
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing.cluster import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster
 from control.replicas.health import Overview
 
 

@@ -1,5 +1,6 @@
 """The state of every model and replica, read in a few round trips: for the operator, for /ready, for refusals, and for
-the rollout of a change."""
+the rollout of a change.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from control import constants, keys
 from control.engines import OWN
-from control.keys import ModelKeys
+from control.keys import CLASSES, ModelKeys
 from control.messages import ModelKind, ModelSpec, PoolingAssets
 from control.placement import farm
 from control.placement.demand import Demand
@@ -21,13 +23,202 @@ from control.placement.rollout import free_names, in_order
 from control.records import catalog
 from control.records.backend import Backend, backends
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, Steps, read, run_steps
-from control.replicas.health.beats import Beat
-from control.replicas.health.load import ModelLoad, load_of
-from control.replicas.health.look import Look, look_at
-from control.replicas.health.slow import slow_ranks
-from control.replicas.health.state import ReplicaState, ReplicaView, loading_bytes, model_state, replica_state
+from control.redis.connection import Call, Steps, optional_text, read, run_steps, write
+from control.replicas.health.reports import Beat, Look, Poison, Status, look_at, slow_ranks
 from control.replicas.lease import holder
+
+# --- State -----------------------------------------------------------------------------------------------------------
+
+# The state of a replica and of a model, as a pure function of what Redis holds.
+
+
+ReplicaState = Literal["loading", "loaded", "sleeping", "poisoned", "recovering", "failed", "draining", "unloading"]
+"""A model on demand without a replica is `sleeping`; no replica is."""
+
+ASLEEP = "its next request loads it"
+"""The detail of a model that sleeps."""
+
+NO_WORKER = "no worker has it yet"
+NO_LEADER = "its leader is starting"
+"""Details of a replica whose processes are not there yet."""
+
+STUCK_MS = 30_000
+"""Ranks of which none has got on in its command for this long are not healthy, however steadily they beat."""
+
+_BEST_FIRST: tuple[ReplicaState, ...] = (
+    "loaded",
+    "recovering",
+    "poisoned",
+    "loading",
+    "sleeping",
+    "draining",
+    "unloading",
+    "failed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """Everything that a replica's state follows from. `beats` are by rank."""
+
+    unload: bool
+    """The model's specification is a tombstone."""
+    published: bool
+    """The model's assets are there, without which no API process serves it."""
+    served_before: bool
+    """The replica published what its answers depend on, which it does before it claims its first request."""
+    status: Status | None
+    epoch: int
+    locked: bool
+    poison: Poison | None
+    beats: Sequence[Beat | None]
+
+
+def replica_state(view: ReplicaView) -> tuple[ReplicaState, str]:
+    """The state and, where it is not simply loaded, why.
+
+    Loaded means progress, not pulse: every rank beats in the current epoch, is ready, and none is stuck. Until it has
+    served for the first time a replica is loading, also where a process of it died meanwhile; later it is recovering.
+    """
+    status = view.status
+    if view.unload:
+        return ("draining", "") if view.locked else ("unloading", "")
+    if status is not None and status.state in ("failed", "unplaceable"):
+        return "failed", status.detail
+    if status is not None and status.state == "draining":
+        return "draining", status.detail
+    if view.poison is not None and view.poison.epoch == view.epoch:
+        return "poisoned", f"rank {view.poison.rank}: {view.poison.kind}: {view.poison.message}"
+    obstacle = _obstacle(view)
+    if obstacle is None:
+        return "loaded", ""
+    detail = status.detail if status is not None and status.detail else obstacle
+    return ("recovering" if view.served_before else "loading"), detail
+
+
+def _obstacle(view: ReplicaView) -> str | None:
+    """The reason for which the replica is not loaded, or None."""
+    if view.status is None and not view.locked:
+        return NO_WORKER
+    if not view.locked:
+        return NO_LEADER
+    for rank, beat in enumerate(view.beats):
+        if beat is None or beat.epoch != view.epoch:
+            return f"rank {rank} is not there yet"
+        if beat.phase != "ready":
+            share = int(100 * beat.read_bytes / max(1, beat.weight_bytes))
+            much = f": {share} %" if beat.phase == "loading" and share else ""
+            return f"rank {rank} is {beat.phase}{much}"
+    if (stuck := _stuck(view.beats)) is not None:
+        return stuck
+    return None if view.published else "the model's assets are not published yet"
+
+
+def _stuck(beats: Sequence[Beat | None]) -> str | None:
+    """The rank whose command is the oldest, where no rank that has a command gets on with it. A rank that waits in a
+    collective for a slower one stands still, and is not stuck."""
+    busy = [
+        (beat.oldest_pending_ms, beat.stalled_ms, rank)
+        for rank, beat in enumerate(beats)
+        if beat and beat.oldest_pending_ms
+    ]
+    if not busy or min(stalled for _, stalled, _ in busy) <= STUCK_MS:
+        return None
+    pending, stalled, rank = max(busy)
+    return f"rank {rank} has been at one command for {pending / 1000:.0f} s, and got on last {stalled / 1000:.0f} s ago"
+
+
+def model_state(
+    replicas: Sequence[tuple[ReplicaState, str]], unload: bool = False, asleep: bool = False
+) -> tuple[ReplicaState, str]:
+    """A model is as well as its best replica; `failed` needs all of them to be. `asleep`: no replica is wanted now.
+
+    While its last replica goes to make room for the next one, requests wait: only an unload takes a model away.
+    """
+    if not replicas or (asleep and not unload and all(state != "loaded" for state, _ in replicas)):
+        return ("unloading", "") if unload else ("sleeping", ASLEEP)
+    state, detail = min(replicas, key=lambda replica: _BEST_FIRST.index(replica[0]))
+    if state == "draining" and not unload:
+        return "recovering", "it is being replaced"
+    return state, detail
+
+
+def loading_bytes(state: ReplicaState, status: Status | None, beats: Sequence[Beat]) -> tuple[int, int]:
+    """Bytes that are done and all of them: of a download, else of the weights that all ranks read; (0, 0) in other
+    states. `beats` are those of the epoch."""
+    if state not in ("loading", "recovering"):
+        return 0, 0
+    if status is not None and status.state == "starting" and status.download_bytes:
+        return status.downloaded_bytes, status.download_bytes
+    if not any(beat.phase == "loading" for beat in beats):
+        return 0, 0
+    return sum(beat.read_bytes for beat in beats), sum(beat.weight_bytes for beat in beats)
+
+
+# --- Load ------------------------------------------------------------------------------------------------------------
+
+# The load of a model: its queue, and counts since the model was first loaded.
+
+
+_ENOUGH_ENDS = 4
+"""Fewer ends say nothing about the time that an end takes; as in `_drain.lua`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoad:
+    """Of the requests that wait: their number, also by class, and their prompt tokens. Counts: requests that came and
+    that ended, epochs, and poisons by kind."""
+
+    queued: int = 0
+    queued_tokens: int = 0
+    by_class: dict[str, int] = field(default_factory=dict[str, int])
+    expected_wait_ms: int | None = None
+    """Time until a new request of the lowest class is claimed; None where too little was seen to tell."""
+    enqueued: int = 0
+    ended: int = 0
+    epochs: int = 0
+    poisons: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def load_of(model: str) -> Call[ModelLoad]:
+    """The call that reads it."""
+    return read("HGETALL", ModelKeys(model).load, parse=_load)
+
+
+def queued_of(model: str) -> Call[int]:
+    """The number of requests that wait."""
+    return read("HGET", ModelKeys(model).load, "queued", parse=lambda reply: max(0, int(reply or 0)))
+
+
+def _load(fields: dict[str, str]) -> ModelLoad:
+    def count(name: str) -> int:
+        return max(0, int(fields.get(name) or 0))
+
+    return ModelLoad(
+        queued=count("queued"),
+        queued_tokens=count("queued_tokens"),
+        by_class={name: count(f"queued:{name}") for name in CLASSES},
+        expected_wait_ms=_expected_wait_ms(fields, sum(count(f"sequences:{name}") for name in CLASSES)),
+        enqueued=count("enqueued"),
+        ended=count("ended"),
+        epochs=count("epochs"),
+        poisons={name.partition(":")[2]: count(name) for name in sorted(fields) if name.startswith("poisons:")},
+    )
+
+
+def _expected_wait_ms(fields: dict[str, str], ahead: int) -> int | None:
+    """As `enqueue` computes it, with every waiting sequence ahead."""
+    if not ahead:
+        return 0
+    busy_ms = float(fields.get("busy_ms") or 0)
+    ends = float(fields.get("busy_ends") or 0)
+    if not fields.get("busy_since") or not busy_ms or ends < _ENOUGH_ENDS:
+        return None
+    return max(0, round(ahead * busy_ms / (ends + 1) + float(fields.get("slip") or 0)))
+
+
+# --- Overview --------------------------------------------------------------------------------------------------------
+
 
 _TOGETHER = 64
 """Models that are read in the same round trips."""
@@ -266,3 +457,35 @@ def _kind(reply: list[str | None]) -> ModelKind | None:
 
 def _mark(reply: list[str | None]) -> AssetsMark | None:
     return tuple(reply) if any(reply) else None
+
+
+# --- Shared by the processes of an API -------------------------------------------------------------------------------
+
+# The overviews as one API process reads them for all: in a large farm each reading is thousands of commands.
+
+
+_decode = msgspec.json.Decoder(list[Overview]).decode
+
+
+def shared_overviews(client: SyncRedis) -> list[Overview]:
+    """As `overviews`, but up to about a second old: one caller in a second reads them, the others take what it wrote.
+
+    Raises RedisUnavailable.
+    """
+    return run_steps(client, reading_shared())
+
+
+def reading_shared() -> Steps[list[Overview]]:
+    """The round trips of `shared_overviews`: one where another process has read them."""
+    turn = write("SET", keys.OVERVIEWS_LOCK, "1", "NX", "PX", constants.ROUND_MS, parse=bool)
+    stored = read("GET", keys.OVERVIEWS, parse=optional_text)
+    mine, written, names = yield [turn, stored, catalog.names()]
+    if not mine and written is not None:
+        try:
+            return _decode(written)
+        except msgspec.DecodeError:  # of another version of Furrow
+            pass
+    models = yield from reading_overviews(names)
+    text = msgspec.json.encode(models).decode()
+    yield [write("SET", keys.OVERVIEWS, text, "PX", constants.OVERVIEWS_MS, parse=bool)]
+    return models

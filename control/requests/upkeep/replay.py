@@ -13,7 +13,7 @@ import msgspec
 from control.errors import RequestNotFound
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, decode_request
-from control.records.chats import StoredRequest, stored_request, storing_owners
+from control.records.responses import StoredRequest, stored_request, storing_owners
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, read, run, run_every
 from control.requests.enqueue import Enqueue, enqueue

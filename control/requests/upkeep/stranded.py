@@ -1,22 +1,137 @@
-"""Requests of models of which every replica was given up: they end with the cause, because no leader will end them."""
+"""Requests that no leader will end, and those that nobody follows any more: they are ended here."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
+from control import constants, keys
 from control.errors import ModelUnavailable
-from control.messages import ModelSpec
+from control.keys import CLASSES, ModelKeys
+from control.messages import ModelSpec, RequestState
 from control.placement.rollout import in_order
 from control.redis.clients import SyncRedis
-from control.redis.connection import run_every
+from control.redis.connection import Call, Steps, read, run, run_every, write
 from control.replicas import health
 from control.replicas.health import Status
-from control.requests.upkeep.abandon import abandon
 
 log = structlog.get_logger()
+
+
+# --- Abandon ---------------------------------------------------------------------------------------------------------
+
+# The end of requests that no leader will end: of a model that is unloaded, or of which every replica was given up.
+
+
+PAGE = 128
+"""Requests, or tenants, that are read and ended in one round trip."""
+
+
+def abandon(
+    client: SyncRedis, model: str, cause: str, state: RequestState = "cancelled", most: int | None = None
+) -> int:
+    """End the model's requests that wait, and those whose replica has no leader; how many ended. Clients get `cause`.
+
+    `most`: stop after about so many, so that a caller with other duties may go on later. Raises RedisUnavailable.
+    """
+    keys = ModelKeys(model)
+    ended = 0
+    for rids in _open_requests(client, keys):
+        calls = [Call("abandon", (keys.request(rid),), (keys.base, rid, cause, state), int) for rid in rids]
+        ended += sum(run_every(client, calls))
+        if most is not None and ended >= most:
+            break
+    return ended
+
+
+def _open_requests(client: SyncRedis, keys: ModelKeys) -> Iterator[list[str]]:
+    """The requests in all queues, delivered ones included, by pages."""
+
+    def entries(reply: list[tuple[str, dict[str, str]]]) -> list[tuple[str, str]]:
+        return [(entry, fields["rid"]) for entry, fields in reply]
+
+    for priority in CLASSES:
+        # All names first: a tenant leaves the set with its last request.
+        tenants: list[str] = []
+        while page := run(client, _tenants(keys, priority, len(tenants))):
+            tenants += page
+        for tenant in tenants:
+            after = "-"
+            while True:
+                queue = keys.queue(priority, tenant)
+                waiting = run(client, read("XRANGE", queue, after, "+", "COUNT", PAGE, parse=entries))
+                if not waiting:
+                    break
+                yield [rid for _, rid in waiting]
+                after = f"({waiting[-1][0]}"
+
+
+def _tenants(keys: ModelKeys, priority: str, first: int) -> Call[list[str]]:
+    return read("ZRANGE", keys.served(priority), first, first + PAGE - 1, parse=list[str])
+
+
+# --- Orphans ---------------------------------------------------------------------------------------------------------
+
+# Requests that nobody follows any more: carries out on_disconnect for API processes that have died.
+
+
+GRACE_MS = 30_000
+"""Time for which a request of a dead API process waits for its client to return on another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """The requests whose end was asked for; `more` where another call may find some."""
+
+    rids: list[str]
+    more: bool
+
+
+def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
+    """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
+    rids = list[str]()
+    more = True
+    while more:
+        reaped = run(client, reap(model, gone))
+        rids += reaped.rids
+        more = reaped.more
+    return rids
+
+
+def reap(model: str, gone: Iterable[str] = (), grace_ms: int = GRACE_MS) -> Call[Reaped]:
+    """Strike `gone` API processes from requests of the model, and end orphans whose wait is over: a batch of both.
+
+    May run anywhere, any number of times.
+    """
+    model_keys = ModelKeys(model)
+
+    def parse(reply: list[Any]) -> Reaped:
+        rids, more = reply
+        return Reaped(rids, bool(more))
+
+    return Call("reap", (model_keys.orphans,), (model_keys.base, grace_ms, *gone), parse)
+
+
+def take_round(api: str) -> Call[bool]:
+    """True if this process makes the next round over all models; one process a second gets it."""
+    return write("SET", keys.REAPER_LOCK, api, "NX", "PX", constants.ROUND_MS, parse=bool)
+
+
+def gone_apis() -> Steps[list[str]]:
+    """API processes that have been seen and whose heartbeat has lapsed."""
+    [api_ids] = yield [read("SMEMBERS", keys.APIS, parse=sorted)]
+    alive = yield [read("EXISTS", keys.api(api_id), parse=bool) for api_id in api_ids]
+    return [api_id for api_id, is_alive in zip(api_ids, alive, strict=True) if not is_alive]
+
+
+# --- Stranded --------------------------------------------------------------------------------------------------------
+
+# Requests of models of which every replica was given up: they end with the cause, because no leader will end them.
+
 
 LOOK_EVERY_S = 1.0
 UNPLACED_S = 30.0

@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from ops.harness.models import SHAPES
 from ops.harness.program import Outcome, benchmark, option, run, several, shape_option, threads_option
-from worker.models.torch.layers.linear import NativeLinear
-from worker.models.torch.layers.packing import Matrix
+from worker.models.torch.layers import Matrix, NativeLinear
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
 from worker.weights.formats import BLOCK_FORMATS, BlockFormat

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from control.errors import FurrowError, KeyDamaged
 from control.operations.checks.findings import LEVELS, Checks, Finding, Report, Subject, report_of
 from control.operations.checks.hosts import check_hosts
-from control.operations.checks.key_types import check_key_types, remedy_for_key
+from control.operations.checks.redis_server import check_key_types, remedy_for_key
 from control.operations.options import NO_FARM, START_OR_NAME, farm_named, redis_option
 from control.placement import farm
 from control.placement.host_facts import facts_of_all

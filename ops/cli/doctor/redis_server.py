@@ -25,7 +25,7 @@ from control.redis.address import address, endpoint
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import connect, read, run
 from control.redis.round_trip import RoundTrip, measure
-from control.redis.routing.cluster import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster
 from control.redis.transient import lacks_right
 
 GREETING_S = 0.3

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from control.keys import ModelKeys
-from control.requests.upkeep.abandon import abandon
+from control.requests.upkeep.stranded import abandon
 from tests.integration.api.sse import chat
 from tests.leader import ScriptedLeader
 from tests.waiting import until

@@ -6,8 +6,7 @@ import os
 import sys
 
 from control.process import die_with_parent, name_process, python_command, remembered_program
-from worker.agent.supervision.limits import limits_from_environment
-from worker.agent.supervision.supervisor import HostSupervisor
+from worker.agent.supervision.supervisor import HostSupervisor, limits_from_environment
 
 
 def main() -> int:

@@ -13,21 +13,87 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
 
 from control.process import adopt_orphans
-from worker.agent.supervision.children import Children
+from worker.agent.supervision.children import Children, HostShutdown
 from worker.agent.supervision.forks import Forks
-from worker.agent.supervision.host_shutdown import HostShutdown
-from worker.agent.supervision.limits import FAILURES, GAP_S, PAUSES_S, REPLACE_S, STEADY_S, Limits
-from worker.agent.supervision.link import Link
-from worker.agent.supervision.log import log
-from worker.agent.supervision.wire import Ending
-from worker.detectors import AGENT_SILENT_S
+from worker.agent.supervision.wire import Ending, Link
+from worker.detectors import AGENT_ABSENT_S, AGENT_SILENT_S
 from worker.rank.exit_codes import describe
+
+# --- Times -----------------------------------------------------------------------------------------------------------
+
+# The times of a host's supervisor. An operator or a test may set those of `Limits`.
+
+
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before the n-th start in a row of an agent that ended soon."""
+FAILURES = 3
+"""Agents in a row that ended soon, after which the supervisor's own build is started."""
+STEADY_S = 5.0
+"""An agent that lived for this time is started again without a pause."""
+REPLACE_S = 10.0
+"""Time for an agent to exit by itself when it is replaced."""
+GAP_S = 5.0
+"""If the supervisor itself did not run for this time, silence is no evidence."""
+ABSENT_VARIABLE = "FURROW_AGENT_ABSENT"
+"""Environment variable: seconds without an agent after which the host's ranks end."""
+
+
+@dataclass
+class Limits:
+    """In seconds."""
+
+    absent_s: float = AGENT_ABSENT_S
+    """Time without a working agent after which the host's ranks end."""
+    stop_s: float = 85.0
+    """Time for all processes to end after SIGTERM before they are killed."""
+
+
+def limits_from_environment() -> Limits:
+    """Raises ValueError for a number that is none, or not positive."""
+    text = os.environ.get(ABSENT_VARIABLE) or str(Limits.absent_s)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{ABSENT_VARIABLE}={text!r} is not a positive number of seconds")
+    return Limits(absent_s=seconds)
+
+
+# --- Log lines -------------------------------------------------------------------------------------------------------
+
+# Log lines of the supervisor, in the format of the other processes, without their libraries.
+
+
+_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def log(level: str, event: str, **fields: object) -> None:
+    """Write one line to standard error, as FURROW_LOG_FORMAT and FURROW_LOG_LEVEL ask."""
+    lowest = (os.environ.get("FURROW_LOG_LEVEL") or "info").lower()
+    if lowest in _LEVELS and _LEVELS.index(level) < _LEVELS.index(lowest):
+        return
+    style = os.environ.get("FURROW_LOG_FORMAT") or "auto"
+    at = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")  # noqa: UP017
+    if style == "json" or (style == "auto" and not sys.stderr.isatty()):
+        line = json.dumps({**fields, "event": event, "level": level, "timestamp": at}, default=str)
+    else:
+        line = f"{at} [{level:<8}] {event:<30} " + " ".join(f"{name}={value}" for name, value in fields.items())
+    with suppress(OSError):  # a reader of the logs that has gone must not end the host's processes
+        os.write(2, line.encode() + b"\n")
+
+
+# --- Supervisor ------------------------------------------------------------------------------------------------------
+
 
 TICK_S = 0.25
 

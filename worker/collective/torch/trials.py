@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from worker.collective import Collective, segment
+from worker.collective import Collective, shared_memory
 from worker.collective.abort import Abort
-from worker.collective.native import NativeExchange, library
-from worker.collective.peers import Peers
-from worker.collective.segment import Segment
-from worker.collective.shared_memory import SharedMemoryCollective
+from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 from worker.collective.torch.process_group import ProcessGroupCollective
-from worker.selftest.case import Case
-from worker.selftest.request import NotAvailable, Request
+from worker.selftest.trial import Case, NotAvailable, Request
 
 RANKS = 2
 
@@ -29,7 +25,7 @@ def native(request: Request) -> Iterator[Case]:
         raise NotAvailable("it can't be compiled here")
     if request.device.type != "cpu":
         raise NotAvailable("GPUs don't share the host's memory")
-    descriptor = segment.create(RANKS)
+    descriptor = shared_memory.create(RANKS)
     try:
         groups = [
             SharedMemoryCollective(

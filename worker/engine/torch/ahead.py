@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.torch.graphs import DecodeGraphs
-from worker.engine.torch.transfer import sent
 from worker.models.served import Row
+from worker.tensors import sent
 
 UNKNOWN = 0
 """A token that only the device knows."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.engine.torch.graphs import Capture, CudaCapture
-from worker.selftest.case import Case
-from worker.selftest.request import NotAvailable, Request
+from worker.selftest.trial import Case, NotAvailable, Request
 
 
 def graphs(request: Request) -> Iterator[Case]:

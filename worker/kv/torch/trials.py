@@ -10,8 +10,7 @@ from torch import Tensor
 from worker.kv.base import Extent, Variant
 from worker.kv.torch import gathered
 from worker.kv.torch.pages import BLOCK_TOKENS, PagedBatch, paged_batch
-from worker.selftest.case import Case
-from worker.selftest.request import Request
+from worker.selftest.trial import Case, Request
 
 SEQUENCES = 8
 

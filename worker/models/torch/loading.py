@@ -15,18 +15,15 @@ from control.quantization import BLOCK_QUANTS
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import ServedModel
 from worker.models.shard import Shard
-from worker.models.torch.layers.norms import fuse_norms
-from worker.models.torch.layers.packing import Packing, packing
+from worker.models.torch.layers import Packing, fuse_norms, packing
 from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.recurrent import install
 from worker.models.torch.registered import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.served import TorchModel
 from worker.models.torch.weight_loader import WeightLoader
-from worker.repository import validation
-from worker.repository.multimodal import tower_tensors
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.pooling.description import Pooling, pooling_of
-from worker.repository.pooling.gate import is_encoder, is_whole
+from worker.repository import multimodal, validation
+from worker.repository.multimodal import part_of
+from worker.repository.pooling import Pooling, is_encoder, is_whole, pooling_of
 from worker.selftest.shapes import Shapes
 from worker.tensors import torch_type
 from worker.weights.checkpoint import Checkpoint
@@ -147,7 +144,7 @@ def tower_of(shard: Shard, model: Any) -> VisionTower:
 
     part = part_of(shard.files.config)
     assert part is not None
-    tower_tensors.check(shard.files.config, shard.files.tensors)
+    multimodal.check(shard.files.config, shard.files.tensors)
     with Checkpoint(image_tensors(shard.files.tensors)) as checkpoint:
         return load_tower(part, checkpoint, torch_type(shard.dtype), model, lambda: shard.tell(1.0))
 

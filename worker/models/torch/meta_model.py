@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from control.errors import ModelFilesError
 from worker.models.served import are_in_model
 from worker.models.torch import registered
-from worker.repository.multimodal.image_part import FIELD
+from worker.repository.multimodal import FIELD
 
 CPU = torch.device("cpu")
 

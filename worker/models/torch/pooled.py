@@ -23,11 +23,10 @@ from worker.collective.base import Link
 from worker.kv.base import Variant, WholeLayout
 from worker.kv.torch.whole_attention import Bias, WholeAttention
 from worker.models.served import Batch
-from worker.models.torch.layers.packing import packing
+from worker.models.torch.layers import packing
 from worker.models.torch.served import TorchModel
 from worker.repository.files import ModelFiles
-from worker.repository.pooling.description import Activation, Pool, Pooling
-from worker.repository.pooling.encoders import ENCODERS, SLIDING, first_position, renamed
+from worker.repository.pooling import ENCODERS, SLIDING, Activation, Pool, Pooling, first_position, renamed
 from worker.tensors import as_tensor, number_type
 from worker.weights.checkpoint import Checkpoint, checked
 from worker.weights.safetensors_header import read_headers, text_tensors

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from worker.collective.base import Link
 from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import Batch, Hear, ImageRows, ServedModel, tell
-from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers import NativeLinear
 from worker.models.torch.vision import SectionedRotary
 from worker.tensors import as_tensor
 

@@ -17,7 +17,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
 from control.errors import ModelFilesError
 from worker.models.served import AXES
 from worker.models.torch.meta_model import build_meta
-from worker.repository.multimodal.image_part import ImagePart
+from worker.repository.multimodal import ImagePart
 from worker.tensors import as_array, as_tensor
 from worker.weights.checkpoint import StoredTensors, checked
 

@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from worker.families.family import Family
 from worker.models.native.modules import LAYERS_TABLE
 from worker.models.shard import RankWeights, are_experts, rounded
-from worker.models.torch.layers import experts, fusing, parallel
-from worker.models.torch.layers.dense import DenseLinear, stacked
-from worker.models.torch.layers.embedding import HalfEmbedding
-from worker.models.torch.layers.experts import tensor_of
-from worker.models.torch.layers.linear import NativeLinear, PackedEmbedding
-from worker.models.torch.layers.packing import Packing
+from worker.models.torch import layers
+from worker.models.torch.layers import (
+    DenseLinear,
+    HalfEmbedding,
+    NativeLinear,
+    PackedEmbedding,
+    Packing,
+    stacked,
+    tensor_of,
+)
 from worker.tensors import torch_type
 from worker.weights.checkpoint import StoredTensors
 from worker.weights.quantizer import Quantizer
@@ -37,7 +41,7 @@ class WeightLoader:
     family: Family
     dtype: torch.dtype
     device: torch.device
-    link: parallel.Link
+    link: layers.Link
     packing: Packing
     tell: Callable[[float], None]
     quantizer: Quantizer | None = None
@@ -56,8 +60,8 @@ class WeightLoader:
         # The vocabulary first: it is the largest, and while it is packed there is nothing else yet.
         self._fill_vocabulary()
         self._done()
-        self._fill_layers_table()
-        for group in list(fusing.linear_groups(self.model, self.model.get_output_embeddings())):
+        self._fill_embedding_table()
+        for group in list(layers.linear_groups(self.model, self.model.get_output_embeddings())):
             self._fill_group(group)
             self._done()
         self._fill_experts()
@@ -69,15 +73,15 @@ class WeightLoader:
                 if leaf not in module._non_persistent_buffers_set:
                     buffer.copy_(self._read(name, leaf, buffer))
         if self.plan.world_size > 1:
-            parallel.split_vocabulary(self.model, self.plan, self.link)
-            parallel.split_layers(self.model, self.plan, self.link)
+            layers.split_vocabulary(self.model, self.plan, self.link)
+            layers.split_layers(self.model, self.plan, self.link)
 
     def _done(self) -> None:
         """Release the pages of tensors that are packed or copied."""
         self.checkpoint.release()
         self.tell(self.checkpoint.read_share)
 
-    def _fill_group(self, group: fusing.LinearGroup) -> None:
+    def _fill_group(self, group: layers.LinearGroup) -> None:
         names = group.full_names()
         linears = [self.model.get_submodule(name) for name in names]
         weights = [
@@ -90,11 +94,11 @@ class WeightLoader:
             bias = stacked(parts, self.dtype, self.device)
         widths = [weight.shape[0] for weight in weights]
         if self.plan.role(names[0]) == "rowwise":
-            fusing.install(
-                self.model, group, parallel.RowParallelLinear(self.packing.pack(weights, None), bias, self.link), widths
+            layers.install_group(
+                self.model, group, layers.RowParallelLinear(self.packing.pack(weights, None), bias, self.link), widths
             )
         else:
-            fusing.install(self.model, group, self.packing.pack(weights, bias), widths)
+            layers.install_group(self.model, group, self.packing.pack(weights, bias), widths)
 
     def _fill_experts(self) -> None:
         """Pack each expert's layers, where layers are packed or stored otherwise than in plain numbers."""
@@ -103,7 +107,7 @@ class WeightLoader:
             return
         for name, module in list(self.model.named_modules()):
             if are_experts(name):
-                packed = experts.packed(self._weights, name, module, self._converted, self.packing.pack)
+                packed = layers.packed_experts(self._weights, name, module, self._converted, self.packing.pack)
                 self.model.set_submodule(name, packed)
                 self._done()
 
@@ -144,7 +148,7 @@ class WeightLoader:
         else:
             embedding.weight = self._parameter(table)
 
-    def _fill_layers_table(self) -> None:
+    def _fill_embedding_table(self) -> None:
         """The embedding that gives each layer an input of its own. It is larger than that of the tokens, so each rank
         keeps its rows, in blocks if these were asked for, else in the 16 bits in which they are stored where the layers
         are packed."""
@@ -162,7 +166,7 @@ class WeightLoader:
         else:
             table.weight = self._parameter(rows)
         if self.plan.world_size > 1:
-            table = parallel.VocabParallelEmbedding.of(table, start, self.link)
+            table = layers.VocabParallelEmbedding.of(table, start, self.link)
         setattr(body, LAYERS_TABLE, table)
         self._done()
 
@@ -176,7 +180,7 @@ class WeightLoader:
     def _read(self, module: str, leaf: str, parameter: Tensor) -> Any:
         """This rank's part of a parameter, as stored: a tensor, or a `StoredMatrix`."""
         if are_experts(module):
-            stored = experts.read(self._weights, module, leaf, self.model.get_submodule(module))
+            stored = layers.read_experts(self._weights, module, leaf, self.model.get_submodule(module))
             return stored if leaf.endswith("bias") else self._rounded(stored)
         return tensor_of(self._weights.read(module, leaf, tuple(parameter.shape)))
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.repository.chat_templates import joined_templates
-from worker.repository.gguf.tokenizer import refusal
-from worker.repository.gguf.tokenizer_cache import cached_tokenizer
+from worker.repository.gguf.tokenizer import cached_tokenizer, refusal
 from worker.weights.gguf import GgufModel
 
 SUFFIX = "-gguf"

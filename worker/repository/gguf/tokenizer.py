@@ -1,18 +1,98 @@
-"""The tokenizer in the metadata of a GGUF file, as a tokenizer.json.
-
-Keys are those of github.com/ggml-org/ggml/blob/master/docs/gguf.md, section "Tokenizer".
-"""
+"""The tokenizer of a GGUF file as a tokenizer.json, and the cache of converted ones: a large one takes seconds."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+import msgspec
+import structlog
+import tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from control.errors import ModelFilesError
-from worker.repository.gguf.pre_tokenizers import PRE_TOKENIZERS
+from control import cache as cache_files
+from control.errors import ModelFilesAway, ModelFilesError
+from control.text.tokenizer_check import (
+    DEEPSEEK3,
+    DEEPSEEK_CODER,
+    DEEPSEEK_LLM,
+    DIGIT,
+    FALCON,
+    GPT2,
+    GPT4O,
+    LLAMA3,
+    QWEN2,
+    QWEN35,
+    TEKKEN,
+)
+from worker.weights import gguf
 from worker.weights.gguf import GgufModel
+
+log = structlog.get_logger()
+
+
+# --- Pre-tokenizers --------------------------------------------------------------------------------------------------
+
+# Pre-tokenizers by the names that GGUF files give them (`tokenizer.ggml.pre`).
+#
+# The names that share one are llama.cpp's
+# (src/llama-vocab.cpp).
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Texts are cut by each of `patterns` in turn. `whole_words`: a piece that is a token is not merged. `bos`: prompts
+    begin with the BOS token unless the file says otherwise."""
+
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+    bos: bool = False
+    composed: bool = False
+    """True if texts are normalised to NFC."""
+
+    def splitter(self) -> pre_tokenizers.PreTokenizer:
+        cuts = [pre_tokenizers.Split(Regex(one), "isolated") for one in self.patterns]
+        return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.composed else None
+
+
+_LLAMA3 = PreTokenizer((LLAMA3,), whole_words=True, bos=True)
+_QWEN2 = PreTokenizer((QWEN2,))
+_DIGITS = PreTokenizer((DIGIT, GPT2))
+_GPT2 = PreTokenizer((GPT2,))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe"), PreTokenizer((LLAMA3,))),
+    "glm4": PreTokenizer((LLAMA3,), whole_words=True),
+    "qwen2": replace(_QWEN2, composed=True),
+    "qwen35": PreTokenizer((QWEN35,), composed=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "hunyuan", "stablelm2", "solar-open"), _QWEN2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    "command-r": replace(_DIGITS, composed=True),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "gigachat", "mellum", "exaone4", "trillion"), _GPT2),
+    "tekken": PreTokenizer((TEKKEN,), whole_words=True, bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), PreTokenizer((GPT4O,))),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
+    "deepseek-llm": PreTokenizer(DEEPSEEK_LLM),
+    "falcon": PreTokenizer(FALCON),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), PreTokenizer(DEEPSEEK3)),
+}
+
+
+# --- Tokenizers ------------------------------------------------------------------------------------------------------
+
+# The tokenizer in the metadata of a GGUF file, as a tokenizer.json.
+#
+# Keys are those of github.com/ggml-org/ggml/blob/master/docs/gguf.md, section "Tokenizer".
+
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 SPACE = "▁"
@@ -186,3 +266,84 @@ _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }
+
+
+# --- The cache -------------------------------------------------------------------------------------------------------
+
+# Converted tokenizers, kept in the user's cache: that of 262,144 tokens takes three seconds to make.
+
+
+KIND = "tokenizers"
+LEAST_TOKENS = 16_384
+"""Tokens from which on reading a file saves time worth it."""
+MOST_BYTES, SPARE_BYTES = 2**28, 2**30
+"""Limit of all files together, and bytes of the disk that are left free."""
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """The outcome of `read_tokenizer`."""
+
+    tokenizer_json: str
+    tokenizer_config: dict[str, Any]
+    ends: list[int]
+
+
+Read = Callable[[GgufModel], tuple[str, dict[str, Any], list[int]]]
+
+
+def cached_tokenizer(model: GgufModel, read: Read = read_tokenizer) -> Converted:
+    """The file's tokenizer: from the cache, else by `read`. The key is all of the file but its weights, and the code
+    that converts. Raises ModelFilesError, ModelFilesAway where the file went away."""
+    if len(model.array("tokenizer.ggml.tokens")) < LEAST_TOKENS:
+        return Converted(*read(model))
+    try:
+        path = cache_files.folder(KIND) / f"{_key(model)}.tokenizer"
+    except OSError as error:
+        raise ModelFilesAway(f"{model.files[0]} can't be read: {error}. Repair the file system.") from error
+    if (converted := _read(path)) is not None:
+        return converted
+    made = Converted(*read(model))
+    with contextlib.suppress(OSError):  # a home that can't be written to: converted at each start
+        _keep(path, made)
+    return made
+
+
+def _key(model: GgufModel) -> str:
+    first = model.files[0]
+    starts = [tensor.start for tensor in model.tensors.values() if tensor.path == first]
+    digest = hashlib.sha256(tokenizers.__version__.encode())
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(gguf.__file__)):
+        digest.update(source.read_bytes())
+    with first.open("rb") as file:
+        digest.update(file.read(min(starts, default=-1)))
+    return digest.hexdigest()[:24]
+
+
+def _read(path: Path) -> Converted | None:
+    try:
+        checksum, content = path.read_bytes().split(b"\n", 1)
+        if hashlib.sha256(content).hexdigest().encode() != checksum:
+            raise ValueError("its checksum differs")
+        converted = msgspec.msgpack.decode(content, type=Converted)
+    except OSError:
+        return None
+    except (ValueError, msgspec.DecodeError) as error:
+        log.warning("a kept tokenizer is damaged", file=str(path), reason=str(error), action="read_tokenizer")
+        return None
+    cache_files.mark_used(path)
+    return converted
+
+
+def _keep(path: Path, made: Converted) -> None:
+    content = msgspec.msgpack.encode(made)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not cache_files.make_room(KIND, len(content), MOST_BYTES, SPARE_BYTES):
+        return
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix="write-", delete=False) as fresh:
+        try:
+            fresh.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            fresh.flush()
+            Path(fresh.name).replace(path)  # whole or not at all, however many write it
+        except BaseException:
+            Path(fresh.name).unlink(missing_ok=True)
+            raise

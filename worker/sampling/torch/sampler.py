@@ -4,18 +4,231 @@ what worker/sampling/sampler.py describes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 from control.messages import TokenLogprobs
-from worker.engine.torch.transfer import sent
 from worker.native.library import NOT_FINITE
-from worker.sampling.noise import row_key
+from worker.sampling.noise import FIRST, SECOND, STEP, row_key
 from worker.sampling.sampler import GREEDY_BELOW, LogitsHealth, NoTokenLeft, Sampled, SamplingRow, describe
-from worker.sampling.torch import filters
-from worker.sampling.torch.noise import gumbel, key_column, noise_bits
+from worker.tensors import sent
+
+# --- Noise -----------------------------------------------------------------------------------------------------------
+
+# The noise of noise.py for many tokens at once, by torch.
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def key_column(keys: Iterable[int], device: torch.device) -> torch.Tensor:
+    """Keys of rows, [rows, 1] int64 with the same bits."""
+    return sent([_signed(key) for key in keys], torch.int64, device)[:, None]
+
+
+def _fold(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """`value ^ (value >> bits)` in place, with the logical shift that torch lacks: its own copies the sign."""
+    value ^= (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return value
+
+
+def noise_bits(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """52 random bits, for `keys` [rows, 1] and token ids [rows, n] or [n], all int64: products wrap, as they must."""
+    value = keys + (tokens + 1).mul_(_signed(STEP))
+    value = _fold(value, 30).mul_(_signed(FIRST))
+    value = _fold(value, 27).mul_(_signed(SECOND))
+    return (_fold(value, 31) >> 12).bitwise_and_((1 << 52) - 1)
+
+
+def gumbel(bits: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Gumbel noise of `noise_bits`; the argmax of logits + noise is distributed as softmax(logits). The large values,
+    which decide, come from small numbers, so float32 is exact to 1e-5 there at a quarter of the time. Its smallest
+    value may be -inf, which is never drawn."""
+    # The middle of each of 2**52 intervals of (0, 1): exact in float64, and neither 0 nor 1.
+    uniform = bits.to(dtype).add_(0.5).mul_(2.0**-52)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+# --- Filters ---------------------------------------------------------------------------------------------------------
+
+# Logits processors, with the names, formulas and order of transformers'.
+#
+# Each function gets only the rows that ask for it. Logits are [rows, vocabulary], parameters [rows, 1].
+
+
+REMOVED = float("-inf")
+_LIKELIEST = 1024
+"""Tokens among which a mass is looked for before the whole vocabulary is sorted."""
+
+
+def column(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+    """One value per row, [rows, 1], of the type and on the device of `like`."""
+    return sent(list(values), like.dtype, like.device)[:, None]
+
+
+def positions(ids: Sequence[Iterable[int]], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and token index of each id in one list per row; ids beyond the vocabulary, never drawn, are left out."""
+    each = [torch.tensor(list(row), dtype=torch.int64) for row in ids]
+    counts = torch.tensor([len(row) for row in each])
+    rows, tokens = torch.repeat_interleave(torch.arange(len(each)), counts), torch.cat(each)
+    present = (tokens >= 0) & (tokens < logits.shape[-1])
+    return rows[present].to(logits.device), tokens[present].to(logits.device)
+
+
+def add_bias(logits: torch.Tensor, biases: Sequence[dict[int, float]]) -> torch.Tensor:
+    """OpenAI's logit_bias: a number to add to single logits."""
+    vocabulary = logits.shape[-1]
+    valid = [{token: bias for token, bias in row.items() if 0 <= token < vocabulary} for row in biases]
+    values = torch.tensor([bias for row in valid for bias in row.values()], dtype=logits.dtype, device=logits.device)
+    return logits.index_put(positions(valid, logits), values, accumulate=True)
+
+
+def penalise_repetition(
+    logits: torch.Tensor, penalties: torch.Tensor, contexts: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Divide positive and multiply negative logits of every token in prompt or output (CTRL, Keskar et al. 2019)."""
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    seen[positions(contexts, logits)] = True
+    return torch.where(seen, torch.where(logits < 0, logits * penalties, logits / penalties), logits)
+
+
+def penalise_presence_and_frequency(
+    logits: torch.Tensor, presence: torch.Tensor, frequency: torch.Tensor, outputs: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """OpenAI's penalties: `presence` once for a token in the output, `frequency` for each time it is there."""
+    where = positions(outputs, logits)
+    ones = torch.ones((), dtype=logits.dtype, device=logits.device)
+    counts = torch.zeros_like(logits).index_put_(where, ones, accumulate=True)
+    return logits - counts * frequency - (counts > 0) * presence
+
+
+def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+    return logits.index_put(positions(ids, logits), torch.tensor(REMOVED, dtype=logits.dtype, device=logits.device))
+
+
+def keep_allowed(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[torch.Tensor]) -> None:
+    """In each of `rows`, remove in place the tokens that are not in `allowed` [bytes] uint8, a bit per token, the
+    lowest of a byte first. Adding a table's entry for each byte takes a tenth of a fill by mask."""
+    table, vocabulary = _terms(logits.dtype, logits.device), logits.shape[-1]
+    if logits.is_cuda:
+        where = sent(rows, torch.int64, logits.device)
+        bits = torch.stack(list(allowed)).to(logits.device, non_blocking=True)
+        logits.index_add_(0, where, _widened(table[bits.int()].flatten(1), vocabulary))
+    else:  # row by row, so that what is added never leaves the cache
+        for row, bits in zip(rows, allowed, strict=True):
+            logits[row].add_(_widened(table.index_select(0, bits.int()).flatten()[None], vocabulary)[0])
+
+
+@lru_cache
+def _terms(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256, 8]: for each byte what its bits add to eight logits, nothing or minus infinity."""
+    bits = torch.arange(256)[:, None].bitwise_right_shift(torch.arange(8)).bitwise_and(1)
+    return torch.zeros(256, 8, dtype=dtype).masked_fill(bits == 0, REMOVED).to(device)
+
+
+def _widened(terms: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """`terms` [rows, …] as wide as the vocabulary; what had no bit is impossible."""
+    missing = vocabulary - terms.shape[-1]
+    return terms[:, :vocabulary] if missing <= 0 else torch.nn.functional.pad(terms, (0, missing), value=REMOVED)
+
+
+def keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (others removed) and ids of each row's `top_k` best, best first; ties with the last of them stay. The
+    result has as many columns as the row with most of them needs."""
+    vocabulary = logits.shape[-1]
+    counts = torch.tensor([min(k, vocabulary) for k in top_k], device=logits.device)[:, None]
+    best = logits.topk(min(max(top_k), vocabulary), dim=-1)
+    threshold = best.values.gather(-1, counts - 1)
+    # A row may have fewer than `top_k` that are possible; the impossible ones are equals in their thousands.
+    columns = max(1, int(((logits >= threshold) & (logits > REMOVED)).sum(dim=-1).max()))
+    if columns > best.values.shape[-1]:
+        best = logits.topk(columns, dim=-1)
+    return best.values.masked_fill(best.values < threshold, REMOVED), best.indices
+
+
+def keep_top_p(values: torch.Tensor, top_p: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Keep the fewest best that hold `top_p` of the probability, one at least; `values` are sorted, best first. `total`
+    [rows, 1] is the logsumexp of all logits, of which `values` may be the head only."""
+    probabilities = (values - total).exp()
+    better = probabilities.cumsum(dim=-1) - probabilities
+    removed = better >= top_p
+    removed[:, 0] = False
+    return values.masked_fill(removed, REMOVED)
+
+
+def keep_typical(values: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Keep the tokens whose information is nearest to the entropy until they hold `mass` of the probability, one at
+    least; ties with the last of them stay (locally typical sampling, Meister et al. 2022)."""
+    logprobs = values.to(torch.float64).log_softmax(dim=-1)
+    probabilities = logprobs.exp()
+    entropy = -(probabilities * logprobs).nansum(dim=-1, keepdim=True)
+    distances = (-logprobs - entropy).abs()
+    nearest = distances.topk(min(_LIKELIEST, values.shape[-1]), dim=-1, largest=False)
+    held = probabilities.gather(-1, nearest.indices).cumsum(dim=-1)
+    farthest = _reached(nearest.values, held, mass)
+    if flat := (held[:, -1:] < mass).nonzero()[:, 0].tolist():  # the nearest are not enough
+        ordered, order = distances[flat].sort(dim=-1)
+        held = probabilities[flat].gather(-1, order).cumsum(dim=-1)
+        farthest[flat] = _reached(ordered, held, mass[flat])
+    return values.masked_fill(distances > farthest, REMOVED)
+
+
+def _reached(distances: torch.Tensor, held: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """The distance [rows, 1] at which each row holds its `mass`; the last one where it never does."""
+    last = (held < mass).sum(dim=-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
+    return distances.gather(-1, last)
+
+
+def keep_min_p(values: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Remove what is less probable than `min_p` times the most probable token."""
+    probabilities = values.softmax(dim=-1)
+    removed = probabilities < min_p * probabilities.amax(dim=-1, keepdim=True)
+    return values.masked_fill(removed & (values < values.amax(dim=-1, keepdim=True)), REMOVED)
+
+
+def reduce(logits: torch.Tensor, reductions: Sequence[Mapping[int, float]]) -> torch.Tensor:
+    """Take a number from single logits."""
+    return add_bias(logits, [{token: -value for token, value in row.items()} for row in reductions])
+
+
+def keep_near(logits: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
+    """Remove what is farther below the best than so many standard deviations of all that is possible (top-nσ, Tang et
+    al. 2024)."""
+    values = logits.to(torch.float64)
+    possible = values > REMOVED
+    count = possible.sum(dim=-1, keepdim=True)
+    mean = values.masked_fill(~possible, 0).sum(dim=-1, keepdim=True) / count
+    squares = (values - mean).square().masked_fill(~possible, 0).sum(dim=-1, keepdim=True)
+    least = values.amax(dim=-1, keepdim=True) - deviations * (squares / count).sqrt()
+    return logits.masked_fill(values < least, REMOVED)
+
+
+def exclude_top(values: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+    """Of the tokens whose probability reaches the threshold leave only the least probable ones (XTC)."""
+    probabilities = values.softmax(dim=-1)
+    least = values.masked_fill(probabilities < thresholds, float("inf")).amin(dim=-1, keepdim=True)
+    return values.masked_fill(values > least, REMOVED)
+
+
+def dynamic_temperatures(
+    values: torch.Tensor, coldest: torch.Tensor, hottest: torch.Tensor, exponents: torch.Tensor, fixed: torch.Tensor
+) -> torch.Tensor:
+    """Temperatures [rows, 1] between the coldest and the hottest, by the part that the entropy has of the most that it
+    can be; `fixed` where one token is left."""
+    logprobs = values.log_softmax(dim=-1)
+    entropy = -(logprobs.exp() * logprobs).nansum(dim=-1, keepdim=True)
+    counts = (values > REMOVED).sum(dim=-1, keepdim=True)
+    part = (entropy / counts.to(values.dtype).log()).clamp(0, 1)
+    return torch.where(counts < 2, fixed, coldest + (hottest - coldest) * part.pow(exponents))
+
+
+# --- The sampler -----------------------------------------------------------------------------------------------------
+
 
 _HEAD = 1024
 """Tokens among which a top_p is looked for before the whole vocabulary is sorted."""
@@ -77,15 +290,15 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         logits,
         rows,
         lambda row: bool(row.sampling.logit_bias),
-        lambda part, its: filters.add_bias(part, [row.sampling.logit_bias for row in its]),
+        lambda part, its: add_bias(part, [row.sampling.logit_bias for row in its]),
     )
     _on(
         logits,
         rows,
         lambda row: row.sampling.repetition_penalty != 1,
-        lambda part, its: filters.penalise_repetition(
+        lambda part, its: penalise_repetition(
             part,
-            filters.column((row.sampling.repetition_penalty for row in its), part),
+            column((row.sampling.repetition_penalty for row in its), part),
             [[*row.prompt, *row.output, *row.guessed] for row in its],
         ),
     )
@@ -93,10 +306,10 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         logits,
         rows,
         lambda row: row.penalised,
-        lambda part, its: filters.penalise_presence_and_frequency(
+        lambda part, its: penalise_presence_and_frequency(
             part,
-            filters.column((row.sampling.presence_penalty for row in its), part),
-            filters.column((row.sampling.frequency_penalty for row in its), part),
+            column((row.sampling.presence_penalty for row in its), part),
+            column((row.sampling.frequency_penalty for row in its), part),
             [[*row.output, *row.guessed] for row in its],
         ),
     )
@@ -104,19 +317,19 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         logits,
         rows,
         lambda row: bool(row.reductions),
-        lambda part, its: filters.reduce(part, [row.reductions for row in its]),
+        lambda part, its: reduce(part, [row.reductions for row in its]),
     )
     _on(
         logits,
         rows,
         lambda row: bool(row.forbidden),
-        lambda part, its: filters.remove(part, [list(row.forbidden) for row in its]),
+        lambda part, its: remove(part, [list(row.forbidden) for row in its]),
     )
     _on(
         logits,
         rows,
         lambda row: row.must_go_on,
-        lambda part, its: filters.remove(part, [row.sampling.stop_ids for row in its]),
+        lambda part, its: remove(part, [row.sampling.stop_ids for row in its]),
     )
     _allow(logits, rows)
     _check_possible(logits, rows)
@@ -124,9 +337,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         logits,
         rows,
         lambda row: not row.greedy and row.sampling.top_n_sigma > 0,
-        lambda part, its: filters.keep_near(
-            part, filters.column((row.sampling.top_n_sigma for row in its), part.to(torch.float64))
-        ),
+        lambda part, its: keep_near(part, column((row.sampling.top_n_sigma for row in its), part.to(torch.float64))),
     )
     return logits
 
@@ -134,7 +345,7 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 def _check_possible(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """Raise NoTokenLeft where bad words forbid every token that is possible otherwise."""
     checked = [index for index, row in enumerate(rows) if row.forbidden]
-    if checked and bool((logits[checked].amax(dim=-1) == filters.REMOVED).any()):
+    if checked and bool((logits[checked].amax(dim=-1) == REMOVED).any()):
         raise NoTokenLeft
 
 
@@ -144,7 +355,7 @@ def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     if masks:
         width = max(len(mask) for mask in masks.values())
         bits = [torch.from_numpy(np.pad(mask, (0, width - len(mask)))) for mask in masks.values()]
-        filters.keep_allowed(logits, list(masks), bits)
+        keep_allowed(logits, list(masks), bits)
 
 
 def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
@@ -183,11 +394,11 @@ def _draw_from_all(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 
 def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    values, ids = filters.keep_top_k(_apply_temperature(logits, rows), [row.sampling.top_k for row in rows])
+    values, ids = keep_top_k(_apply_temperature(logits, rows), [row.sampling.top_k for row in rows])
     # In float64 what follows does not depend on how many columns a neighbour's top_k brought along.
     values = values.to(torch.float64)
     if any(row.sampling.top_p < 1 for row in rows):
-        values = filters.keep_top_p(values, _top_p(values, rows), values.logsumexp(dim=-1, keepdim=True))
+        values = keep_top_p(values, _top_p(values, rows), values.logsumexp(dim=-1, keepdim=True))
     return _draw(values, ids, rows)
 
 
@@ -196,31 +407,31 @@ def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
     total, top_p = scaled.logsumexp(dim=-1, keepdim=True), _top_p(scaled, rows)
     values, ids = scaled.topk(min(_HEAD, scaled.shape[-1]), dim=-1)
     flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
-    tokens = _draw(filters.keep_top_p(values, top_p, total), ids, rows)
+    tokens = _draw(keep_top_p(values, top_p, total), ids, rows)
     if flat:
         values, ids = scaled[flat].sort(dim=-1, descending=True)
-        remaining = filters.keep_top_p(values, top_p[flat], total[flat])
+        remaining = keep_top_p(values, top_p[flat], total[flat])
         tokens[flat] = _draw(remaining, ids, [rows[index] for index in flat])
     return tokens
 
 
 def _apply_temperature(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """A dynamic temperature is applied later."""
-    return logits / filters.column((1.0 if row.dynamic else row.sampling.temperature for row in rows), logits)
+    return logits / column((1.0 if row.dynamic else row.sampling.temperature for row in rows), logits)
 
 
 def _top_p(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     # Rounding may lift a sum of probabilities above 1, so a row that wants no top_p gets one out of reach.
-    return filters.column((row.sampling.top_p if row.sampling.top_p < 1 else 2.0 for row in rows), values)
+    return column((row.sampling.top_p if row.sampling.top_p < 1 else 2.0 for row in rows), values)
 
 
 def _draw(values: torch.Tensor, ids: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     """One of `ids` for each row, by probabilities softmax(values)."""
     if any(row.sampling.min_p > 0 for row in rows):
-        values = filters.keep_min_p(values, filters.column((row.sampling.min_p for row in rows), values))
+        values = keep_min_p(values, column((row.sampling.min_p for row in rows), values))
     if typical := [index for index, row in enumerate(rows) if row.sampling.typical_p < 1]:
-        mass = filters.column((rows[index].sampling.typical_p for index in typical), values)
-        values[typical] = filters.keep_typical(values[typical], mass)
+        mass = column((rows[index].sampling.typical_p for index in typical), values)
+        values[typical] = keep_typical(values[typical], mass)
     values = _rescale(_exclude_top(values, rows), rows)
     keys = [row_key(row.seed, row.choice, row.position) for row in rows]
     bits = noise_bits(key_column(keys, ids.device), ids)
@@ -238,8 +449,8 @@ def _exclude_top(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Ten
     if not chosen:
         return values
     values = values.to(torch.float64)
-    thresholds = filters.column((rows[index].sampling.xtc_threshold for index in chosen), values)
-    values[chosen] = filters.exclude_top(values[chosen], thresholds)
+    thresholds = column((rows[index].sampling.xtc_threshold for index in chosen), values)
+    values[chosen] = exclude_top(values[chosen], thresholds)
     return values
 
 
@@ -250,17 +461,17 @@ def _rescale(values: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         return values
     values = values.to(torch.float64)
     part = values[chosen]
-    temperatures = filters.dynamic_temperatures(
+    temperatures = dynamic_temperatures(
         part,
-        filters.column((rows[index].temperatures[0] for index in chosen), part),
-        filters.column((rows[index].temperatures[1] for index in chosen), part),
-        filters.column((rows[index].sampling.dynatemp_exponent for index in chosen), part),
-        filters.column((rows[index].sampling.temperature for index in chosen), part),
+        column((rows[index].temperatures[0] for index in chosen), part),
+        column((rows[index].temperatures[1] for index in chosen), part),
+        column((rows[index].sampling.dynatemp_exponent for index in chosen), part),
+        column((rows[index].sampling.temperature for index in chosen), part),
     )
     best = part.amax(dim=-1, keepdim=True)
     cold = temperatures < GREEDY_BELOW
     scaled = part / temperatures.masked_fill(cold, 1.0)
-    values[chosen] = scaled.masked_fill(cold & (part < best), filters.REMOVED)
+    values[chosen] = scaled.masked_fill(cold & (part < best), REMOVED)
     return values
 
 

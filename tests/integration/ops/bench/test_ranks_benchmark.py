@@ -9,7 +9,7 @@ import pytest
 from ops.bench.engine import collectives
 from ops.bench.engine.decode import Furrow, Ranks, Setting
 from ops.harness import models
-from worker.collective import native
+from worker.collective import shared_memory
 
 TINY = {**models.SHAPES["tiny"], "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -29,7 +29,7 @@ def test_ranks_decode_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(found.seconds) == 6 and all(seconds > 0 for seconds in found.seconds)
 
 
-@pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
+@pytest.mark.skipif(shared_memory.library() is None, reason="no C++ compiler here")
 def test_every_exchange_has_its_figure() -> None:
     """Each kind in each size, measured as often as asked."""
     found = collectives.measure(collectives.SHARED, ranks=2, repeat=20)

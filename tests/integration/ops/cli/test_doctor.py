@@ -31,7 +31,7 @@ from ops.cli.doctor.doctor import doctor, examine
 from tests.integration.ops.cli.tls_front import certificate
 from tests.integration.ops.populated import FACTS, HOST, MODEL, Populated, populate
 from tests.servers import Server
-from worker.agent.memory_kills import OUT_OF_MEMORY
+from worker.agent.rank_exits import OUT_OF_MEMORY
 
 BACKEND = Backend(
     weights="0123456789abcdef",

@@ -25,7 +25,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA
 from tests.waiting import until
 from worker.agent import agent as agent_module
 from worker.agent.agent import Agent
-from worker.agent.memory_kills import OUT_OF_MEMORY, MemoryKills
+from worker.agent.rank_exits import OUT_OF_MEMORY, MemoryKills
 from worker.agent.replica import ReplicaProcesses
 from worker.rank.exit_codes import LOAD_FAILED, REFUSED
 from worker.repository.preparation import check

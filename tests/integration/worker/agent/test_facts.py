@@ -18,9 +18,8 @@ from control.placement.placement import Host
 from control.records import catalog
 from control.version import VERSION
 from tests.integration.worker.conftest import ReplicaRedis
-from worker.agent.facts import collection, ports
-from worker.agent.facts.model_files import ModelFingerprints
-from worker.agent.facts.publisher import FactsPublisher
+from worker.agent import facts
+from worker.agent.facts import FactsPublisher, ModelFingerprints
 
 SPEC = ModelSpec(name="m", source="/nowhere", tp=2)
 
@@ -34,7 +33,7 @@ def publishers(redis: ReplicaRedis) -> Iterator[tuple[FactsPublisher, FactsPubli
         one._probe.close()
 
 
-def facts(redis: ReplicaRedis, host: str) -> HostFacts:
+def published(redis: ReplicaRedis, host: str) -> HostFacts:
     found = redis.run(facts_of(host))
     assert found is not None
     return found
@@ -50,7 +49,7 @@ def test_a_host_tells_version_clock_disks_and_compiler(
 ) -> None:
     """The same machine as the server: no skew. They lapse when the agent is away for long."""
     publishers[0].publish()
-    found = facts(redis, "alpha")
+    found = published(redis, "alpha")
     assert found.version == VERSION and abs(found.clock_ms) < 1_000 and 0 < found.round_trip_ms < 1_000
     for place in (found.models, found.cache):
         assert place is not None and 0 < place.free <= place.total
@@ -62,17 +61,17 @@ def test_a_host_tells_version_clock_disks_and_compiler(
 def test_a_compiler_that_is_gone_or_fails_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """CXX names it, as at a compilation."""
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
-    assert collection.compiler() == ""
+    assert facts.compiler() == ""
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\nexit 1\n")
     fails.chmod(0o755)
     monkeypatch.setenv("CXX", str(fails))
-    assert collection.compiler() == ""
+    assert facts.compiler() == ""
     works = tmp_path / "works"
     works.write_text("#!/bin/sh\necho 'g++ 12.2'\necho more\n")
     works.chmod(0o755)
     monkeypatch.setenv("CXX", str(works))
-    assert collection.compiler() == f"{works}: g++ 12.2"
+    assert facts.compiler() == f"{works}: g++ 12.2"
 
 
 def test_a_file_system_that_does_not_answer_has_no_space(tmp_path: Path) -> None:
@@ -81,16 +80,16 @@ def test_a_file_system_that_does_not_answer_has_no_space(tmp_path: Path) -> None
     def fails(path: Path) -> os.statvfs_result:
         raise OSError(5, "Input/output error")
 
-    assert collection.space(tmp_path / "not" / "yet") is not None
-    assert collection.space(tmp_path, fails) is None
+    assert facts.space(tmp_path / "not" / "yet") is not None
+    assert facts.space(tmp_path, fails) is None
 
 
 def test_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert collection.kernels_off() == []
+    assert facts.kernels_off() == []
     monkeypatch.setenv("FURROW_DISABLE", "cpp, graphs")
-    assert collection.kernels_off() == ["cpp: named in FURROW_DISABLE", "graphs: named in FURROW_DISABLE"]
+    assert facts.kernels_off() == ["cpp: named in FURROW_DISABLE", "graphs: named in FURROW_DISABLE"]
 
 
 def test_equal_files_have_equal_fingerprints(model: Path, tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_an_agent_publishes_the_fingerprints_of_all_models(
     """Also of those that the host does not run: it may have to."""
     catalog.put_spec(redis.client, ModelSpec(name="m", source=str(model)))
     publishers[0].publish()
-    assert len(facts(redis, "alpha").files["m"].fingerprint) == 16
+    assert len(published(redis, "alpha").files["m"].fingerprint) == 16
 
 
 def test_hosts_of_one_group_try_each_other(
@@ -126,11 +125,11 @@ def test_hosts_of_one_group_try_each_other(
         part(host, rank, redis)
     alpha.publish()
     beta.publish()
-    assert facts(redis, "beta").ports == {"alpha": ""} and facts(redis, "beta").port > 0
+    assert published(redis, "beta").ports == {"alpha": ""} and published(redis, "beta").port > 0
     alpha._probe.close()
     monkeypatch.setattr(alpha._probe, "open", lambda address: None)  # as behind a packet filter
     beta.publish()
-    assert "refused" in facts(redis, "beta").ports["alpha"]
+    assert "refused" in published(redis, "beta").ports["alpha"]
 
 
 def test_an_address_that_the_host_does_not_have_is_told(
@@ -140,15 +139,15 @@ def test_an_address_that_the_host_does_not_have_is_told(
     monkeypatch.setenv("FURROW_ADDRESS", "192.0.2.1")
     part("alpha", 0, redis)
     publishers[0].publish()
-    assert facts(redis, "alpha").ports["alpha"].startswith("192.0.2.1: ")
+    assert published(redis, "alpha").ports["alpha"].startswith("192.0.2.1: ")
 
 
 def test_a_listener_closes_connections_and_ends() -> None:
     """It reads nothing of what others send."""
-    probe = ports.PortProbe()
+    probe = facts.PortProbe()
     probe.open("127.0.0.1")
     endpoint = probe.endpoint
     assert endpoint is not None
-    assert ports.connect_to({"a": endpoint}) == {"a": ""}
+    assert facts.connect_to({"a": endpoint}) == {"a": ""}
     probe.close()
-    assert ports.connect_to({"a": endpoint})["a"] != ""
+    assert facts.connect_to({"a": endpoint})["a"] != ""

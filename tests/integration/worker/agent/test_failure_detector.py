@@ -17,7 +17,7 @@ from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.supervisor import supervised
 from tests.waiting import until
 from worker.agent import failure_detector as detector_module
-from worker.agent.context_switches import context_switches
+from worker.agent.failure_detector import context_switches
 from worker.agent.supervision.client import ChildProcess
 from worker.agent.supervision.wire import AT_ONCE
 from worker.rank import reachability as reachability_module

@@ -6,7 +6,7 @@ from control.messages import Assignment, ModelSpec
 from control.placement import farm
 from control.replicas.health import Beat, beat, write_poison, write_status
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
-from worker.agent.host_view import read_host
+from worker.agent.host_replicas import read_host
 
 HOST = "host"
 

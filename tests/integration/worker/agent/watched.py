@@ -10,7 +10,7 @@ from control.replicas.health import Beat, beat, write_poison
 from control.replicas.lease import Lease
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from worker.agent.failure_detector import FailureDetector
-from worker.agent.host_view import read_host
+from worker.agent.host_replicas import read_host
 from worker.agent.replica import Exit, ReplicaProcesses
 from worker.agent.supervision.client import SupervisorClient
 from worker.agent.supervision.wire import AT_ONCE

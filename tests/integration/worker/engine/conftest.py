@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from control.cache import files as cache_files
+from control import cache as cache_files
 from tests import models
 from tests.integration.worker.engine.ranks import RankGroup
 from worker.models import loading
-from worker.models.torch.layers import packing
+from worker.models.torch import layers
 from worker.native.library import Threads, threads_here
 from worker.selftest.shapes import Shapes
 
@@ -47,7 +47,7 @@ def narrow(missing: type[Exception]) -> Callable[[Iterable[str] | None, Shapes],
 def kinds_are_foreseen() -> Iterator[None]:
     """Every load of these tests names all kinds of weights before it meets them."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loading, packing):
+        for module in (loading, layers):
             patch.setattr(module, "threads_here", narrow(AssertionError))
         yield
 

@@ -23,9 +23,9 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
+from worker.repository import multimodal
 from worker.repository.files import inspect
-from worker.repository.multimodal import tower_tensors
-from worker.repository.multimodal.image_part import FIELD, part_of
+from worker.repository.multimodal import FIELD, part_of
 from worker.weights.safetensors_header import image_tensors
 
 NEW = 8
@@ -223,15 +223,15 @@ def test_the_gate_asks_for_the_tensors_of_transformers(kind: str, folders: Calla
     files = inspect(folders(kind))
     part = part_of(files.config)
     assert part is not None
-    expected = tower_tensors.expected(part, files.config["hidden_size"])
+    expected = multimodal.expected(part, files.config["hidden_size"])
     stored = image_tensors(files.tensors)
     assert {name: one.shape for name, one in stored.items()} == expected
-    tower_tensors.check(files.config, files.tensors)
+    multimodal.check(files.config, files.tensors)
     other = msgspec.structs.replace(part, vision=part.vision | {"intermediate_size": 40})
     with pytest.raises(ModelFilesError, match=r"fc1.weight has the type F32 and the shape \[48, 32\].* \[40, 32\]"):
-        tower_tensors.check(files.config | {FIELD: msgspec.to_builtins(other)}, files.tensors)
+        multimodal.check(files.config | {FIELD: msgspec.to_builtins(other)}, files.tensors)
     quantized_too = files.config | {FIELD: msgspec.to_builtins(other), "quantization_config": {"quant_method": "awq"}}
     with pytest.raises(ModelFilesError, match="A tower that is quantized too is not served"):
-        tower_tensors.check(quantized_too, files.tensors)
+        multimodal.check(quantized_too, files.tensors)
     with pytest.raises(ModelFilesError, match=f"Token {image_models.IMAGE_PAD} stands for images, but vocab_size"):
-        tower_tensors.check(files.config | {"vocab_size": image_models.IMAGE_PAD}, files.tensors)
+        multimodal.check(files.config | {"vocab_size": image_models.IMAGE_PAD}, files.tensors)

@@ -24,9 +24,9 @@ from worker.families.registry import FAMILIES
 from worker.kv.slabs import SlabStore
 from worker.models.loading import load
 from worker.models.served import Row, ServedModel, flatten
+from worker.models.torch import layers
 from worker.models.torch import loading as torch_loading
-from worker.models.torch.layers import packing
-from worker.models.torch.layers.dense import DenseLinear
+from worker.models.torch.layers import DenseLinear
 from worker.native.host import SWITCH
 from worker.native.library import load_library
 
@@ -66,8 +66,8 @@ def loaded(folder: Path, quant: str | None, monkeypatch: pytest.MonkeyPatch, nat
     """With `quant` in C++; in torch the reference, whose layers and tables are as exact as `quant` has them."""
     monkeypatch.setenv(SWITCH, str(int(native)))
     if quant is not None and not native:
-        plain = packing.packing
-        monkeypatch.setattr(packing, "DenseLinear", ORACLES[quant])
+        plain = layers.packing
+        monkeypatch.setattr(layers, "DenseLinear", ORACLES[quant])
         monkeypatch.setattr(
             torch_loading, "packing", lambda _, *rest: replace(plain(None, *rest), packed=True, quantized=True)
         )

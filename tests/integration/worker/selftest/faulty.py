@@ -11,14 +11,13 @@ from unittest import mock
 
 import torch
 
-from worker.collective.native import NativeExchange
+from worker.collective.shared_memory import NativeExchange
 from worker.collective.torch import trials as collectives
 from worker.engine.torch import trials as capture
 from worker.kv.torch import trials as attention
 from worker.kv.torch.kernels import decode
 from worker.models.torch.kernels import trials as modules
-from worker.selftest.case import Case
-from worker.selftest.request import Request
+from worker.selftest.trial import Case, Request
 
 
 def wrong_scale(request: Request) -> Iterator[Case]:

@@ -30,9 +30,9 @@ from worker.models.loading import load
 from worker.selftest import choice, records, runner, switches
 from worker.selftest.__main__ import tried
 from worker.selftest.records import Record, Result
-from worker.selftest.request import Request
+from worker.selftest.runner import TRIALS, Task
 from worker.selftest.shapes import Shapes, of_config
-from worker.selftest.task import TRIALS, Task
+from worker.selftest.trial import Request
 
 FAULTY = "tests.integration.worker.selftest.faulty"
 SHAPES = Shapes(

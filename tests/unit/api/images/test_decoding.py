@@ -30,7 +30,7 @@ from api.schemas.image_parts import ImageSource
 from control.errors import RequestError
 from control.messages import ImageInput
 from tests import image_models, models
-from worker.repository.multimodal import gemma_images
+from worker.repository import multimodal
 
 WANTED = ImageInput(
     kind="grid", token=9, placeholder="<i>", unit=8, least_pixels=64, most_pixels=8 * 8 * 24, resample=3
@@ -241,7 +241,7 @@ def test_the_prompt_of_gemma_is_its_processors() -> None:
         SQUARE,
         token=image_models.IMAGE_PAD,
         placeholder=image_models.GEMMA_MARKS[0],
-        text=gemma_images.TEXT,
+        text=multimodal.TEXT,
     )
     loaded = [LoadedImage(count, image_models.SIDE, image_models.SIDE, one.placed(0).digest) for one in pictures]
     ids = tokenizer.backend_tokenizer.encode(str(with_marks(text, wanted)), add_special_tokens=False).ids

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import AskError, ClusterDownError, ConnectionError, MovedError
 
-from control.redis.routing.shards import MOST_HOPS, Batch, Command, Routing, Shards, routing_key
+from control.redis.routing import MOST_HOPS, Batch, Command, Routing, Shards, routing_key
 
 A, B = ("a", 1), ("b", 2)
 LOW, HIGH = "bar", "foo"

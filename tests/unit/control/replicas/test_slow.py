@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.replicas.health import Beat
-from control.replicas.health.slow import slow_ranks
+from control.replicas.health.reports import slow_ranks
 
 
 def beat(forward_ms: int, waited_ms: int, epoch: int = 5) -> Beat:

@@ -9,8 +9,7 @@ import pytest
 
 from control.errors import GrammarRefused
 from control.messages import Grammar
-from control.text.grammar import as_lark, compile_grammar, tokenizer_of
-from control.text.json_schema import FORMATS
+from control.text.grammar import FORMATS, as_lark, compile_grammar, tokenizer_of
 from control.text.vocabulary import TokenBytes
 
 BYTES = tokenizer_of(TokenBytes([bytes([byte]) for byte in range(256)], []), [])

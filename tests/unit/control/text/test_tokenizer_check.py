@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from control.text.split_patterns import GPT4O, LLAMA3, QWEN2
-from control.text.tokenizer_check import Judgement, judge, longest_piece
+from control.text.tokenizer_check import GPT4O, LLAMA3, QWEN2, Judgement, judge, longest_piece
 from tests.byte_model import byte_tokenizer
 
 

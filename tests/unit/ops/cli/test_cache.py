@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from control.cache import files
+from control import cache as cache_files
 from ops.cli.files import cache
 
 
@@ -94,9 +94,9 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError(number)
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert files.entries("weights") == []
+    assert cache_files.entries("weights") == []
     with pytest.raises(OSError):
-        files.folder("weights").mkdir(parents=True)
+        cache_files.folder("weights").mkdir(parents=True)
 
 
 def test_room_is_made_by_the_file_that_was_not_used_for_longest(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +104,11 @@ def test_room_is_made_by_the_file_that_was_not_used_for_longest(filled: Path, mo
     for age, name in enumerate(["old", "new"]):
         (filled / "weights" / name).write_bytes(bytes(1000))
         os.utime(filled / "weights" / name, (10 + age, 10 + age))
-    assert files.make_room("weights", 500, limit=2500, spare=0)
-    assert [one.name for one in files.entries("weights")] == ["new", "old"]
-    assert files.make_room("weights", 1000, limit=2500, spare=0)
-    assert [one.name for one in files.entries("weights")] == ["new"]
-    assert not files.make_room("weights", 2501, limit=2500, spare=0)
-    assert [one.name for one in files.entries("weights")] == ["new"]
-    assert not files.make_room("weights", 1, limit=2500, spare=2**62)
-    assert [one.name for one in files.entries("weights")] == ["new"]
+    assert cache_files.make_room("weights", 500, limit=2500, spare=0)
+    assert [one.name for one in cache_files.entries("weights")] == ["new", "old"]
+    assert cache_files.make_room("weights", 1000, limit=2500, spare=0)
+    assert [one.name for one in cache_files.entries("weights")] == ["new"]
+    assert not cache_files.make_room("weights", 2501, limit=2500, spare=0)
+    assert [one.name for one in cache_files.entries("weights")] == ["new"]
+    assert not cache_files.make_room("weights", 1, limit=2500, spare=2**62)
+    assert [one.name for one in cache_files.entries("weights")] == ["new"]

@@ -16,7 +16,7 @@ from control.operations.checks.hosts import check_hosts
 from control.placement.farm import ApiRecord, HostCard
 from control.placement.host_facts import HostFacts, Space
 from control.version import VERSION
-from worker.agent.facts import collection
+from worker.agent.facts import space as space_of
 
 GIB = 2**30
 
@@ -59,7 +59,7 @@ def test_hosts_that_are_well() -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """A full disk is another thing: deleting files would not help. The agent finds a file in the folder's place."""
     (tmp_path / "cache").write_text("")
-    blocked, free = collection.space(tmp_path / "cache" / "furrow"), collection.space(tmp_path / "new")
+    blocked, free = space_of(tmp_path / "cache" / "furrow"), space_of(tmp_path / "new")
     assert free is not None and free.unwritable == ""
     finding = next(one for one in findings(cache=blocked) if one.check == "cache" and one.level != "ok")
     assert finding.level == "error" and f"{tmp_path}/cache is no folder" in finding.message

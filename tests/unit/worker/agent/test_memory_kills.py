@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.agent.memory_kills import RECENT_S, MemoryKills
+from worker.agent.rank_exits import RECENT_S, MemoryKills
 
 
 @pytest.mark.parametrize(

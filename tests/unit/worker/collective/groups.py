@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from worker.collective import segment
+from worker.collective import shared_memory
 from worker.collective.abort import Abort
-from worker.collective.native import NativeExchange, library
-from worker.collective.peers import Peers
-from worker.collective.segment import Segment
-from worker.collective.shared_memory import SharedMemoryCollective
+from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 
 
 @dataclass
@@ -38,7 +35,7 @@ def group(world_size: int, pids: list[int] | None = None, deadline_s: float = 20
     """`pids` are the processes that the ranks watch; by default this one, which lives."""
     if library() is None:
         pytest.skip("no C++ compiler here")
-    descriptor = segment.create(world_size)
+    descriptor = shared_memory.create(world_size)
     try:
         aborts = [Abort() for _ in range(world_size)]
         exchanges = [

@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from control.errors import CollectiveLeft
 from worker.collective.abort import Abort
-from worker.collective.agreement import all_ready
+from worker.collective.rendezvous import all_ready
 
 
 @pytest.mark.parametrize("failing", [None, 0, 2])

@@ -13,7 +13,7 @@ import torch
 
 from control.errors import CollectiveFailed
 from tests.unit.worker.collective.groups import group
-from worker.collective.peers import Peers
+from worker.collective.shared_memory import Peers
 
 
 @pytest.fixture

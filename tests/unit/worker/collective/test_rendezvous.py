@@ -14,13 +14,13 @@ import torch.distributed as dist
 from structlog.testing import capture_logs
 
 from control.errors import CollectiveLeft
-from worker.collective import native, rendezvous, segment
+from worker.collective import rendezvous, shared_memory
 from worker.collective.abort import Abort
 from worker.collective.rendezvous import Card, refusal_of
 from worker.collective.shared_memory import SharedMemoryCollective
 from worker.collective.torch import process_group
 
-compiled = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")
+compiled = pytest.mark.skipif(shared_memory.library() is None, reason="no C++ compiler here")
 
 
 def card(**changes: Any) -> Card:
@@ -45,8 +45,8 @@ def test_all_share_or_none_does(other: Card, why: str) -> None:
 
 def test_more_ranks_than_seats_share_nothing() -> None:
     """The segment has room for so many and no more."""
-    assert refusal_of([card()] * segment.MOST_RANKS) == ""
-    assert "33 ranks" in refusal_of([card()] * (segment.MOST_RANKS + 1))
+    assert refusal_of([card()] * shared_memory.MOST_RANKS) == ""
+    assert "33 ranks" in refusal_of([card()] * (shared_memory.MOST_RANKS + 1))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_ranks_on_one_host_share_memory() -> None:
 @pytest.mark.usefixtures("groupless")
 def test_without_a_compiler_all_are_left_to_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one line says why."""
-    monkeypatch.setattr(rendezvous.native, "library", lambda: None)
+    monkeypatch.setattr(rendezvous.shared_memory, "library", lambda: None)
     with capture_logs() as logs:
         assert meet(2) == ["sockets"] * 2
     [line] = [line for line in logs if line["event"] == "the ranks share no memory"]
@@ -129,7 +129,7 @@ def test_one_rank_that_can_t_map_it_leaves_all_to_sockets(monkeypatch: pytest.Mo
     def forbidden(pid: int, descriptor: int) -> int:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(segment, "open_of", forbidden)
+    monkeypatch.setattr(shared_memory, "open_of", forbidden)
     with capture_logs() as logs:
         assert meet(2) == ["sockets"] * 2
     [line] = [line for line in logs if line["event"] == "the ranks share no memory"]

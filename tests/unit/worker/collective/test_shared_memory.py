@@ -8,8 +8,7 @@ from torch import Tensor
 
 from control.errors import CollectiveFailed, CollectiveLeft
 from tests.unit.worker.collective.groups import Threads, group
-from worker.collective.segment import SLOT_BYTES
-from worker.collective.shared_memory import SharedMemoryCollective
+from worker.collective.shared_memory import SLOT_BYTES, SharedMemoryCollective
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 SLOT_FLOATS = SLOT_BYTES // 4

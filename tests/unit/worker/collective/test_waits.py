@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.unit.worker.collective.groups import group
 from tests.waiting import until
-from worker.collective import native
+from worker.collective import shared_memory
 from worker.collective.base import Collective, Solo, Waits
 from worker.collective.torch.process_group import ProcessGroupCollective
 
@@ -60,7 +60,7 @@ def test_a_long_wait_counts_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> N
         waiting = threads.pool.submit(threads.ranks[0].all_reduce, torch.ones(3))
         time.sleep(0.05)
         assert threads.exchanges[0].waited_s() == 0.0
-        monkeypatch.setattr(native, "LONG_NS", 1_000_000)
+        monkeypatch.setattr(shared_memory, "LONG_NS", 1_000_000)
         until(lambda: threads.exchanges[0].waited_s() > 0.05, 40.0)
         assert not waiting.done()
         threads.ranks[1].all_reduce(torch.ones(3))

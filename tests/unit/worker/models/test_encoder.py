@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from worker.models.torch.pooled import BertEncoder, ModernEncoder, RowThreads
-from worker.repository.pooling.encoders import unified
+from worker.repository.pooling import unified
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 20,

@@ -13,7 +13,7 @@ import torch
 from structlog.testing import capture_logs
 
 from control.errors import SettingsError
-from worker.models.torch.layers.packing import packing
+from worker.models.torch.layers import packing
 from worker.native import compiled, library
 from worker.native.host import SOURCE as NATIVE
 from worker.native.library import bits_of

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.agent.metrics.exposition import RankCollector
+from worker.agent.metrics import RankCollector
 from worker.rank import counters as counters_module
 from worker.rank import series
 from worker.rank.counters import (

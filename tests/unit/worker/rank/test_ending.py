@@ -15,7 +15,7 @@ from control.errors import (
     SettingsError,
 )
 from control.messages import Assignment, ModelSpec
-from worker.models.torch.layers import packing
+from worker.models.torch import layers
 from worker.native import compiled
 from worker.rank.ending import exit_status
 from worker.rank.exit_codes import LOAD_FAILED, REFUSED
@@ -46,12 +46,12 @@ def test_a_load_that_would_fail_again_is_not_tried_again(error: FurrowError, sta
 
 def test_the_error_of_weights_in_blocks_names_cause_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a compiler is there and did not end in time, it is another error."""
-    monkeypatch.setattr(packing, "reason_missing", lambda: compiled.NO_COMPILER)
+    monkeypatch.setattr(layers, "reason_missing", lambda: compiled.NO_COMPILER)
     monkeypatch.setenv("CXX", "/nowhere/g++")
-    error = packing._not_in_cpp("weights in q4_0 are", "Serve them with --dequantize on this host.")
+    error = layers._not_in_cpp("weights in q4_0 are", "Serve them with --dequantize on this host.")
     assert isinstance(error, CompilerMissing)
     for part in ("weights in q4_0", "there is no C++ compiler", "apt-get install g++", "--dequantize"):
         assert part in str(error)
     monkeypatch.setenv("CXX", "/bin/sh")
-    monkeypatch.setattr(packing, "reason_missing", lambda: "the C++ compiler did not end within 300 s")
-    assert type(packing._not_in_cpp("weights in q4_0 are", "…")) is SettingsError
+    monkeypatch.setattr(layers, "reason_missing", lambda: "the C++ compiler did not end within 300 s")
+    assert type(layers._not_in_cpp("weights in q4_0 are", "…")) is SettingsError

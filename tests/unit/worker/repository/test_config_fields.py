@@ -12,7 +12,7 @@ from tests.models import FAMILY_SHAPES, SHAPE
 from worker.families.gemma4 import heads_by_layer
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS
 from worker.repository import validation
-from worker.repository.multimodal.text_part import text_config
+from worker.repository.multimodal import text_config
 
 HOSTILE: tuple[Any, ...] = (
     *(None, 0, -1, 1, 3, 10**9, 10**30, 2.5, float("nan"), float("inf"), True, "", "x", [], [None], [[]], {}),

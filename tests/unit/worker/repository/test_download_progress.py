@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.repository.download_progress import EVERY_S, teller
-from worker.repository.downloaded import Downloaded
+from worker.repository.download_progress import EVERY_S, Downloaded, teller
 
 
 def test_it_is_told_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

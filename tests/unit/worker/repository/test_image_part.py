@@ -11,8 +11,7 @@ import pytest
 
 from control.errors import ModelFilesError
 from worker.repository.files import inspect
-from worker.repository.multimodal.image_part import part_of
-from worker.repository.multimodal.image_reading import image_part
+from worker.repository.multimodal import image_part, part_of
 from worker.weights.safetensors_header import image_name
 
 GEMMA3: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.registry import TEXT_PARTS
 from worker.repository import validation
-from worker.repository.multimodal.text_part import text_config
+from worker.repository.multimodal import text_config
 from worker.weights.safetensors_header import text_name
 
 GEMMA3: dict[str, Any] = {

@@ -10,9 +10,7 @@ import pytest
 
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.repository import validation
-from worker.repository.pooling import gate
-from worker.repository.pooling.description import FIELD, pooling_of
-from worker.repository.pooling.sentence_transformers import module_files
+from worker.repository.pooling import FIELD, described, module_files, pooling_of
 
 BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -45,9 +43,9 @@ def modules(*kinds: str) -> list[dict[str, str]]:
 
 
 def checked(folder: Path, config: dict[str, Any], tp: int = 1, quant: str | None = None) -> dict[str, Any]:
-    described = gate.described(folder, config)
-    validation.check(described, tp, quant=quant)
-    return described
+    with_pooling = described(folder, config)
+    validation.check(with_pooling, tp, quant=quant)
+    return with_pooling
 
 
 def test_the_files_say_how_vectors_are_made(tmp_path: Path) -> None:
@@ -65,7 +63,7 @@ def test_the_files_say_how_vectors_are_made(tmp_path: Path) -> None:
     assert (pooling.kind, pooling.pool, pooling.normalize, pooling.dimensions) == ("embed", "mean", True, 32)
     assert (pooling.prompts, pooling.default_prompt, pooling.lower) == ({"query": "q: "}, "query", True)
     assert validation.context_length(config) == 256
-    assert pooling_of(gate.described(tmp_path / "elsewhere", {"model_type": "qwen3", FIELD: {}})) is None
+    assert pooling_of(described(tmp_path / "elsewhere", {"model_type": "qwen3", FIELD: {}})) is None
 
 
 def test_positions_of_roberta_begin_behind_its_padding(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_what_is_not_served_is_refused_by_name(
 
 def test_an_encoder_needs_its_modules_and_one_rank(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"without modules\.json"):
-        gate.described(tmp_path, BERT)
+        described(tmp_path, BERT)
     write(tmp_path, modules=modules("Transformer", "Pooling"), **{"1_Pooling__config": MEAN})
     with pytest.raises(UnsupportedArchitecture, match="runs on one rank, not on 2"):
         checked(tmp_path, BERT, tp=2)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from worker.repository import source
-from worker.repository.downloaded import Downloaded
+from worker.repository.download_progress import Downloaded
 
 
 def fill(folder: Path) -> Path:

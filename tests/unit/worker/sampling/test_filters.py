@@ -16,7 +16,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from worker.sampling.torch import filters
+from worker.sampling.torch import sampler
 
 VOCABULARY = 300
 REMOVED = float("-inf")
@@ -55,7 +55,7 @@ def test_repetition_penalty_equals_transformers(logits: torch.Tensor) -> None:
     """Each row's own penalty over its own context equals transformers', also below 1."""
     penalties, ids = [1.1, 1.3, 2.0, 0.7, 1.0, 1.05], contexts(6)
     expected = per_row(logits, [RepetitionPenaltyLogitsProcessor(penalty) for penalty in penalties], ids)
-    result = filters.penalise_repetition(logits, filters.column(penalties, logits), ids)
+    result = sampler.penalise_repetition(logits, sampler.column(penalties, logits), ids)
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
@@ -65,8 +65,8 @@ def test_bias_equals_transformers(logits: torch.Tensor) -> None:
     expected = per_row(
         logits, [SequenceBiasLogitsProcessor([[[token], bias] for token, bias in row.items()]) for row in biases]
     )
-    torch.testing.assert_close(filters.add_bias(logits, biases), expected)
-    assert torch.equal(filters.add_bias(logits, [{VOCABULARY: 5.0, -1: 5.0}] * 6), logits)
+    torch.testing.assert_close(sampler.add_bias(logits, biases), expected)
+    assert torch.equal(sampler.add_bias(logits, [{VOCABULARY: 5.0, -1: 5.0}] * 6), logits)
 
 
 def test_presence_and_frequency_follow_openais_formula(logits: torch.Tensor) -> None:
@@ -77,8 +77,8 @@ def test_presence_and_frequency_follow_openais_formula(logits: torch.Tensor) -> 
     for row, output in enumerate(outputs):
         for token in set(output):
             expected[row, token] -= presence[row] + frequency[row] * output.count(token)
-    result = filters.penalise_presence_and_frequency(
-        logits, filters.column(presence, logits), filters.column(frequency, logits), outputs
+    result = sampler.penalise_presence_and_frequency(
+        logits, sampler.column(presence, logits), sampler.column(frequency, logits), outputs
     )
     torch.testing.assert_close(result, expected)
 
@@ -87,7 +87,7 @@ def test_stop_ids_are_removed(logits: torch.Tensor) -> None:
     """Removed ids equal what transformers does before min_new_tokens."""
     processor = MinNewTokensLengthLogitsProcessor(prompt_length_to_skip=1, min_new_tokens=5, eos_token_id=[3, 250])
     expected = processor(torch.zeros(6, 3, dtype=torch.int64), logits)
-    assert torch.equal(filters.remove(logits, [[3, 250, VOCABULARY + 9]] * 6), expected)
+    assert torch.equal(sampler.remove(logits, [[3, 250, VOCABULARY + 9]] * 6), expected)
 
 
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "with equals"])
@@ -97,7 +97,7 @@ def test_top_k_equals_transformers(logits: torch.Tensor, coarse: bool) -> None:
         logits = logits.round()
     top_k = [1, 2, 5, 40, VOCABULARY, 10_000]
     expected = per_row(logits, [TopKLogitsWarper(k) for k in top_k])
-    assert torch.equal(scattered(*filters.keep_top_k(logits, top_k)), expected)
+    assert torch.equal(scattered(*sampler.keep_top_k(logits, top_k)), expected)
 
 
 def test_top_p_equals_transformers(logits: torch.Tensor) -> None:
@@ -106,7 +106,7 @@ def test_top_p_equals_transformers(logits: torch.Tensor) -> None:
     expected = per_row(logits, [TopPLogitsWarper(p) for p in top_p])
     values, ids = logits.sort(dim=-1, descending=True)
     assert torch.equal(
-        scattered(filters.keep_top_p(values, filters.column(top_p, logits), total(values)), ids), expected
+        scattered(sampler.keep_top_p(values, sampler.column(top_p, logits), total(values)), ids), expected
     )
 
 
@@ -114,7 +114,7 @@ def test_min_p_equals_transformers(logits: torch.Tensor) -> None:
     """Rows of different min_p keep what transformers keeps; 1 keeps the best."""
     min_p = [1e-6, 0.01, 0.05, 0.1, 0.5, 1.0]
     expected = per_row(logits, [MinPLogitsWarper(p) for p in min_p])
-    assert torch.equal(filters.keep_min_p(logits, filters.column(min_p, logits)), expected)
+    assert torch.equal(sampler.keep_min_p(logits, sampler.column(min_p, logits)), expected)
 
 
 @pytest.mark.parametrize("coarse", [False, True], ids=["distinct", "with equals"])
@@ -125,8 +125,8 @@ def test_typical_p_equals_transformers(logits: torch.Tensor, coarse: bool) -> No
     logits = logits.masked_fill(logits < -2, REMOVED)
     mass = [1e-9, 0.1, 0.2, 0.5, 0.95, 0.999]
     expected = per_row(logits.double(), [TypicalLogitsWarper(one) for one in mass]).to(logits.dtype)
-    assert torch.equal(filters.keep_typical(logits, filters.column(mass, logits)), expected)
-    assert (filters.keep_typical(logits, filters.column([0.0] * 6, logits)) > REMOVED).any(-1).all()
+    assert torch.equal(sampler.keep_typical(logits, sampler.column(mass, logits)), expected)
+    assert (sampler.keep_typical(logits, sampler.column([0.0] * 6, logits)) > REMOVED).any(-1).all()
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(20, 0.9, 0.05), (50, 0.3, 0.01), (7, 0.99, 0.2)])
@@ -136,8 +136,8 @@ def test_all_in_a_row(logits: torch.Tensor, top_k: int, top_p: float, min_p: flo
     chain = [RepetitionPenaltyLogitsProcessor(1.2), TemperatureLogitsWarper(0.7)]
     chain += [TopKLogitsWarper(top_k), TopPLogitsWarper(top_p), MinPLogitsWarper(min_p)]
     expected = per_row(logits, [LogitsProcessorList(chain)] * 6, ids)
-    ours = filters.penalise_repetition(logits, filters.column([1.2] * 6, logits), ids) / 0.7
-    values, kept = filters.keep_top_k(ours, [top_k] * 6)
-    values = filters.keep_top_p(values, filters.column([top_p] * 6, logits), total(values))
-    values = filters.keep_min_p(values, filters.column([min_p] * 6, logits))
+    ours = sampler.penalise_repetition(logits, sampler.column([1.2] * 6, logits), ids) / 0.7
+    values, kept = sampler.keep_top_k(ours, [top_k] * 6)
+    values = sampler.keep_top_p(values, sampler.column([top_p] * 6, logits), total(values))
+    values = sampler.keep_min_p(values, sampler.column([min_p] * 6, logits))
     torch.testing.assert_close(scattered(values, kept), expected)

@@ -18,7 +18,7 @@ from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
 from worker.sampling.sampler import StepSampler, StepTokens
-from worker.sampling.torch import filters
+from worker.sampling.torch.sampler import REMOVED, keep_allowed
 from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.sequence import Finisher, Sequence
 
@@ -167,11 +167,11 @@ def test_masks_wider_and_narrower_than_the_logits() -> None:
     """A token without a bit is impossible; bits without a logit are ignored."""
     bits = torch.tensor([[0b10000001, 0b1], [0b0, 0b0]], dtype=torch.uint8)
     wide = torch.ones(3, 20, dtype=torch.float64)
-    filters.keep_allowed(wide, [0, 2], list(bits))
+    keep_allowed(wide, [0, 2], list(bits))
     assert (wide[0] == 1).nonzero()[:, 0].tolist() == [0, 7, 8]
-    assert bool((wide[1] == 1).all()) and bool((wide[2] == filters.REMOVED).all())
+    assert bool((wide[1] == 1).all()) and bool((wide[2] == REMOVED).all())
     narrow = torch.ones(1, 3)
-    filters.keep_allowed(narrow, [0], [bits[0]])
+    keep_allowed(narrow, [0], [bits[0]])
     assert (narrow[0] == 1).tolist() == [True, False, False]
 
 

@@ -18,8 +18,7 @@ from control.messages import Sampling
 from worker.native.library import threads_here
 from worker.sampling.noise import row_key
 from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
-from worker.sampling.torch.noise import gumbel, key_column, noise_bits
-from worker.sampling.torch.sampler import TensorSampler
+from worker.sampling.torch.sampler import TensorSampler, gumbel, key_column, noise_bits
 
 VOCABULARY = 200
 PROMISED = [126, 179, 199, 135, 173, 104]

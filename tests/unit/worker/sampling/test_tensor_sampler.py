@@ -9,8 +9,7 @@ import torch
 
 from tests.unit.worker.sampling.test_sampler import VOCABULARY, row
 from worker.sampling.noise import row_key
-from worker.sampling.torch.noise import gumbel, key_column, noise_bits
-from worker.sampling.torch.sampler import TensorSampler
+from worker.sampling.torch.sampler import TensorSampler, gumbel, key_column, noise_bits
 
 CPU = torch.device("cpu")
 
@@ -62,8 +61,8 @@ def test_greedy_batch_never_sorts_or_draws(monkeypatch: pytest.MonkeyPatch) -> N
 def test_unfiltered_rows_do_not_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows without top_p and top_k are drawn without sorting the vocabulary."""
     monkeypatch.setattr(torch.Tensor, "sort", None)
-    monkeypatch.setattr("worker.sampling.torch.filters.keep_top_p", None)
-    monkeypatch.setattr("worker.sampling.torch.filters.keep_top_k", None)
+    monkeypatch.setattr("worker.sampling.torch.sampler.keep_top_p", None)
+    monkeypatch.setattr("worker.sampling.torch.sampler.keep_top_k", None)
     assert len(TensorSampler().sample(torch.randn(2, VOCABULARY), [row(), row(min_p=0.1)])) == 2
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from worker.selftest.case import Case
-from worker.selftest.request import Request
+from worker.selftest.trial import Case, Request
 
 
 def norm(request: Request) -> Iterator[Case]:

@@ -43,7 +43,7 @@ for line in lines:
 SUPERVISOR = """
 import ctypes, sys
 from worker.agent.supervision import supervisor
-from worker.agent.supervision.limits import Limits
+from worker.agent.supervision.supervisor import Limits
 supervisor.TICK_S = 0.02
 supervisor.AGENT_SILENT_S = float(sys.argv[4])
 ctypes.CDLL(None).prctl(36, 1)  # as process 1: orphans become its children

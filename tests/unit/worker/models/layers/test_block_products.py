@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.worker.models.layers.test_grouped_products import grouped
-from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers import NativeLinear
 from worker.native.host import SOURCE
 from worker.native.library import Threads, declare_products, threads_here
 from worker.weights.dequantize import dequantize

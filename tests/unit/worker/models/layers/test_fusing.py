@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from worker.models.torch.layers.fusing import FusedLinear, install, linear_groups
+from worker.models.torch.layers import FusedLinear, install_group, linear_groups
 
 
 class Counted(nn.Linear):
@@ -54,7 +54,7 @@ def test_one_product_in_any_order() -> None:
     joined = Counted(8, 16)
     joined.weight = nn.Parameter(torch.cat([one.weight for one in before]))
     joined.bias = nn.Parameter(torch.cat([one.bias for one in before]))
-    install(model, next(iter(linear_groups(model, model.head))), joined, [8, 4, 4])
+    install_group(model, next(iter(linear_groups(model, model.head))), joined, [8, 4, 4])
     after = [model.attention.q_proj, model.attention.k_proj, model.attention.v_proj]
     for number, order in enumerate([(0, 1, 2), (2, 0, 1), (1, 2, 0)], start=1):
         inputs = torch.randn(1, 3, 8)

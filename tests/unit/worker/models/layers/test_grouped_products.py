@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from worker.models.torch.layers.linear import NativeLinear
+from worker.models.torch.layers import NativeLinear
 from worker.native.library import threads_here
 from worker.weights.schemes import E2M1, E4M3, INT4, INT8
 from worker.weights.stored_matrix import StoredMatrix

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from control.errors import SettingsError
 from tests.exact_int8 import ExactInt8Linear
-from worker.models.torch.layers.linear import NativeLinear
-from worker.models.torch.layers.packing import packing
+from worker.models.torch.layers import NativeLinear, packing
 from worker.native.library import threads_here
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.repository.gguf.pre_tokenizers import PRE_TOKENIZERS
+from worker.repository.gguf.tokenizer import PRE_TOKENIZERS
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.gguf_models import Stored, vocabulary, write
-from worker.repository.gguf import tokenizer_cache
+from worker.repository.gguf import tokenizer
 from worker.repository.gguf.description import describe
-from worker.repository.gguf.tokenizer import read_tokenizer
-from worker.repository.gguf.tokenizer_cache import cached_tokenizer
+from worker.repository.gguf.tokenizer import cached_tokenizer, read_tokenizer
 from worker.weights.gguf import GgufModel, read_model
 
 VECTOR = Stored(0, (8,), bytes(32))
@@ -32,7 +31,7 @@ class Reads:
 @pytest.fixture
 def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reads:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenizer_cache, "LEAST_TOKENS", 1)
+    monkeypatch.setattr(tokenizer, "LEAST_TOKENS", 1)
     return Reads()
 
 
@@ -53,7 +52,7 @@ def test_a_tokenizer_is_converted_once(read: Reads, tmp_path: Path) -> None:
 def test_other_code_converts_again(read: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.gguf", vocabulary(), {"a": VECTOR})
     cached_tokenizer(read_model(path), read)
-    monkeypatch.setattr(tokenizer_cache.tokenizers, "__version__", "another")
+    monkeypatch.setattr(tokenizer.tokenizers, "__version__", "another")
     cached_tokenizer(read_model(path), read)
     assert read.count == 2
 
@@ -79,6 +78,6 @@ def test_small_vocabularies_and_closed_folders_keep_none(
     (tmp_path / "cache").write_text("a file, where a folder is wanted")
     cached_tokenizer(read_model(path), read)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    monkeypatch.setattr(tokenizer_cache, "LEAST_TOKENS", 16_384)
+    monkeypatch.setattr(tokenizer, "LEAST_TOKENS", 16_384)
     cached_tokenizer(read_model(path), read)
     assert read.count == 2 and not (tmp_path / "another").exists()

@@ -1,1 +1,0 @@
-"""The user's cache of files that make the next start faster: listed, removed, limited."""

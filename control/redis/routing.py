@@ -1,0 +1,433 @@
+"""Commands to the shards of a Redis Cluster: the table of slots, round trips in two halves, and the clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis import exceptions as redis_errors
+from redis.connection import HiredisRespSerializer
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from control.redis.urls import Address
+
+# --- The table of slots ----------------------------------------------------------------------------------------------
+
+# The table of a Redis Cluster's slots, and the way of commands through redirections. Pure: no I/O.
+#
+# redis-py's Cluster client asks a server for the keys of each XREAD, which costs a rank one more round trip per read.
+# It also connects when it is made, and fails a whole pipeline when one shard is down. Furrow's calls name their keys,
+# so a table of slots is enough (docs/decisions/0007).
+
+
+MOST_HOPS = 5
+"""Redirections that a command follows before its last answer stands."""
+
+_WITHOUT_KEY = frozenset(
+    ("PING", "INFO", "CONFIG", "FLUSHALL", "FLUSHDB", "SCRIPT", "CLUSTER", "CLIENT", "TIME", "DBSIZE", "DEBUG", "ECHO")
+)
+_KEY_AFTER_SUBCOMMAND = frozenset(("XINFO", "XGROUP", "OBJECT", "MEMORY"))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The words of a command, and redis-py's options for reading its reply."""
+
+    words: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def routing_key(words: Sequence[Any]) -> str | None:
+    """The key that decides which node gets the command; None for one without a key."""
+    flat = [*str(words[0]).split(" "), *words[1:]]
+    name = str(flat[0]).upper()
+    if name in _WITHOUT_KEY:
+        return None
+    if name in ("EVAL", "EVALSHA"):
+        at = 3
+    elif name in ("XREAD", "XREADGROUP"):
+        at = next(i for i, word in enumerate(flat) if _text(word).upper() == "STREAMS") + 1
+    else:
+        at = 2 if name in _KEY_AFTER_SUBCOMMAND else 1
+    return _text(flat[at]) if len(flat) > at else None
+
+
+def _text(word: Any) -> str:
+    return word.decode() if isinstance(word, bytes) else str(word)
+
+
+class Shards:
+    """The table of slots as last heard. `stale` asks for it to be read again before the next command."""
+
+    def __init__(self, seeds: Sequence[Address]) -> None:
+        self._seeds = tuple(seeds)
+        self._owners: dict[int, Address] = {}
+        self.stale = True
+
+    @property
+    def primaries(self) -> list[Address]:
+        """Every node that serves slots, in a steady order."""
+        return sorted(set(self._owners.values()))
+
+    @property
+    def sources(self) -> list[Address]:
+        """The nodes to ask for the table: those that the URL names, then all others."""
+        return list(dict.fromkeys((*self._seeds, *self.primaries)))
+
+    def owner(self, key: str) -> Address | None:
+        """The primary of the key's slot; None while nobody serves it."""
+        return self._owners.get(key_slot(key.encode(), REDIS_CLUSTER_HASH_SLOTS))
+
+    def learn(self, ranges: Sequence[Sequence[Any]], node: Address) -> None:
+        """Take the reply of CLUSTER SLOTS: `[first slot, last slot, [host, port, …], replicas …]` for each range."""
+        owners: dict[int, Address] = {}
+        for first, last, primary, *_ in ranges:
+            # A node that does not know its own name answers with none: it is reached as it was asked.
+            place = (str(primary[0] or node[0]), int(primary[1]))
+            owners.update(dict.fromkeys(range(int(first), int(last) + 1), place))
+        self._owners = owners
+        self.stale = False
+
+    def moved(self, slot: int, place: Address) -> None:
+        self._owners[slot] = place
+        self.stale = True  # where one slot went, others went too
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Commands for one node, by their index; with `asking` each goes there before its slot does."""
+
+    place: Address
+    asking: bool
+    indices: list[int]
+
+
+class Routing:
+    """One exchange: `batches()` until there are none, `take()` the replies of each; then `replies` has them all."""
+
+    def __init__(self, shards: Shards, commands: Sequence[Command]) -> None:
+        self._shards = shards
+        self._commands = commands
+        self._waiting: dict[int, Address | None] = dict.fromkeys(range(len(commands)))
+        """Index of each command without a reply, and the node that it was told to ask."""
+        self._hops = 0
+        self.replies: list[Any] = [None] * len(commands)
+
+    def batches(self) -> list[Batch]:
+        """The commands to send now, for each node in their order. Call it with a table that is not stale."""
+        batches: dict[tuple[Address, bool], list[int]] = {}
+        for index, target in self._waiting.items():
+            place = target or self._place(index)
+            if place is None:
+                self.replies[index] = redis_errors.ConnectionError("no node of the Cluster serves this slot now")
+                self._shards.stale = True
+            else:
+                batches.setdefault((place, target is not None), []).append(index)
+        self._waiting = {}
+        self._hops += 1
+        return [Batch(place, asking, indices) for (place, asking), indices in batches.items()]
+
+    def _place(self, index: int) -> Address | None:
+        key = routing_key(self._commands[index].words)
+        return self._shards.owner(key) if key is not None else next(iter(self._shards.primaries), None)
+
+    def packed(self, batch: Batch) -> Iterator[Command]:
+        """The words that go over the wire for a batch."""
+        for index in batch.indices:
+            if batch.asking:
+                yield Command(("ASKING",))
+            yield self._commands[index]
+
+    def take(self, batch: Batch, replies: Sequence[Any]) -> None:
+        """The replies to `packed(batch)`; redirections are followed, everything else is final."""
+        for index, reply in zip(batch.indices, replies[1::2] if batch.asking else replies, strict=True):
+            self.replies[index] = reply
+            if isinstance(reply, redis_errors.AskError):  # MOVED is one too
+                place = (reply.host or batch.place[0], reply.port)
+                moved = isinstance(reply, redis_errors.MovedError)
+                if moved:
+                    self._shards.moved(reply.slot_id, place)
+                if self._hops < MOST_HOPS:
+                    self._waiting[index] = None if moved else place
+            elif isinstance(reply, (redis_errors.ClusterDownError, redis_errors.ReadOnlyError)):
+                self._shards.stale = True
+
+    def failed(self, batch: Batch, error: Exception) -> None:
+        """The node did not answer: its commands fail, the others' don't."""
+        self._shards.stale = True
+        for index in batch.indices:
+            self.replies[index] = error
+
+
+# --- Round trips in two halves ---------------------------------------------------------------------------------------
+
+# A pipelined round trip in two halves: what is sent now is answered whenever somebody reads it.
+#
+# redis-py's own pipeline has both in one call. Here commands are on their way before anybody waits for them, and
+# several shards work at once. Its layers for retries and statistics, which are not used here, take as long as the
+# commands themselves; so `exchange`, for asyncio, does without them too.
+
+
+_pack = HiredisRespSerializer().pack
+"""Packs one command in C. redis-py's asyncio connections pack in Python, which takes ten times as long."""
+
+
+class Wire:
+    """Commands on their way on one connection of a client's pool. Raises redis-py's errors of a broken connection.
+
+    `replies` or `abandon` must follow, or the connection is lost to the pool.
+    """
+
+    def __init__(self, client: redis.Redis, commands: Sequence[Command]) -> None:
+        self._client = client
+        self._commands = commands
+        self._connection: Any = client.connection_pool.get_connection()
+        try:
+            packed = self._connection.pack_commands([command.words for command in commands])
+            self._connection.send_packed_command(packed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def replies(self) -> list[Any]:
+        """The replies in order; a command that the server refused has the error in its place."""
+        answers: list[Any] = []
+        try:
+            for command in self._commands:
+                answers.append(self._reply(command))
+        except BaseException:
+            self.abandon()  # half of an answer may be in it still
+            raise
+        self._client.connection_pool.release(self._connection)
+        return answers
+
+    def _reply(self, command: Command) -> Any:
+        try:
+            return self._client.parse_response(self._connection, str(command.words[0]), **command.options)
+        except redis_errors.ResponseError as error:
+            return error
+
+    def abandon(self) -> None:
+        """Give the answer up."""
+        self._connection.disconnect()
+        self._client.connection_pool.release(self._connection)
+
+
+async def exchange(client: redis.asyncio.Redis, commands: Sequence[Command]) -> list[Any]:
+    """The replies of one round trip in order, errors in their places. Raises redis-py's errors of a lost connection."""
+    pool: Any = client.connection_pool
+    connection: Any = await pool.get_connection()
+    try:
+        await connection.send_packed_command([piece for command in commands for piece in _pack(*command.words)])
+        return [await _reply(client, connection, command) for command in commands]
+    except BaseException:
+        await connection.disconnect(nowait=True)  # half of an answer may be in it still
+        raise
+    finally:
+        await pool.release(connection)
+
+
+async def _reply(client: redis.asyncio.Redis, connection: Any, command: Command) -> Any:
+    try:
+        return await client.parse_response(connection, str(command.words[0]), **command.options)
+    except redis_errors.ResponseError as error:
+        return error
+
+
+# --- Clients ---------------------------------------------------------------------------------------------------------
+
+# Clients of a Redis Cluster, for threads and for asyncio: redis-py's commands, sent to the node that has the key.
+#
+# They connect at their first command, as the clients of one server do. `exchange` is the pipeline: it follows
+# redirections, and a node that can't be reached fails its own commands only.
+
+
+ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
+_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+"""Options of a connection that reads the table: a hung node must not delay the answers of others."""
+
+
+class Cluster(redis.Redis):
+    """For threads. A command without a key goes to every primary, and the first one's reply is its reply."""
+
+    def __init__(self, nodes: Sequence[Address], **options: Any) -> None:
+        super().__init__(host=nodes[0][0], port=nodes[0][1], **options)
+        self.shards = Shards(nodes)
+        self._options = options
+        self._nodes: dict[Address, redis.Redis] = {}
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        command = Command(args, options)
+        if routing_key(args) is None:
+            replies = [Wire(node, [command]).replies()[0] for node in self.primaries()]
+        else:
+            replies = self.exchange([command])
+        return _first(replies)
+
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies in order, an exception in the place of each command that failed."""
+        return self.depart(commands).replies()
+
+    def depart(self, commands: Sequence[Command]) -> Routed:
+        """The first half of `exchange`."""
+        return Routed(self, commands)
+
+    def primaries(self) -> list[redis.Redis]:
+        """A client of each primary. Raises redis-py's ConnectionError while no node answers."""
+        self.learn()
+        return [self._node(place) for place in self.shards.primaries]
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.run_all")
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.close()
+        super().close()
+
+    def send(self, batches: Sequence[Batch], routing: Routing) -> list[tuple[Batch, Wire]]:
+        """Send the batches; one whose node can't be reached has failed."""
+        sent: list[tuple[Batch, Wire]] = []
+        for batch in batches:
+            try:
+                sent.append((batch, Wire(self._node(batch.place), list(routing.packed(batch)))))
+            except ABSENT as error:
+                routing.failed(batch, error)
+        return sent
+
+    def _node(self, place: Address) -> redis.Redis:
+        if place not in self._nodes:
+            self._nodes[place] = redis.Redis(host=place[0], port=place[1], **self._options)
+        return self._nodes[place]
+
+    def learn(self) -> None:
+        """Read the table again if it is stale."""
+        last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
+        for place in self.shards.sources if self.shards.stale else ():
+            options: dict[str, Any] = self._options | _SCOUTING
+            try:
+                with redis.Redis(host=place[0], port=place[1], **options) as scout:
+                    scout.response_callbacks.pop("CLUSTER SLOTS", None)
+                    ranges: Any = scout.execute_command("CLUSTER SLOTS")
+            except ABSENT as error:
+                last = error
+                continue
+            if ranges:
+                self.shards.learn(ranges, place)
+                return
+        if self.shards.stale:
+            raise last
+
+
+class Routed:
+    """Commands on their way to the nodes that have their keys."""
+
+    def __init__(self, cluster: Cluster, commands: Sequence[Command]) -> None:
+        self._cluster = cluster
+        self._routing = Routing(cluster.shards, commands)
+        self._sent = self._send()
+
+    def _send(self) -> list[tuple[Batch, Wire]]:
+        self._cluster.learn()
+        return self._cluster.send(self._routing.batches(), self._routing)
+
+    def replies(self) -> list[Any]:
+        """The replies in order, after all redirections; an exception in the place of each command that failed."""
+        while self._sent:
+            for batch, wire in self._sent:
+                try:
+                    self._routing.take(batch, wire.replies())
+                except ABSENT as error:
+                    self._routing.failed(batch, error)
+            self._sent = self._send()
+        return self._routing.replies
+
+
+class AsyncCluster(redis.asyncio.Redis):
+    """For asyncio, as `Cluster`."""
+
+    def __init__(self, nodes: Sequence[Address], **options: Any) -> None:
+        super().__init__(host=nodes[0][0], port=nodes[0][1], **options)
+        self.shards = Shards(nodes)
+        self._options = options
+        self._nodes: dict[Address, redis.asyncio.Redis] = {}
+        self._turn = itertools.count()
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        command = Command(args, options)
+        if routing_key(args) is None:
+            await self._learn()
+            sent = [self._send(place, [command]) for place in self.shards.primaries]
+            replies = [reply for [reply] in await asyncio.gather(*sent)]
+        else:
+            replies = await self.exchange([command])
+        return _first(replies)
+
+    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies in order, an exception in the place of each command that failed."""
+        routing = Routing(self.shards, commands)
+        await self._learn()
+        while batches := routing.batches():
+            await asyncio.gather(*(self._run(routing, batch) for batch in batches))
+        return routing.replies
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.arun_all")
+
+    def pubsub(self, **kwargs: Any) -> Any:
+        """Of the next node in turn: what is published anywhere reaches subscribers everywhere."""
+        places = self.shards.primaries or self.shards.sources
+        return self._node(places[next(self._turn) % len(places)]).pubsub(**kwargs)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        for node in self._nodes.values():
+            await node.aclose(close_connection_pool)
+        await super().aclose(close_connection_pool)
+
+    async def _run(self, routing: Routing, batch: Batch) -> None:
+        try:
+            routing.take(batch, await self._send(batch.place, list(routing.packed(batch))))
+        except ABSENT as error:
+            routing.failed(batch, error)
+
+    async def _send(self, place: Address, commands: Sequence[Command]) -> list[Any]:
+        pipeline = self._node(place).pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command.words, **command.options)
+        return await pipeline.execute(raise_on_error=False)
+
+    def _node(self, place: Address) -> redis.asyncio.Redis:
+        if place not in self._nodes:
+            self._nodes[place] = redis.asyncio.Redis(host=place[0], port=place[1], **self._options)
+        return self._nodes[place]
+
+    async def _learn(self) -> None:
+        """Read the table again if it is stale."""
+        last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
+        for place in self.shards.sources if self.shards.stale else ():
+            options: dict[str, Any] = self._options | _SCOUTING
+            try:
+                async with redis.asyncio.Redis(host=place[0], port=place[1], **options) as scout:
+                    scout.response_callbacks.pop("CLUSTER SLOTS", None)
+                    ranges: Any = await scout.execute_command("CLUSTER SLOTS")
+            except ABSENT as error:
+                last = error
+                continue
+            if ranges:
+                self.shards.learn(ranges, place)
+                return
+        if self.shards.stale:
+            raise last
+
+
+def _first(replies: Sequence[Any]) -> Any:
+    """The first reply; raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies[0]

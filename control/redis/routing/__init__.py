@@ -1,1 +1,0 @@
-"""Commands to the shards of a Redis Cluster."""

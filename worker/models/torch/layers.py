@@ -1,0 +1,564 @@
+"""Layers in torch: tensor-parallel, fused and quantized."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from control.errors import CompilerMissing, SettingsError
+from worker.collective.base import Link
+from worker.models.native.linear import PackedLinear, kept_as
+from worker.models.shard import (
+    DOWN,
+    UP,
+    LinearGroup,
+    RankWeights,
+    first_leaf,
+    groups_of,
+    have_biases,
+    have_inputs_first,
+    sizes_of,
+)
+from worker.native.compiled import compiler_missing
+from worker.native.host import INSTALL, INSTEAD
+from worker.native.library import Threads, reason_missing, threads_here
+from worker.selftest.shapes import Shapes
+from worker.tensors import as_array, as_tensor, number_type
+from worker.weights.sharding import ShardPlan, padded_share
+from worker.weights.stored_matrix import StoredMatrix, Weights
+
+# --- Packed weights --------------------------------------------------------------------------------------------------
+
+# Packed weights (native/linear.py) as modules of torch, for encoders and models whose forward is not C++.
+
+
+class NativeLinear(nn.Module):
+    """y = x · Wᵀ + b in float32. x (…, inputs) → y (…, outputs); see PackedLinear."""
+
+    def __init__(
+        self, parts: Sequence[Any], bias: Tensor | None, kinds: Sequence[torch.dtype | str], threads: Threads
+    ) -> None:
+        """`parts` (outputs, inputs): tensors, or stored matrices. Raises ValueError as PackedLinear."""
+        super().__init__()
+        stored = [part if isinstance(part, StoredMatrix) else as_array(part) for part in parts]
+        names = [str(kind).removeprefix("torch.") for kind in kinds]
+        self.packed = PackedLinear(stored, None if bias is None else as_array(bias), names, threads)
+        self.outputs = self.packed.outputs
+        self.inputs = self.packed.inputs
+        self.threads = threads
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of weights and bias."""
+        return self.packed.bytes
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return as_tensor(self.packed.product(as_array(inputs)))
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        """The weights of the outputs `ids` (…) as rows (…, inputs)."""
+        return as_tensor(self.packed.look_up(as_array(ids)))
+
+
+class PackedEmbedding(nn.Module):
+    """ids (…) → rows (…, hidden) in float32, looked up in packed weights: those of the tied head, or its own."""
+
+    def __init__(self, table: NativeLinear, embedding: nn.Module, own: bool = False) -> None:
+        """Replaces `embedding`, whose scale some families have. `own`: the table is no part of another module."""
+        super().__init__()
+        self.weight = torch.empty(table.outputs, 0)  # only to say how many rows there are
+        self.table = table if own else None
+        self._look_up = table.look_up
+        self._scale = getattr(embedding, "embed_scale", None)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self._look_up(ids)
+        return rows if self._scale is None else rows * self._scale
+
+
+# --- Weights as they are ---------------------------------------------------------------------------------------------
+
+# Weights as they are: any type, any device.
+
+
+class DenseLinear(nn.Module):
+    """y = x · Wᵀ + b. x (…, inputs) → y (…, outputs)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        # A parameter stays the same one: a tied head shares the embedding's.
+        self.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight, self.bias)
+
+
+def stacked(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The parts (rows, …) one under the other, always as a copy. A tensor of safetensors may be the mapped file, which
+    may change in place, and whose alignment would change the speed and the last bits of products."""
+    rows = sum(part.shape[0] for part in parts)
+    rows_of_all = torch.empty(rows, *parts[0].shape[1:], dtype=dtype, device=device)
+    for place, part in zip(rows_of_all.split([part.shape[0] for part in parts]), parts, strict=True):
+        place.copy_(part)
+    return rows_of_all
+
+
+# --- Embedding tables ------------------------------------------------------------------------------------------------
+
+# Embedding tables apart from a packed head: their rows in 16 bits.
+
+
+class HalfEmbedding(nn.Module):
+    """ids (…) → rows (…, hidden) in float32, from a table in the checkpoint's own 16-bit type, or float16. Replaces
+    transformers' embedding, also the scaled one of some families."""
+
+    def __init__(self, embedding: nn.Embedding, rows: Tensor) -> None:
+        super().__init__()
+        own = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float16
+        self.weight = nn.Parameter(torch.empty(rows.shape, dtype=own).copy_(rows), requires_grad=False)
+        self._scale: Tensor | None = getattr(embedding, "embed_scale", None)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = functional.embedding(ids, self.weight).float()
+        return rows if self._scale is None else rows * self._scale
+
+
+# --- The layer of a weight -------------------------------------------------------------------------------------------
+
+# Which linear layer holds a model's weights, by what was asked for and what the machine can do.
+
+
+Matrix = Tensor | StoredMatrix
+"""A matrix (outputs, inputs) as stored: plain numbers, or quantized ones."""
+
+Pack = Callable[[list[Any], Tensor | None], nn.Module]
+"""(weights of layers that share their input, as stored, each (outputs, inputs); their biases joined) → one layer."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a model's linear layers are kept: made by `pack`, in an order of their own where `packed`."""
+
+    pack: Pack
+    packed: bool
+    quantized: bool
+    shares_tables: bool = False
+    """True if an embedding can be looked up in the head that `pack` made of the same table."""
+    rounds_tables: bool = False
+    """True if such a look-up gives rows in 8 bits. Families that scale their embedding have the table apart: its
+    rounding would be scaled too."""
+
+    threads: Threads | None = None
+    """Those of the C++ products; None where torch computes the layers."""
+
+    def keeps_stored_rows(self, table: Matrix) -> bool:
+        """True if an embedding stays apart from the head, in the 16 bits in which it is stored. A packed head allows no
+        look-up; a float32 table beside it would double the memory."""
+        if isinstance(table, StoredMatrix):
+            return False
+        return self.quantized or (self.packed and table.dtype in (torch.float16, torch.bfloat16))
+
+
+def packing(
+    quant: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    kinds: Iterable[str] | None = None,
+    shapes: Shapes | None = None,
+) -> Packing:
+    """How linear layers are kept: packed in float32 on a CPU that runs the C++ products, else dense in `dtype`.
+    `kinds`: those that the C++ products must have, by native/library.py; None: all. `shapes`: those that they are
+    checked with. Raises SettingsError for a `quant` where there are no C++ products."""
+    native = dtype == torch.float32 and device.type == "cpu"
+    threads = threads_here(kinds, shapes) if native else None
+    if threads is None:
+        if quant is not None:
+            raise _not_in_cpp(f"--quant {quant} is", INSTEAD)
+        return Packing(partial(_dense, dtype, device), packed=False, quantized=False)
+
+    def pack(parts: Sequence[Matrix], bias: Tensor | None) -> nn.Module:
+        return NativeLinear(parts, bias, [kept_as(part, quant) for part in parts], threads)
+
+    return Packing(
+        pack,
+        packed=True,
+        quantized=quant is not None,
+        shares_tables=True,
+        rounds_tables=quant == "int8",
+        threads=threads,
+    )
+
+
+def _dense(dtype: torch.dtype, device: torch.device, parts: Sequence[Matrix], bias: Tensor | None) -> nn.Module:
+    """Raises SettingsError for weights in blocks, which only the C++ products read."""
+    plain: list[Tensor] = []
+    for part in parts:
+        if isinstance(part, StoredMatrix) and part.in_blocks:
+            raise _not_in_cpp(f"weights in {part.kind} are", "Serve them with --dequantize on this host.")
+        plain.append(as_tensor(part.dequantized(number_type(dtype))) if isinstance(part, StoredMatrix) else part)
+    return DenseLinear(stacked(plain, dtype, device), None if bias is None else bias.to(device, dtype))
+
+
+def _not_in_cpp(what: str, remedy: str) -> SettingsError:
+    """The error for weights that only C++ computes; CompilerMissing where another start would end alike."""
+    reason = reason_missing() or "this model is not served in float32 on a CPU with AVX2"
+    missing = bool(reason_missing()) and compiler_missing()
+    install = f"{INSTALL} Or: " if missing else ""
+    return (CompilerMissing if missing else SettingsError)(
+        f"{what} computed in C++ only, but {reason}. {install}{remedy}"
+    )
+
+
+# --- Norms -----------------------------------------------------------------------------------------------------------
+
+# RMS norms as one call into torch instead of six.
+
+
+TOLERANCE = 1e-6
+
+
+class FusedRMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · weight over the last dimension, in float32. The weight may be None."""
+
+    def __init__(self, weight: Tensor | None, eps: float) -> None:
+        super().__init__()
+        self.weight = None if weight is None else nn.Parameter(weight, requires_grad=False)
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.rms_norm(hidden, hidden.shape[-1:], self.weight, self.eps)
+
+
+@torch.inference_mode()
+def fuse_norms(model: nn.Module) -> None:
+    """Replace every RMS norm of a float32 model that computes the same as torch's. Each norm is measured, because
+    formulas differ by family (some add one to the weight)."""
+    for path, parent in list(model.named_modules()):
+        for name, child in list(parent.named_children()):
+            if (fused := _equal(child)) is not None:
+                setattr(model.get_submodule(path), name, fused)
+
+
+def _equal(norm: Any) -> FusedRMSNorm | None:
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if "RMSNorm" not in type(norm).__name__ or not isinstance(eps, float):
+        return None
+    weighted = isinstance(weight, Tensor)
+    sample = torch.randn(4, *(weight.shape if weighted else (16,)), generator=torch.Generator().manual_seed(0))
+    expected = norm(sample)
+    for candidate in (weight.detach(), 1.0 + weight.detach()) if weighted else (None,):
+        fused = FusedRMSNorm(candidate, eps)
+        if torch.allclose(fused(sample), expected, rtol=TOLERANCE, atol=TOLERANCE):
+            return fused
+    return None
+
+
+# --- Fusing ----------------------------------------------------------------------------------------------------------
+
+# Linear layers of one input as one product: query, key and value, gate and up, and those of recurrent layers.
+
+
+def linear_groups(model: nn.Module, head: nn.Module) -> Iterator[LinearGroup]:
+    """Every linear layer but the head and those of UNPACKED, once. Siblings are joined where both all or none have a
+    bias."""
+    for path, parent in model.named_modules():
+        linears: dict[str, Any] = {
+            name: child for name, child in parent.named_children() if type(child) is nn.Linear and child is not head
+        }
+        # nn.Linear declares its bias as a parameter, and holds None.
+        yield from groups_of(path, {name: (one.in_features, one.bias is not None) for name, one in linears.items()})
+
+
+class FusedLinear(nn.Module):
+    """One product for siblings: whoever is asked first multiplies for all, the others take their part of the result."""
+
+    def __init__(self, linear: nn.Module, widths: list[int]) -> None:
+        super().__init__()
+        self.linear = linear
+        self._widths = widths
+        self._inputs: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+        self._unread = 0
+
+    def part(self, index: int, inputs: Tensor) -> Tensor:
+        """The outputs of sibling `index`, a view. The same input is known by its identity, so any order is right."""
+        if inputs is not self._inputs:
+            self._parts = self.linear(inputs).split(self._widths, -1)
+            self._inputs, self._unread = inputs, len(self._widths)
+        result = self._parts[index]
+        self._unread -= 1
+        if not self._unread:
+            # Nothing outlives its layer, and no tensor is ever taken for a later one.
+            self._inputs = None
+            self._parts = ()
+        return result
+
+
+def install_group(model: nn.Module, group: LinearGroup, linear: nn.Module, widths: list[int]) -> None:
+    """Put `linear`, which holds the whole group, where the group's layers were."""
+    parent: Any = model.get_submodule(group.parent)
+    if len(group.names) == 1:
+        setattr(parent, group.names[0], linear)
+        return
+    fused = FusedLinear(linear, widths)
+    setattr(parent, "_".join(group.names), fused)
+    for index, name in enumerate(group.names):
+        delattr(parent, name)
+        # Not a module: saves a look-up and a call through torch's hooks, per layer and step.
+        setattr(parent, name, partial(fused.part, index))
+
+
+# --- Experts ---------------------------------------------------------------------------------------------------------
+
+# Experts in torch: transformers keeps those of a layer in few tensors, a CPU that packs them as two layers each. They
+# are read by the names of single experts, however a checkpoint stores them.
+
+
+Combine = Callable[[Tensor], Tensor]
+"""The outputs of the first layer, gate before up → what the last matrix is multiplied by."""
+
+
+class PackedExperts(nn.Module):
+    """The experts of a layer as linear layers: `gate_up[i]` (hidden → 2 · width, or width
+    where they have no gate) and `down[i]` (width → hidden)."""
+
+    def __init__(self, gate_up: list[nn.Module], down: list[nn.Module], combine: Combine | None) -> None:
+        """`combine` is None where C++ computes them."""
+        super().__init__()
+        self.gate_up = nn.ModuleList(gate_up)
+        self.down = nn.ModuleList(down)
+        self._combine = combine
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """hidden (T, hidden), chosen (T, k) experts with their weights (T, k) → (T, hidden)."""
+        assert self._combine is not None
+        out = torch.zeros_like(hidden)
+        for expert in chosen.unique().tolist():
+            tokens, places = torch.where(chosen == expert)
+            outputs = self.down[expert](self._combine(self.gate_up[expert](hidden[tokens])))
+            out.index_add_(0, tokens, outputs * weights[tokens, places, None])
+        return out
+
+
+class PackedExpertsOfAll(PackedExperts):
+    """The same of a type whose experts get every row, multiplied by its weight: 0 where an expert was not chosen."""
+
+    def forward(self, weighted: Tensor) -> Tensor:  # type: ignore[override]  # as the module that it replaces
+        """weighted (experts · T, hidden), the rows of an expert side by side → the same shape."""
+        assert self._combine is not None
+        rows = weighted.chunk(len(self.gate_up))
+        pairs = zip(self.gate_up, self.down, rows, strict=True)
+        return torch.cat([down(self._combine(first(inputs))) for first, down, inputs in pairs])
+
+
+def clamped_swiglu(both: Tensor, slope: float, limit: float) -> Tensor:
+    """The gate of gpt_oss (transformers, models/gpt_oss/modeling_gpt_oss.py)."""
+    gate, up = both.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(slope * gate)
+
+
+def packed_experts(
+    weights: RankWeights, name: str, module: Any, converted: Callable[[str, Weights], Any], pack: Pack
+) -> PackedExperts:
+    """The rank's part of the experts `module`, named `name`, each expert read and packed by itself. `converted` takes
+    a tensor's name and its part as stored, and gives what `pack` takes."""
+    first = first_leaf(module)
+    layers: dict[str, list[nn.Module]] = {first: [], DOWN: []}
+    sizes = sizes_of(module, weights.family)
+    for leaf, linears in layers.items():
+        for expert in range(getattr(module, leaf).shape[0]):
+            parts = weights.expert(name, leaf, sizes, expert)
+            bias = torch.cat(_biases(weights, name, leaf, sizes, expert)) if have_biases(module) else None
+            linears.append(pack([converted(stored, part) for stored, part in parts], bias))
+    mixture = weights.family.experts
+    kind = PackedExpertsOfAll if mixture is not None and mixture.weighted_inputs else PackedExperts
+    return kind(layers[first], layers[DOWN], _combine(module))
+
+
+def read_experts(weights: RankWeights, name: str, leaf: str, module: Any) -> Any:
+    """The rank's part of what transformers' `module`, named `name`, of a layer's experts has as `leaf`."""
+    what = leaf.removesuffix("_bias")
+    sizes = sizes_of(module, weights.family)
+    experts = range(getattr(module, leaf).shape[0])
+    if leaf != what:
+        return torch.stack([_in_turn(_biases(weights, name, what, sizes, expert)) for expert in experts])
+    matrices = ([tensor_of(part) for _, part in weights.expert(name, what, sizes, expert)] for expert in experts)
+    if have_biases(module):
+        return torch.stack([_in_turn(parts).T for parts in matrices])
+    stacked = torch.stack([torch.cat(parts) for parts in matrices])
+    return stacked.transpose(1, 2) if have_inputs_first(module, weights.family) else stacked
+
+
+def tensor_of(stored: Any) -> Any:
+    """A stored array as a tensor over the same memory; a `StoredMatrix` is itself."""
+    return stored if isinstance(stored, StoredMatrix | Tensor) else as_tensor(stored)
+
+
+def _biases(weights: RankWeights, name: str, leaf: str, sizes: tuple[int, int], expert: int) -> list[Tensor]:
+    return [tensor_of(part) for part in weights.expert_biases(name, leaf, sizes, expert)]
+
+
+def _combine(module: Any) -> Combine | None:
+    """None for modules without an activation of their own."""
+    if hasattr(module, "alpha"):
+        return partial(clamped_swiglu, slope=module.alpha, limit=module.limit)
+    if not hasattr(module, "act_fn"):
+        return None
+    activation = module.act_fn
+    if first_leaf(module) == UP:
+        return activation
+
+    def gated(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return gated
+
+
+def _in_turn(parts: list[Tensor]) -> Tensor:
+    """A row of each part in turn."""
+    return torch.stack(parts, dim=1).flatten(0, 1)
+
+
+# --- Modules of several ranks ----------------------------------------------------------------------------------------
+
+# The modules that replace transformers' where ranks must exchange something. They exist only at tp 2 and more.
+
+
+class RowParallelLinear(nn.Module):
+    """y = Σ over ranks of x_rank · W_rankᵀ, then the bias once. x (…, inputs / ranks) → y (…, outputs). `partial` is
+    this rank's product, without a bias."""
+
+    def __init__(self, partial: nn.Module, bias: Tensor | None, link: Link) -> None:
+        super().__init__()
+        self.partial = partial
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._link = link
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0."""
+        return self._link.collective.rank == 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        whole = self._link.collective.all_reduce(self.partial(inputs))
+        return whole if self.bias is None else whole + self.bias
+
+
+class ReducedExperts(nn.Module):
+    """Experts whose inner width is split: each rank's output is a partial sum."""
+
+    def __init__(self, experts: nn.Module, link: Link) -> None:
+        super().__init__()
+        self.experts = experts
+        self._link = link
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._link.collective.all_reduce(self.experts(*args, **kwargs).contiguous())
+
+
+class WidthNorm(nn.Module):
+    """x / sqrt(mean(x²) + ε) · weight over a width that is split over the ranks: the ranks sum their squares."""
+
+    def __init__(self, norm: Any, link: Link) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._eps = norm.variance_epsilon
+        self._link = link
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.to(torch.float32)
+        collective = self._link.collective
+        squares = collective.all_reduce(wide.square().sum(-1, keepdim=True))
+        # Heads that several ranks keep count several times in both.
+        width = wide.shape[-1] * collective.world_size
+        return (self.weight * (wide * torch.rsqrt(squares / width + self._eps))).to(hidden.dtype)
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Each rank looks up the ids from `start` on that it holds; ids of others give zeros, and the sum is complete."""
+
+    def __init__(self, embedding: Any, start: int, link: Link) -> None:
+        super().__init__()
+        # Kept as a module: some families scale in their embedding's own forward.
+        self.embedding = embedding
+        self._start = start
+        self._link = link
+
+    @classmethod
+    def of(cls, embedding: nn.Module, start: int, link: Link) -> VocabParallelEmbedding:
+        """Around an embedding whose weights hold this rank's rows, from `start` on."""
+        if isinstance(embedding, nn.Embedding):
+            # Its own sizes, after its rows were cut. Only training reads padding_idx, and torch refuses one
+            # that is outside of the rank's rows.
+            embedding.num_embeddings = embedding.weight.shape[0]
+            embedding.padding_idx = None
+        return cls(embedding, start, link)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        local = ids - self._start
+        mine = (local >= 0) & (local < self.embedding.weight.shape[0])
+        vectors = self.embedding(local.where(mine, 0))
+        return self._link.collective.all_reduce(vectors.masked_fill(~mine.unsqueeze(-1), 0))
+
+
+class VocabParallelHead(nn.Module):
+    """Each rank scores its part of the vocabulary; all ranks get the whole. The last rank's part may be padded."""
+
+    def __init__(self, head: nn.Module, vocab_size: int, link: Link) -> None:
+        super().__init__()
+        self.head = head
+        self._vocab_size = vocab_size
+        self._link = link
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if not hidden.numel():
+            return hidden.new_empty(*hidden.shape[:-1], self._vocab_size)
+        return self._link.collective.all_gather(self.head(hidden))[..., : self._vocab_size]
+
+
+def split_vocabulary(model: Any, plan: ShardPlan, link: Link) -> None:
+    """Wrap embedding and head, whose weights hold this rank's rows already."""
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    vocab_size = model.config.vocab_size
+    start, _, _ = padded_share(vocab_size, plan.rank, plan.world_size)
+    model.set_output_embeddings(VocabParallelHead(head, vocab_size, link))
+    model.set_input_embeddings(VocabParallelEmbedding.of(embedding, start, link))
+
+
+def split_layers(model: nn.Module, plan: ShardPlan, link: Link) -> None:
+    """Wrap or adjust the modules that hold this rank's part by now and are no linear layers."""
+    for name, module in list(model.named_modules()):
+        role = plan.role(name)
+        if role is None:  # also of parts of a module that was wrapped here
+            continue
+        path, _, leaf = name.rpartition(".")
+        parent: Any = model.get_submodule(path)
+        match role:
+            case "experts":
+                setattr(parent, leaf, ReducedExperts(module, link))
+            case "width_norm" if hasattr(module, "variance_epsilon"):  # transformers'; C++ sums squares itself
+                setattr(parent, leaf, WidthNorm(module, link))
+            case "query_key_value" if hasattr(parent, "config"):
+                # The modelling code cuts the product by the numbers of heads.
+                parent.config = copy.copy(parent.config)
+                parent.config.num_attention_heads = plan.local_heads
+                parent.num_key_value_heads = plan.local_kv_heads
+            case _:
+                pass

@@ -1,1 +1,0 @@
-"""Layers: tensor-parallel, fused and quantized."""

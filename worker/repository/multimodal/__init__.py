@@ -1,1 +1,0 @@
-"""Checkpoints with images: their text part, and their image part."""

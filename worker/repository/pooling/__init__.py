@@ -1,1 +1,0 @@
-"""Models that give vectors or scores: sentence-transformers' files, and the gate for encoders; no torch."""
