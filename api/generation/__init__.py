@@ -1,1 +1,1 @@
-"""One request from its body to its last byte: admission, enqueue, its tokens from Redis, rendering, storage."""
+"""One request from body to last byte: admission, enqueue, feeds of its tokens, rendering, stored answers, truncation."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ops.chaos.checker import Transcript
+from ops.common.waiting import pause_after
 from ops.harness.client import CHAT, Base, Response, request
 
 SILENCE_LIMIT_S = 30.0
@@ -149,7 +150,7 @@ async def stream(
                 failures = failures + 1 if len(attempt.heard) == had else 0
                 index = (index + 1) % len(bases)
                 if failures:
-                    await asyncio.sleep(PAUSES_S[min(failures, len(PAUSES_S)) - 1])
+                    await asyncio.sleep(pause_after(failures, PAUSES_S))
     except TimeoutError:
         attempt.transcript.errors.append(f"no end within {LIMIT_S:.0f} s: {attempt.refusals}")
     attempt.ended = time.monotonic()

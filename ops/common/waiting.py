@@ -1,9 +1,9 @@
-"""Waiting for a condition."""
+"""Waiting for a condition, and between attempts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from control.errors import FurrowError
@@ -23,3 +23,12 @@ def until(condition: Callable[[], T | None], awaited: str, seconds: float = 30.0
             raise NotInTime(f"not within {seconds:g} s: {awaited}")
         time.sleep(tick)
     return value
+
+
+def pause_after(failures: int, pauses: Sequence[float]) -> float:
+    """Seconds before the next attempt after so many failures in a row; the last pause is repeated.
+
+    >>> [pause_after(failures, (0.1, 0.5)) for failures in (1, 2, 3)]
+    [0.1, 0.5, 0.5]
+    """
+    return pauses[min(failures, len(pauses)) - 1]

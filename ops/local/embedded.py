@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from control.errors import RedisUnavailable, SettingsError
 from control.listening import free_port
+from ops.common.waiting import pause_after
 from ops.local.memory import default_memory
 from ops.local.server_binary import ServerBinary, find_server
 
@@ -178,9 +179,9 @@ class EmbeddedServer:
             if self._stopping.is_set():
                 return
             _log().error("the private server ended; starting it again", status=status, last_words=self._last_words())
-            if self._stopping.wait(_PAUSES_S[min(crashes, len(_PAUSES_S) - 1)]):
-                return
             crashes += 1
+            if self._stopping.wait(pause_after(crashes, _PAUSES_S)):
+                return
             self._process = self._spawn()
 
     def _first_process(self) -> subprocess.Popen[bytes]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from ops.chaos.errors import Harm, NoEffect
 from ops.chaos.faults.fault import Fault
 from ops.chaos.faults.processes import proved
 from ops.chaos.system.target import Target
+from ops.harness.client import Base, request
 
 CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
 """A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL."""
@@ -153,24 +153,27 @@ class Client(threading.Thread):
     __hash__ = threading.Thread.__hash__
 
     def run(self) -> None:
-        self.text = ask(self.url + self.path, self.body)[1]
+        self.text = ask(self.url, self.path, self.body)[1]
         if self.body.get("background"):
-            one = f"{self.url}{self.path}/{json.loads(self.text)['id']}"
+            one = f"{self.path}/{json.loads(self.text)['id']}"
             while json.loads(self.text).get("status") in ("queued", "in_progress"):
                 time.sleep(0.1)
-                self.text = ask(one)[1]
+                self.text = ask(self.url, one)[1]
         self.ended = time.monotonic()
 
 
-def ask(url: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+def ask(url: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
     """Status and text of a whole answer or error."""
-    data = None if body is None else json.dumps(body).encode()
-    question = urllib.request.Request(url, data, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(question, timeout=ANSWER_WITHIN_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+
+    async def whole() -> tuple[int, str]:
+        method = "GET" if body is None else "POST"
+        async with (
+            asyncio.timeout(ANSWER_WITHIN_S),
+            request(Base.of(url), method, path, body=body or b"") as response,
+        ):
+            return response.status, (await response.read()).decode()
+
+    return asyncio.run(whole())
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
@@ -201,9 +204,9 @@ def give_up_the_sole_one(target: Target, folder: Path) -> str:
         target.until(lambda: all(client.ended for client in clients), f"clients of {SOLE} have the cause", 60.0)
         late = max(client.ended for client in clients) - told
         wrong = [client.text[-300:] for client in clients if str(folder) not in client.text]
-        refusals = [ask(target.urls[0] + bodies()[1][0], bodies()[1][1])]
+        refusals = [ask(target.urls[0], *bodies()[1])]
         while refusals[-1][0] != 503 and len(refusals) < REFUSALS:  # an API process looks at the farm once a second
-            refusals.append(ask(target.urls[0] + bodies()[1][0], bodies()[1][1]))
+            refusals.append(ask(target.urls[0], *bodies()[1]))
         wrong += [text for _, text in refusals if str(folder) not in text]
         if late > TOLD_WITHIN_S or wrong or refusals[-1][0] != 503:
             raise Harm(f"after {cause!r} the last client was told after {late:.1f} s; {wrong}; then {refusals[-1]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.common.waiting import NotInTime, until
+from ops.common.waiting import NotInTime, pause_after, until
 from tests import waiting
 
 
@@ -22,3 +22,8 @@ def test_until_of_the_tests_shows_its_condition() -> None:
     never_true = False
     with pytest.raises(TimeoutError, match="never_true"):
         waiting.until(lambda: never_true, 0.01)
+
+
+def test_the_last_pause_is_repeated() -> None:
+    """Of two pauses the second follows every later failure."""
+    assert [pause_after(failures, (0.1, 0.5)) for failures in (1, 2, 3, 9)] == [0.1, 0.5, 0.5, 0.5]
