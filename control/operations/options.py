@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from control.errors import SettingsError
 from control.operations.local_farms import local_farm
 from control.process import hide_argument
-from control.redis.urls import password_in
+from control.redis.address import password_in
 from control.settings import NAMING, redis_url_from_environment, redis_wait_s
 
 if TYPE_CHECKING:

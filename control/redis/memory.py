@@ -7,9 +7,9 @@ from typing import Any
 
 from redis import exceptions as redis_errors
 
+from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing import ABSENT, Cluster
-from control.redis.urls import address
 from control.sizes import in_words
 
 NEARLY_FULL = 0.9

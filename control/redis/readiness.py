@@ -9,12 +9,11 @@ from typing import Any
 from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
+from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing import ABSENT, Cluster
 from control.redis.transient import transient
-from control.redis.urls import address
-
-OLDEST_VERSION = (6, 2)
+from control.redis.versions import OLDEST_VERSION
 
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from control.control_group import GROUPS, OWN_GROUP, memory_limit
 from control.errors import SettingsError
-from control.host_memory import GROUPS, OWN_GROUP, memory_limit
 from control.sizes import parse_size
 
 MIB = 1024 * 1024

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from control.errors import SettingsError
-from control.redis.readiness import OLDEST_VERSION
+from control.redis.versions import OLDEST_VERSION
 
 VARIABLE = "FURROW_REDIS_SERVER"
 """Environment variable that names the binary."""

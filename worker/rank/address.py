@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 
 from control.errors import SettingsError
+from control.redis.address import endpoint
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.urls import endpoint
 from control.replies import Pong
 
 

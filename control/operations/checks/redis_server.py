@@ -12,8 +12,8 @@ from control.operations.checks.findings import Checks
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run, run_every
 from control.redis.memory import NEARLY_FULL
-from control.redis.readiness import OLDEST_VERSION
 from control.redis.round_trip import RoundTrip
+from control.redis.versions import OLDEST_VERSION
 from control.sizes import in_words
 
 Info = dict[str, Any]

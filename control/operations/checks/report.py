@@ -25,9 +25,9 @@ from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, facts_of_all
 from control.records import catalog
 from control.records.breaches import Breach, breaches_of
+from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
 from control.redis.routing import ABSENT, Cluster
-from control.redis.urls import address
 from control.replicas.health import Overview
 
 

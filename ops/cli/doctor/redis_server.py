@@ -21,12 +21,12 @@ from control.keys import PREFIX
 from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import REFUSED_WRITES, Info, check_info, check_mode, check_round_trip
+from control.redis.address import address, endpoint
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import connect, read, run
 from control.redis.round_trip import RoundTrip, measure
 from control.redis.routing import ABSENT, Cluster
 from control.redis.transient import lacks_right
-from control.redis.urls import address, endpoint
 
 GREETING_S = 0.3
 
