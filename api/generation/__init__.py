@@ -1,1 +1,1 @@
-"""One request from body to last byte: admission, enqueue, feeds of its tokens, rendering, stored answers, truncation."""
+"""One request from body to last byte: admission, enqueue, feeds of tokens, rendering, stored answers, truncation."""
