@@ -22,9 +22,11 @@ def folders(groups: Path, own_group: Path) -> Iterator[tuple[Path, str, str]]:
     with suppress(OSError, ValueError):
         for line in own_group.read_text(errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
-            root, names = groups, ("memory.max", "memory.current")
+            root = groups
+            names = ("memory.max", "memory.current")
             if controllers:
-                root, names = groups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                root = groups / "memory"
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
             if not controllers or "memory" in controllers.split(","):
                 own = root / path.lstrip("/")
                 yield from ((folder, *names) for folder in (own, *own.parents))

@@ -33,7 +33,8 @@ def available(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
     """Bytes that this process may still take, of the machine's and of its control group's."""
     free = psutil.virtual_memory().available
     for folder, limit_name, used_name in folders(groups, own_group):
-        limit, used = number_in(folder / limit_name), number_in(folder / used_name)
+        limit = number_in(folder / limit_name)
+        used = number_in(folder / used_name)
         if limit and used is not None:
             free = min(free, limit - used + _inactive(folder / "memory.stat"))
     return max(0, free)

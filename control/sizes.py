@@ -36,7 +36,8 @@ def in_words(size: int) -> str:
     >>> in_words(1536)
     '1.5 KiB'
     """
-    number, unit = float(size), "bytes"
+    number = float(size)
+    unit = "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if number < 1024 or unit == "TiB":
             break

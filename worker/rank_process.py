@@ -90,7 +90,8 @@ def begin(
     if rank:
         return Rank(*clients, spec.name, assignment.replica, rank_worker, counters)
     files = validation.inspect(Path(os.environ["FURROW_FOLDER"]), spec.images)
-    assets, address = assets_of(files, spec), rendezvous_address(clients[0])
+    assets = assets_of(files, spec)
+    address = rendezvous_address(clients[0])
     owner = f"{host_id()}/{os.getpid()}"
     leader = GroupLeader(clients, assignment, owner, files, assets, rank_worker, address, counters=counters)
     drain_on_signal(leader)

@@ -27,7 +27,8 @@ class PlotHistory:
     async def _run(self) -> None:
         overviews = self._models.overviews
         at = now_ms()
-        before, since = self._before, self._since_ms
+        before = self._before
+        since = self._since_ms
         self._before, self._since_ms = counts_of(overviews), at
         # The first round has nothing to compare with.
         if not since or not overviews or not await arun(self._client, take_turn()):

@@ -65,7 +65,8 @@ def chat_prompt(
     variable = _tools_variable(template)
     variables = _variables(request, assets, template, forms.form, offer, variable)
     images = None if assets.images is None else list[ImageSource]()
-    messages, config = template_messages(request.messages, images), assets.tokenizer_config
+    messages = template_messages(request.messages, images)
+    config = assets.tokenizer_config
     images = images or []
     warnings: list[tuple[str, str]] = []
     if offer is not None and forms.calls is None:
@@ -272,7 +273,8 @@ def render_continued(
 
     Raises TemplateFailed, and RequestError for a last message that can't be continued.
     """
-    last, at = messages[-1], f"messages[{len(messages) - 1}]"
+    last = messages[-1]
+    at = f"messages[{len(messages) - 1}]"
     if last["role"] != "assistant":
         raise RequestError(
             f"'continue_final_message' continues an assistant's message, but the last one has the role "

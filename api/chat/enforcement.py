@@ -67,7 +67,9 @@ class _Writer:
     """Writes the rules of one form."""
 
     def __init__(self, form: Form, vocabulary: Vocabulary, prompted: str) -> None:
-        self._form, self._vocabulary, self._prompted = form, vocabulary, prompted
+        self._form = form
+        self._vocabulary = vocabulary
+        self._prompted = prompted
 
     def calls(self, calls: CallForm, offer: Offer) -> list[str]:
         """The rules for one call of an offered function, and for as many as are wanted."""
@@ -102,7 +104,8 @@ class _Writer:
     def answer(self, answer: str) -> list[str]:
         """The rules for an answer in a demanded format, in the marks of the form."""
         opened, closed = self._form.answer
-        before, after = self.spelled(opened.removeprefix(self._prompted)), self.spelled(closed)
+        before = self.spelled(opened.removeprefix(self._prompted))
+        after = self.spelled(closed)
         return [f"answer: {before} format {after}".rstrip(), f"format: {answer}"]
 
     def reasoning(self, thinking: Thinking) -> list[str]:
@@ -224,7 +227,8 @@ def _text_in_json(function: Function) -> str | None:
     inner = in_json_string(grammar) if isinstance(grammar, str) and "pattern" not in value else None
     if inner is None:
         return None
-    head, tail = _quoted(f'{{{json.dumps(name)}: "'), _quoted('"}')
+    head = _quoted(f'{{{json.dumps(name)}: "')
+    tail = _quoted('"}')
     return f"{head} %lark {{\n{inner}\n}} {tail}"
 
 

@@ -74,7 +74,8 @@ def _with_line_breaks(own: Any, source: str, form: Form) -> Any:
     only that they may be there."""
     if form.calls is None or form.calls.shape.kind != "object" or form.calls.shape.listed or not form.calls.close:
         return own
-    opened, closed = form.calls.open[0].rstrip(), form.calls.close[0].strip()
+    opened = form.calls.open[0].rstrip()
+    closed = form.calls.close[0].strip()
     lines = source.replace("\\n", "\n")
     marks = {"open": opened + "\n" * (opened + "\n" in lines), "close": "\n" * ("\n" + closed in lines) + closed}
     field = {key: value for key, value in own["fields"]["tool_calls"].items() if not key.endswith("_pattern")}
@@ -99,7 +100,8 @@ def _form_name(source: str, vocabulary: Vocabulary) -> str | None:
 
 def _thinking(source: str, vocabulary: Vocabulary, form: Form | None = None) -> Thinking | None:
     for pair in [*(form.reasoning if form is not None else ()), *reasoning_pairs()]:
-        opened, closed = pair.open.strip(), pair.close.strip()
+        opened = pair.open.strip()
+        closed = pair.close.strip()
         closes = closed in source and closed.startswith(("</", "[/"))
         if opened in source or closes or (vocabulary.knows(opened) and vocabulary.knows(closed)):
             return Thinking(pair.open if form is not None and form.channels else opened, closed)

@@ -25,7 +25,9 @@ _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 
 
-_TOOLS, _IN_SYSTEM, _IN_USER = "described tools", 0, 1
+_TOOLS = "described tools"
+_IN_SYSTEM = 0
+_IN_USER = 1
 _TOOL_ROLE = re.compile(r"['\"]tool['\"]")
 _DESCRIPTION = """\
 You can call these functions. Their parameters are JSON schemas.

@@ -259,7 +259,10 @@ def _filter(value: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return made
 
 
-_LOOP, _SLICE, _CONCAT, _COMPARE = " loop", " slice", " concat", " compare"
+_LOOP = " loop"
+_SLICE = " slice"
+_CONCAT = " concat"
+_COMPARE = " compare"
 """Names that no source can write."""
 
 

@@ -20,7 +20,9 @@ class RelaxedGrammar:
 
     def __init__(self, prefix: str, quote: str, *, python: bool) -> None:
         """`quote` is the mark around a text, as Lark."""
-        self._prefix, self._quote, self._python = prefix, quote, python
+        self._prefix = prefix
+        self._quote = quote
+        self._python = python
         self._root: Schema = {}
         self._count = 0
         self.rules: list[str] = []
@@ -52,10 +54,12 @@ class RelaxedGrammar:
             name = key if bare and (not self._python or _BARE.fullmatch(key)) else json.dumps(key)
             separator = pair if bare else ": " if self._python else ":"
             member = self._rule(f"{json.dumps(name + separator)} {self._value(value, depth + 1)}")
-            first, more = f"{member} {following}", f"{comma} {member} {following}"
+            first = f"{member} {following}"
+            more = f"{comma} {member} {following}"
             if key not in required:
                 first, more = f"{first} | {started}", f"{more} | {following}"
-            started, following = self._rule(first), self._rule(more)
+            started = self._rule(first)
+            following = self._rule(more)
         return started
 
     def _value(self, schema: Any, depth: int) -> str:

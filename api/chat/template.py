@@ -119,7 +119,8 @@ class MeteredTemplate:
 
     def __init__(self, source: str) -> None:
         self._metered: Metered | None = None
-        self._unfit, self._wrong = "", ""
+        self._unfit = ""
+        self._wrong = ""
         """Why it needs a process, and why it is no template."""
         try:
             self._metered = metered(source, _metered_environment())

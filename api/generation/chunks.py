@@ -423,10 +423,14 @@ class Durations:
         )
 
 
-_TEXT, _FINISH, _USAGE, _DONE = 1, 2, 3, 4
+_TEXT = 1
+_FINISH = 2
+_USAGE = 3
+_DONE = 4
 """Parts of an entry, in the order in which they are sent. Before entry 1, part k+1 of seq 0 opens choice k."""
 
-TEXT_BYTES, SCORE_BYTES = 4, 30
+TEXT_BYTES = 4
+SCORE_BYTES = 30
 """Of a token in an answer, and of one log probability, about."""
 
 

@@ -135,7 +135,9 @@ def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: 
 
 
 CLEARED = "[The result of this call was cleared to save context.]"
-_TRIGGER_TOKENS, _KEPT_USES, _KEPT_TURNS = 100_000, 3, 1
+_TRIGGER_TOKENS = 100_000
+_KEPT_USES = 3
+_KEPT_TURNS = 1
 """Anthropic's defaults."""
 
 

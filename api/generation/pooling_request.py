@@ -196,7 +196,8 @@ def _too_long(place: str, param: str, tokens: int, context: int, bound: str = ""
     return error
 
 
-PACK_INPUTS, PACK_TOKENS = 32, 1_024
+PACK_INPUTS = 32
+PACK_TOKENS = 1_024
 """Inputs and tokens of one request of the queue, or one input of any length: so small that tenants take turns."""
 
 

@@ -109,7 +109,9 @@ class Caller:
 
 ENTRY_BYTES = 20
 """Of an entry of the log in JSON without log probabilities, about."""
-TURN_ENTRIES, TURN_SCORED, TURN_PROMPTS = 1024, 64, 1
+TURN_ENTRIES = 1024
+TURN_SCORED = 64
+TURN_PROMPTS = 1
 """Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
 costs thirty times as much, and one of a prompt has many tokens."""
 
@@ -457,7 +459,8 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
             session.check_loading()
             if stage != shown_stage and (comment := renderer.load_stage(stage)):
                 yield comment
-                shown_stage, sent_at = stage, request_log.waited
+                shown_stage = stage
+                sent_at = request_log.waited
         pause = settings.keep_alive - (request_log.waited - sent_at)
         if pause <= 0.01:
             yield renderer.keep_alive()

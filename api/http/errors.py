@@ -109,7 +109,8 @@ class Problem(msgspec.Struct):
         return headers
 
 
-_LONGEST_MESSAGE, _LONGEST_PARAM = 2000, 200
+_LONGEST_MESSAGE = 2000
+_LONGEST_PARAM = 200
 """Characters. A message has the value that is refused, which may be megabytes."""
 _LONGEST_RETRY_S = 60.0
 """SDKs wait no longer, whatever they are told."""

@@ -18,14 +18,25 @@ from typing import Protocol
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """Of RFC 6455: what a server adds to the client's key."""
 _KEY_BYTES = 16
-_CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0, 1, 2, 8, 9, 10
+_CONTINUATION = 0
+_TEXT = 1
+_BINARY = 2
+_CLOSE = 8
+_PING = 9
+_PONG = 10
 _MOST_CONTROL = 125
 _MOST_WAITING = 4
 """Messages that wait to be handled; no more are read until one is."""
 _PING_S = 30.0
 
-NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_TEXT, NOT_UTF8, TOO_LARGE = 1000, 1001, 1002, 1003, 1007, 1009
-UNEXPECTED, TRY_LATER = 1011, 1013
+NORMAL = 1000
+GOING_AWAY = 1001
+PROTOCOL_ERROR = 1002
+NOT_TEXT = 1003
+NOT_UTF8 = 1007
+TOO_LARGE = 1009
+UNEXPECTED = 1011
+TRY_LATER = 1013
 """Codes with which a connection closes."""
 
 
@@ -172,7 +183,8 @@ class WebSocket:
         data = self._data
         if len(data) < 2:
             return False
-        final, opcode = data[0] >> 7, data[0] & 15
+        final = data[0] >> 7
+        opcode = data[0] & 15
         size = data[1] & 127
         masked = data[1] >> 7
         if data[0] & 0x70 or not masked or (opcode & 8 and (not final or size > _MOST_CONTROL)):

@@ -12,7 +12,8 @@ _PIECES = 1024
 """Pieces of a text that are tokenised together."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
 """Before a file of context where the family has no mark for files, as in llama.cpp."""
-_PROJECT, _THIS_FILE = "myproject\n", "filename\n"
+_PROJECT = "myproject\n"
+_THIS_FILE = "filename\n"
 """Names in the repository-level form, as in llama.cpp."""
 _NAME_TOKENS = 64
 """More than such a name has in any vocabulary."""

@@ -85,9 +85,11 @@ async def list_tags(request: Http) -> Response[Any]:
 @get("/api/ps")
 async def list_running(request: Http) -> Response[Any]:
     """The models that the caller may use and that are loaded now."""
-    process, running = process_of(request), list[RunningModel]()
+    process = process_of(request)
+    running = list[RunningModel]()
     for name in await _names(request):
-        overview, assets = process.models.overview(name), process.models.assets(name)
+        overview = process.models.overview(name)
+        assets = process.models.assets(name)
         if overview is not None and overview.state == "loaded" and assets is not None:
             running.append(
                 RunningModel(
@@ -115,7 +117,8 @@ async def show_model(request: Http) -> Response[Any]:
     async with text_of(request) as body:
         name = decode_body(body, ModelToShow).named
         served = await model_for(request, name)
-    overview, assets = process_of(request).models.overview(name), served.assets
+    overview = process_of(request).models.overview(name)
+    assets = served.assets
     parameters = _parameters(assets.generation_config)
     info: dict[str, Any] = {
         "general.architecture": ARCHITECTURE,
@@ -165,7 +168,8 @@ def _answer(answer: Shape) -> Response[Any]:
 
 async def _names(request: Http) -> list[str]:
     """Every model name that the caller may use. Raises as `identity_of`."""
-    identity, models = identity_of(request), process_of(request).models
+    identity = identity_of(request)
+    models = process_of(request).models
     if not models.seen:
         await models.look()
     return [name for name in models.names if identity.may_use(name, models.real_name(name))]
@@ -204,7 +208,8 @@ def _digest(process: Process, name: str) -> str:
     """SHA-256 of the model's own name, the fingerprint of its files and its chat template. Clients take models with one
     digest for the same, and remember by it what a model can do."""
     models = process.models
-    backend, assets = _backend(models.overview(name)), models.assets(name)
+    backend = _backend(models.overview(name))
+    assets = models.assets(name)
     parts = [
         models.real_name(name),
         backend.weights if backend is not None else "",
@@ -276,8 +281,11 @@ async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator
     Raises SettingsError or ModelUnavailable for one that fails, ShuttingDown, ClientDisconnected, RedisUnavailable, and
     Unauthorized once the key has ended.
     """
-    process, client, clock = process_of(request), client_of(request.scope), asyncio.get_running_loop().time
-    said, said_at = PullStatus(status="pulling manifest"), clock()
+    process = process_of(request)
+    client = client_of(request.scope)
+    clock = asyncio.get_running_loop().time
+    said = PullStatus(status="pulling manifest")
+    said_at = clock()
     yield said
     while True:
         await process.models.look()
@@ -294,7 +302,8 @@ async def _progress(request: Http, name: str, *, is_new: bool) -> AsyncGenerator
         status = _status(overview)
         if status != said or clock() - said_at > _SAY_EVERY_S:
             yield status
-            said, said_at = status, clock()
+            said = status
+            said_at = clock()
         process.shutdown.refuse_when_draining()
         if client.gone():
             raise ClientDisconnected

@@ -31,8 +31,22 @@ _COMMON = {
     "ESCAPED_STRING": r'/"([^"\\\n]|\\[^\n])*"/',
 }
 """Of Lark's library, those that match characters with an escape."""
-_UNCHANGED = ("DIGIT", "HEXDIGIT", "INT", "SIGNED_INT", "DECIMAL", "FLOAT", "SIGNED_FLOAT", "NUMBER", "SIGNED_NUMBER",
-              "LCASE_LETTER", "UCASE_LETTER", "LETTER", "WORD", "CNAME")  # fmt: skip
+_UNCHANGED = (
+    "DIGIT",
+    "HEXDIGIT",
+    "INT",
+    "SIGNED_INT",
+    "DECIMAL",
+    "FLOAT",
+    "SIGNED_FLOAT",
+    "NUMBER",
+    "SIGNED_NUMBER",
+    "LCASE_LETTER",
+    "UCASE_LETTER",
+    "LETTER",
+    "WORD",
+    "CNAME",
+)
 _ESCAPED = '"\\\n\r\t\b\f'
 _PLAIN = r'[^"\\\x00-\x1f]'
 _NAMED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}

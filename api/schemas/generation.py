@@ -24,12 +24,17 @@ MAX_PARTS = 4_096
 MAX_STOP_CHARACTERS = 1_024
 MAX_STOP_IDS = 1_024
 MAX_ALLOWED_IDS = 16_384
-MAX_BREAKERS, MAX_BREAKER_CHARACTERS = 16, 64
+MAX_BREAKERS = 16
+MAX_BREAKER_CHARACTERS = 64
 """Texts at which a repetition that DRY counts ends, and the characters of one."""
 MAX_BIASES = 4_096
-MAX_PAIRS, MAX_PAIR_NAME, MAX_LABEL = 16, 64, 512
+MAX_PAIRS = 16
+MAX_PAIR_NAME = 64
+MAX_LABEL = 512
 """OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label."""
-MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS_CHARACTERS = 1_024, 1_024, 65_536
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_CHARACTERS = 1_024
+MAX_BAD_WORDS_CHARACTERS = 65_536
 """Words, characters of one, and of all together."""
 MAX_BAD_WORD_TOKENS = 16_384
 """Tokens of all spellings of the bad words: they travel with the request, and a leader indexes them."""

@@ -25,9 +25,16 @@ class Part(msgspec.Struct, kw_only=True):
     """One part of a message or of a tool's output. Texts and images are served; the other types are refused by name."""
 
     type: Literal[
-        "input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
-        "input_image", "input_file", "input_audio",
-    ]  # fmt: skip
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "reasoning_text",
+        "summary_text",
+        "input_image",
+        "input_file",
+        "input_audio",
+    ]
     text: str | None = None
     refusal: str | None = None
     annotations: Any = None

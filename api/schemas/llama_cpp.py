@@ -15,8 +15,12 @@ from control.bounds import RANGES
 from control.errors import RequestError
 from control.messages import Sampling
 
-SETTINGS, PROMPTS, PROMPT_TOKENS = "generation_settings", "prompts", "prompt_tokens"
-FIELDS, SHOWS_IDS, FILLS = "response_fields", "return_tokens", "fills_context"
+SETTINGS = "generation_settings"
+PROMPTS = "prompts"
+PROMPT_TOKENS = "prompt_tokens"
+FIELDS = "response_fields"
+SHOWS_IDS = "return_tokens"
+FILLS = "fills_context"
 """Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown."""
 
 UNTIL_FULL = -2
@@ -192,7 +196,8 @@ def parse_native(body: bytes, warnings: Warnings | None = None) -> NativeComplet
     return completion
 
 
-_MOST_FIELDS, _LONGEST_FIELD = 64, 256
+_MOST_FIELDS = 64
+_LONGEST_FIELD = 256
 
 
 def _paths(request: NativeRequest) -> list[str]:

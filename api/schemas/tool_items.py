@@ -107,9 +107,14 @@ class ApplyPatchCallOutput(msgspec.Struct, kw_only=True):
 
 
 ToolItem = (
-    CustomToolCall | LocalShellCall | LocalShellCallOutput | ShellCall | ShellCallOutput | ApplyPatchCall
+    CustomToolCall
+    | LocalShellCall
+    | LocalShellCallOutput
+    | ShellCall
+    | ShellCallOutput
+    | ApplyPatchCall
     | ApplyPatchCallOutput
-)  # fmt: skip
+)
 KINDS: dict[str, type[ToolItem]] = {
     "custom_tool_call": CustomToolCall,
     "local_shell_call": LocalShellCall,

@@ -166,7 +166,8 @@ class Scale:
         match = _SCALE.fullmatch(str(replicas).strip())
         if match is None:
             raise SettingsError(f"replicas {replicas!r} is neither a number nor a range such as 0..4")
-        least, most = int(match[1]), int(match[2] or match[1])
+        least = int(match[1])
+        most = int(match[2] or match[1])
         if least > most:
             raise SettingsError(
                 f"replicas {least}..{most}: the first number is the least that run, the second the most; use "

@@ -123,7 +123,8 @@ def follow(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Deman
 def _noted(spec: ModelSpec, before: Demand, traffic: Traffic, now: int) -> Demand:
     """With the times that follow from what is seen."""
     came = traffic.enqueued - before.enqueued if before.requested else int(traffic.open)
-    pause_ms, used = before.pause_ms, before.used
+    pause_ms = before.pause_ms
+    used = before.used
     if came > 0 and before.requested:
         each = max(1, (now - before.requested) // came)
         pause_ms = (7 * pause_ms + each) // 8 if pause_ms else each
@@ -197,7 +198,9 @@ class Turns:
         """`room`: what is left beside all replicas that don't leave and those that are still to come; `emptied`: what
         there would be if all models on demand slept."""
         self._models = {model.spec.name: model for model in models}
-        self._room, self._emptied, self._now = room, emptied, now
+        self._room = room
+        self._emptied = emptied
+        self._now = now
         self._sleepers = sorted(
             (one for one in models if one.demand.replicas == 0 and one.traffic.queued and not one.spec.paused),
             key=lambda model: (model.demand.waiting, model.spec.name),
@@ -282,7 +285,8 @@ class Turns:
         """When the first of the sleepers has to be woken so that none of them waits longer than LONGEST_WAIT_MS, if
         they take turns in one room."""
         loads = [model.demand.load_ms for model in self._models.values() if model.demand.load_ms]
-        latest, before = list[int](), 0
+        latest = list[int]()
+        before = 0
         for model in self._sleepers:
             load_ms = model.demand.load_ms or max(loads, default=UNKNOWN_LOAD_MS)
             before += load_ms

@@ -313,7 +313,9 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
         ],
     )
     count = len(names)
-    beats, assignments, facts = replies[:count], replies[count : 2 * count], replies[2 * count :]
+    beats = replies[:count]
+    assignments = replies[count : 2 * count]
+    facts = replies[2 * count :]
     own = zip(names, beats, assignments, facts, strict=True)
     return [_host_card(name, name in drained, beat, held, known) for name, beat, held, known in own]
 
@@ -342,7 +344,8 @@ def _host_card(
 
 
 def _device_memory(beat: HostBeat, assignments: list[Assignment], facts: HostFacts | None) -> list[DeviceMemory]:
-    assigned, unknown = Counter[str](), set[str]()
+    assigned = Counter[str]()
+    unknown = set[str]()
     for one in assignments:
         for device, size in zip(one.devices, one.memory, strict=False):
             assigned[device] += size

@@ -103,7 +103,8 @@ class Asking:
 
     def __init__(self, held: Held, room: Room, uses: Uses) -> None:
         """`room`: beside all that hosts hold."""
-        self._room, self._uses = room, uses
+        self._room = room
+        self._uses = uses
         self._lenders = lenders(held, room.needs)
         self._asked: dict[tuple[str, str], int] = {}
         self._promised = Counter[str]()

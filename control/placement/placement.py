@@ -178,7 +178,10 @@ class Room:
         other = self.without({host_id: old})
         other.take(host_id, assignment)
         self._taken = other._taken
-        self.free, self.left, self.left_on, self.crowd = other.free, other.left, other.left_on, other.crowd
+        self.free = other.free
+        self.left = other.left
+        self.left_on = other.left_on
+        self.crowd = other.crowd
 
     def holds(self, host_id: str, size: int) -> bool:
         """True if so many bytes of the host's memory are left."""
@@ -238,7 +241,8 @@ class Room:
         get a half of what is left at most: they may never be awake together."""
         asleep = Counter[str]()
         for spec in specs:
-            need, missing = self.need_of(spec), count_of(spec, counts) - replicas.get(spec.name, 0)
+            need = self.need_of(spec)
+            missing = count_of(spec, counts) - replicas.get(spec.name, 0)
             if need is None or spec.unload:
                 continue
             size = sum(need.bytes_with(spec.kv_tokens or need.least_tokens))

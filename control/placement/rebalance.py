@@ -205,6 +205,7 @@ def _gain(move: Move, hosts: list[Host], held: Held, needs: Needs, shares: dict[
     memory = {host.id: max(1, host.memory or 0) for host in hosts}
     [moved] = [one for one in held[move.source] if is_moved(one, move)]
     size = _least(moved, needs)
-    source, target = shares[move.source], shares[move.target]
+    source = shares[move.source]
+    target = shares[move.target]
     changed = max(source - size / memory[move.source], target + size / memory[move.target])
     return max(source, target) - changed

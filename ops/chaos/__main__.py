@@ -117,7 +117,8 @@ def chaos(
     The exit status is 1 if a stream is not exact, if a strike has no proved effect, or if the farm does not recover.
     With --control it is 1 if every stream is exact, with --replay also if a token or a hash of logits differs.
     """
-    machine, same = describe(), True
+    machine = describe()
+    same = True
     click.echo(machine)
     sabotage = CONTROLS[control] if control else None
     if sabotage is not None and urls:

@@ -83,7 +83,8 @@ def _text(got: Transcript, expected: Transcript) -> list[str]:
     if got.text != expected.text:
         at = next((i for i, (a, b) in enumerate(zip(got.text, expected.text, strict=False)) if a != b), None)
         at = min(len(got.text), len(expected.text)) if at is None else at
-        had, wanted = got.text[at : at + SHOWN], expected.text[at : at + SHOWN]
+        had = got.text[at : at + SHOWN]
+        wanted = expected.text[at : at + SHOWN]
         found.append(f"from character {at} of {len(expected.text)} on it says {had!r}, not {wanted!r}")
     lengths = dict(zip(expected.places, expected.lengths, strict=True))
     for place, length in zip(got.places, got.lengths, strict=True):

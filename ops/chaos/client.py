@@ -128,7 +128,8 @@ class Refused(Exception):
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"{status} {body.decode(errors='replace')[:300]}")
-        self.status, self.final = status, status not in (429, 500, 502, 503)
+        self.status = status
+        self.final = status not in (429, 500, 502, 503)
 
 
 async def stream(
@@ -141,7 +142,8 @@ async def stream(
     attempt = Attempt(question, Transcript(), time.monotonic())
     begun(attempt)
     key = f"{draw.getrandbits(128):032x}"
-    index, failures = draw.randrange(len(bases)), 0
+    index = draw.randrange(len(bases))
+    failures = 0
     try:
         async with asyncio.timeout(LIMIT_S):
             while not attempt.transcript.done and not attempt.transcript.errors:
@@ -186,7 +188,8 @@ async def _connection(base: Base, attempt: Attempt, key: str) -> None:
 
 
 async def _read(response: Response, attempt: Attempt, silence: asyncio.Timeout) -> None:
-    transcript, loop = attempt.transcript, asyncio.get_running_loop()
+    transcript = attempt.transcript
+    loop = asyncio.get_running_loop()
     async for event_id, data, _ in response.events():
         attempt.heard.append(time.monotonic())
         silence.reschedule(loop.time() + SILENCE_LIMIT_S)

@@ -30,7 +30,9 @@ class Load:
 
     def __init__(self, urls: list[str], asked: list[Question], streams: int, seed: int) -> None:
         self._bases = [Base.of(url) for url in urls]
-        self._asked, self._streams, self._seed = asked, streams, seed
+        self._asked = asked
+        self._streams = streams
+        self._seed = seed
         self._running: dict[int, Attempt] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False

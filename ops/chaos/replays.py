@@ -27,7 +27,9 @@ from ops.common.sabotage import Sabotage
 KEEP_S = 86_400
 """Time for which requests of the run are kept."""
 AT_ONCE = 64
-STREAMS, QUESTIONS, LENGTH = 16, 16, 96
+STREAMS = 16
+QUESTIONS = 16
+LENGTH = 96
 """The load beside the replays."""
 THREADS = "2"
 """Of each rank, which has one during the run."""
@@ -126,7 +128,8 @@ def replay_some(target: Target, checked: Iterable[Checked], count: int, seed: in
     load = Load(target.urls, questions(target.spec.name, seed + 1, LENGTH, QUESTIONS), STREAMS, seed + 1)
     load.record()
     load.start()
-    outcome, logits = Outcome(gone=gone), Logits()
+    outcome = Outcome(gone=gone)
+    logits = Logits()
     _compare_all(target, kept, outcome)
     load.stop(target.until)
     assert target.logits is not None, "the farm notes no logits"
@@ -154,8 +157,10 @@ def _kept(target: Target, rids: Sequence[str], count: int) -> tuple[list[KeptReq
 
 def _compare_all(target: Target, kept: Sequence[KeptRequest], outcome: Outcome) -> None:
     """AT_ONCE run together; each is compared when it has ended."""
-    client, keys = target.client, ModelKeys(target.spec.name)
-    waiting, running = deque(kept), dict[str, KeptRequest]()
+    client = target.client
+    keys = ModelKeys(target.spec.name)
+    waiting = deque(kept)
+    running = dict[str, KeptRequest]()
     until = time.monotonic() + WITHIN_S
     while waiting or running:
         if time.monotonic() > until:

@@ -101,7 +101,8 @@ def strike_all(
 
 
 def _strike(target: View, load: Load, strike: Strike, since: float) -> Struck:
-    streams, began = load.running(since), time.monotonic()
+    streams = load.running(since)
+    began = time.monotonic()
     try:
         draw = random.Random(strike.seed)
         if isinstance(target, Target):

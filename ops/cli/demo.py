@@ -93,7 +93,10 @@ def show(address: str, question: str, strike: Callable[[], str] | None = None) -
     `strike` is called during the answer and returns a description.
     """
     print(f"user:  {question}\nmodel: ", end="", flush=True)
-    started, times, answer, reason = time.monotonic(), list[float](), "", None
+    started = time.monotonic()
+    times = list[float]()
+    answer = ""
+    reason = None
     for piece, finish in stream(address, question):
         if piece:
             times.append(time.monotonic())

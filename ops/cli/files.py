@@ -49,16 +49,18 @@ def list_models(as_json: bool) -> None:
     """
     models = cached_models()
     if as_json:
-        echo_json([
-            {
-                "name": one.name,
-                "path": str(one.path),
-                "bytes": one.bytes,
-                "used_at": _when(one),
-                "complete": one.complete,
-            }
-            for one in models
-        ])  # fmt: skip
+        echo_json(
+            [
+                {
+                    "name": one.name,
+                    "path": str(one.path),
+                    "bytes": one.bytes,
+                    "used_at": _when(one),
+                    "complete": one.complete,
+                }
+                for one in models
+            ]
+        )
         return
     if not models:
         click.echo(f"No model is downloaded; {cache_folder(None, os.environ)[0]} has none.")
@@ -158,7 +160,8 @@ def _all() -> list[Entry]:
 
 
 def _size(count: int) -> str:
-    size, unit = float(count), 0
+    size = float(count)
+    unit = 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

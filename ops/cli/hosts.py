@@ -156,7 +156,8 @@ def drain_replica(client: SyncRedis, model: str, replica: str, no_wait: bool) ->
 
 
 def _describe(client: SyncRedis, held: Assignment) -> str:
-    model, replica = held.spec.name, held.replica
+    model = held.spec.name
+    replica = held.replica
     if not held.withdrawn:
         return f"{model}:{replica} " + (
             "waits for its successor" if held.spec.surge else "stops before its successor starts (--in-place)"

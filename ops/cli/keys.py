@@ -120,7 +120,8 @@ def revoke(redis_url: str | None, key: str) -> None:
 def limits(redis_url: str | None, key: str, all_models: bool, **limits: Any) -> None:
     """Change the limits of KEY (an id or a name) that are given. Running requests are not affected."""
     client = connect_to_farm(redis_url)
-    found, changes = access.find(client, key), given(limits) | ({"models": []} if all_models else {})
+    found = access.find(client, key)
+    changes = given(limits) | ({"models": []} if all_models else {})
     if not changes:
         raise SettingsError(f"say what to change of {found.id}; `furrow keys limits --help` lists what there is")
     access.change(client, found, **changes)

@@ -170,7 +170,8 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
         while True:
             now = time.monotonic()
             try:
-                overview, hosts = health.overview(client, name), farm.living_hosts(client)
+                overview = health.overview(client, name)
+                hosts = farm.living_hosts(client)
             except RedisUnavailable as error:
                 if timeout is not None and now - began > timeout:
                     raise
@@ -190,7 +191,8 @@ def wait_until_rolled_out(client: SyncRedis, name: str, timeout: float | None) -
                 if replica.state == "failed" and replica.revision == overview.revision:
                     raise ModelUnavailable(name, "failed", f"replica {replica.replica}: {replica.detail}")
             if hosts:
-                worker_seen, said = now, False
+                worker_seen = now
+                said = False
             elif now - worker_seen > NO_WORKER_S and not said:
                 waiting.print(f"{name}: {NO_WORKER}")
                 said = True

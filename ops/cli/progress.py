@@ -57,7 +57,8 @@ class Waiting:
 
     def __init__(self, logs: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         """`logs`: other processes write to the terminal too, so that a bar is drawn for bytes only, not for words."""
-        self._logs, self._clock = logs, clock
+        self._logs = logs
+        self._clock = clock
         self._printed: Stage | None = None
         self._printed_at = -LINES_EVERY_S
         self._bar: Progress | None = None

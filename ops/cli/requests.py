@@ -212,7 +212,9 @@ def _answer(client: SyncRedis, model: str, rid: str) -> list[LogEntry]:
 
 def compare(kept: KeptRequest, entries: list[LogEntry]) -> tuple[bool, list[str]]:
     """True if one copy differs; and the outcome in lines."""
-    found, then, now = differences(kept, entries), fingerprints(kept.entries), fingerprints(entries)
+    found = differences(kept, entries)
+    then = fingerprints(kept.entries)
+    now = fingerprints(entries)
     lines = [_describe(one) for one in found]
     if then != now:
         known = [", ".join(names) or "unknown" for names in (then, now)]

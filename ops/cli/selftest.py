@@ -15,7 +15,8 @@ from ops.cli.tables import echo_table
 if TYPE_CHECKING:
     from worker.selftest import report
 
-SWITCHED_OFF, ABSENT = 1, 2
+SWITCHED_OFF = 1
+ABSENT = 2
 """Exit statuses: a kernel does not work; the device is not there."""
 
 
@@ -67,8 +68,10 @@ def selftest(device: str | None, model: Path | None, dtype: str, tp: int, as_jso
 
 
 def _print(made: report.Report) -> None:
-    click.echo(f"device: {made.device}; as torch reaches it: {made.limits.gigabytes_per_s:,.1f} GB/s copied, "
-               f"{made.limits.teraflops:,.2f} TFLOP/s multiplied")  # fmt: skip
+    click.echo(
+        f"device: {made.device}; as torch reaches it: {made.limits.gigabytes_per_s:,.1f} GB/s copied, "
+        f"{made.limits.teraflops:,.2f} TFLOP/s multiplied"
+    )
     click.echo("versions: " + ", ".join(f"{name} {version}" for name, version in made.versions.items()))
     from worker.selftest.report import rows_of
 

@@ -148,7 +148,8 @@ def serve(
         wait_until_served(client, specs, (host, port), supervisor.tend, lambda: bool(stopping))
         if not stopping:
             names = in_words([spec.name for spec in specs])
-            verb, url = "is" if len(specs) == 1 else "are", f"http://{host}:{port}"
+            verb = "is" if len(specs) == 1 else "are"
+            url = f"http://{host}:{port}"
             second = f", Ollama's clients at http://{host}:{ollama_port}" if ollama_port is not None else ""
             click.echo(f"{names} {verb} served at {url}/v1, the console at {url}/console/{second} (Ctrl-C stops)")
         while not stopping:

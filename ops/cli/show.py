@@ -90,11 +90,13 @@ def _shown(model: str, gguf: str | None, redis_url: str | None) -> ModelShown:
             what = "" if served is not None else "no model of a farm that --redis or REDIS_URL names, and "
             raise ModelFilesError(f"'{source}' is {what}no repository that is whole in this host's cache.")
         images = served.spec.images if served is not None else True
-        files, missing = summarize(inspect(place, images), images), None
+        files = summarize(inspect(place, images), images)
+        missing = None
     except (FurrowError, OSError) as error:
         if served is None:
             raise
-        files, missing = None, str(error)
+        files = None
+        missing = str(error)
     return ModelShown(name=model, source=source, files=files, files_missing=missing, served=served)
 
 
@@ -122,7 +124,8 @@ def _served(model: str, redis_url: str | None) -> Served | None:
 
 
 def _lines(shown: ModelShown) -> list[tuple[str, Any]]:
-    files, served = shown.files, shown.served
+    files = shown.files
+    served = shown.served
     lines: list[tuple[str, Any]] = [("model", shown.name), ("source", shown.source)]
     if files is not None:
         lines += _file_lines(files)
@@ -255,7 +258,8 @@ class _Tensor(NamedTuple):
 
 def summarize(files: ModelFiles, images: bool = True) -> ModelSummary:
     """Raises ModelFilesError, OSError where a file went away."""
-    config, pooling = files.config, pooling_of(files.config)
+    config = files.config
+    pooling = pooling_of(files.config)
     tensors = list(_gguf_tensors(files.gguf) if files.gguf is not None else _tensors(files.weights))
     return ModelSummary(
         kind="generate" if pooling is None else pooling.kind,
@@ -295,7 +299,8 @@ def _tensors(paths: list[Path]) -> Iterator[_Tensor]:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                shape, kind = tuple(entry["shape"]), str(entry["dtype"])
+                shape = tuple(entry["shape"])
+                kind = str(entry["dtype"])
                 yield _Tensor(name, kind.lower(), shape, end - begin, _weights(name, kind, shape))
 
 

@@ -47,7 +47,8 @@ class EventParser:
 
 
 def _event(raw: bytes) -> Event:
-    identity, lines = b"", list[bytes]()
+    identity = b""
+    lines = list[bytes]()
     for line in raw.splitlines():
         if line.startswith(b"data:"):
             lines.append(line[5:].removeprefix(b" "))

@@ -13,7 +13,8 @@ import httpx
 
 from ops.client.events import EventReader
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 _REAPPEARS_WITHIN_S = 5.0
 """Time after a loss of Redis's data in which an API process that follows a request restores it."""
 _AWAY = (502, 503)
@@ -67,8 +68,10 @@ class Exchange:
     """
 
     def __init__(self, request: httpx.Request, origins: Origins, patience: float, silence: float) -> None:
-        self._request, self._origins = request, origins
-        self._patience, self._silence = patience, silence
+        self._request = request
+        self._origins = origins
+        self._patience = patience
+        self._silence = silence
         self._at = origins.current
         self._failures = 0
         self._progress_at = time.monotonic()

@@ -29,7 +29,8 @@ class ResumingTransport(httpx.BaseTransport):
     ) -> None:
         self._inner = transport or httpx.HTTPTransport()
         self._origins = Origins(also)
-        self._patience, self._silence = patience, silence
+        self._patience = patience
+        self._silence = silence
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if not is_durable(request):
@@ -78,10 +79,13 @@ class _ResumedStream(httpx.SyncByteStream):
     """The bytes of an answer over all its connections."""
 
     def __init__(self, transport: ResumingTransport, exchange: Exchange, response: httpx.Response) -> None:
-        self._transport, self._exchange, self._response = transport, exchange, response
+        self._transport = transport
+        self._exchange = exchange
+        self._response = response
 
     def __iter__(self) -> Iterator[bytes]:
-        exchange, reader = self._exchange, self._exchange.reader
+        exchange = self._exchange
+        reader = self._exchange.reader
         while True:
             error = httpx.RemoteProtocolError("The stream ended in the middle of an answer.")
             try:

@@ -24,7 +24,8 @@ class AsyncResumingTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._inner = transport or httpx.AsyncHTTPTransport()
         self._origins = Origins(also)
-        self._patience, self._silence = patience, silence
+        self._patience = patience
+        self._silence = silence
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if not is_durable(request):
@@ -73,10 +74,13 @@ class _ResumedStream(httpx.AsyncByteStream):
     """The bytes of an answer over all its connections."""
 
     def __init__(self, transport: AsyncResumingTransport, exchange: Exchange, response: httpx.Response) -> None:
-        self._transport, self._exchange, self._response = transport, exchange, response
+        self._transport = transport
+        self._exchange = exchange
+        self._response = response
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        exchange, reader = self._exchange, self._exchange.reader
+        exchange = self._exchange
+        reader = self._exchange.reader
         while True:
             error = httpx.RemoteProtocolError("The stream ended in the middle of an answer.")
             try:

@@ -137,11 +137,14 @@ def compared(samples: list[list[object]]) -> Result:
     """`samples`: [context, continuation, the client's log-likelihood], as text, text and number."""
     if not samples:
         return Result(CHECK, False, "there were none")
-    reference, worst, where = Reference(), 0.0, ""
+    reference = Reference()
+    worst = 0.0
+    where = ""
     for context, continuation, told in samples:
         away = abs(float(str(told)) - reference.log_likelihood(str(context), str(continuation)))
         if away >= worst:
-            worst, where = away, f"{str(context)[-40:]!r} + {continuation!r}"
+            worst = away
+            where = f"{str(context)[-40:]!r} + {continuation!r}"
     return Result(CHECK, worst < WITHIN, f"{worst:.2g} apart at {where}")
 
 

@@ -52,7 +52,8 @@ from worker.repository.assets import read_assets
 
 START_LIMIT_S = 120.0
 TICK_S = 0.1
-STEP_S, IDLE_S = 0.002, 0.02
+STEP_S = 0.002
+IDLE_S = 0.02
 """Between two steps; while no request runs."""
 KV_TOKENS = 1 << 24
 """Large enough for any prompt; there is no such memory."""
@@ -166,7 +167,8 @@ class OrderedLeader(ScriptedLeader):
 @contextmanager
 def scripted_farm(model: str, data: Path, *options: str, form: str = DEMONSTRATION) -> Generator[str]:
     """Serve `model` by orders, in a form of `FORMS`; yields the API's URL. `options` are those of `furrow api`."""
-    address, stopping = (HOST, free_port(HOST, 0)), threading.Event()
+    address = (HOST, free_port(HOST, 0))
+    stopping = threading.Event()
     with EmbeddedServer(data) as redis_url:
         supervisor = Supervisor(part_environment(redis_url), say)
 

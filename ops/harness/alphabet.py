@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 SPECIAL = ("<unk>", "<s>", "</s>")
-BOS, EOS = 1, 2
+BOS = 1
+EOS = 2
 _RANGES = (
     range(0x0A, 0x0B),  # the line feed, then printable ASCII: any English text has tokens
     range(0x20, 0x7F),

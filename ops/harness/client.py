@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from control.errors import FurrowError
 from ops.client.events import Event, EventParser
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 LIMIT_S = 600.0
 """For a whole answer: far above any scenario's, so that only a hang reaches it."""
 

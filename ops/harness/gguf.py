@@ -28,7 +28,9 @@ Floats = NDArray[np.float32]
 _ALIGNMENT = 32
 _BLOCK = 32
 """Values that share a scale in the quantised types."""
-_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3
+_NORMAL = 1
+_UNKNOWN = 2
+_CONTROL = 3
 """Kinds of tokens."""
 
 NAMES = OUTER_NAMES | EXPERT_LAYER_NAMES
@@ -99,7 +101,8 @@ def _q4_k_m(name: str, depth: int) -> str:
     eighth of the layers and of every third one between."""
     if name in ("token_embd.weight", "output.weight"):
         return "q6k"
-    index, part = int(name.split(".")[1]), name.split(".")[2]
+    index = int(name.split(".")[1])
+    part = name.split(".")[2]
     eighth = depth // 8
     chosen = index < eighth or index >= 7 * depth // 8 or (index - eighth) % 3 == 2
     return "q6k" if chosen and part in ("attn_v", "ffn_down") else "q4k"
@@ -135,7 +138,8 @@ def gguf_name(name: str) -> str:
 
 def metadata(config: dict[str, Any]) -> dict[str, Any]:
     """The metadata that llama.cpp needs, by its keys."""
-    size, name = config["vocab_size"], ARCHITECTURES[config["model_type"]]
+    size = config["vocab_size"]
+    name = ARCHITECTURES[config["model_type"]]
     rope = config.get("rope_parameters") or config
     experts = {}
     if name == "qwen3moe":

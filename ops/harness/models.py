@@ -165,7 +165,9 @@ class Models:
     """One shape's files below `folder`, in both forms that engines read; those that are there already are taken."""
 
     def __init__(self, shape: str, folder: Path, dtype: str = "float32") -> None:
-        self._shape, self._dtype, self._folder = shape, dtype, folder / f"{shape}-{dtype}"
+        self._shape = shape
+        self._dtype = dtype
+        self._folder = folder / f"{shape}-{dtype}"
 
     def checkpoint(self) -> Path:
         """The folder as transformers keeps a model; made where it is not there, or is of another shape."""

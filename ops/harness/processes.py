@@ -109,7 +109,8 @@ class Meter:
 
 def _spent(pid: int) -> float:
     """CPU seconds of a process and its children."""
-    parent, total = psutil.Process(pid), 0.0
+    parent = psutil.Process(pid)
+    total = 0.0
     for process in [parent, *parent.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()

@@ -43,8 +43,11 @@ class ScriptedLeader:
     def __init__(
         self, client: SyncRedis, model: str, replica: str, decode: Decode, script: Script, room: int = 1000
     ) -> None:
-        self.client, self.model, self.replica = client, model, replica
-        self.script, self.room = script, room
+        self.client = client
+        self.model = model
+        self.replica = replica
+        self.script = script
+        self.room = room
         self.running: dict[str, RunningRequest] = {}
         self.fail_at: int | None = None
         """Entries after which every request ends with an error."""
@@ -54,7 +57,8 @@ class ScriptedLeader:
         self._tokens: dict[str, Sequence[int]] = {}
         self._lease: Lease | None = None
         self._tended = 0.0
-        self._adopting, self._after = False, ""
+        self._adopting = False
+        self._after = ""
 
     @property
     def lease(self) -> Lease:
@@ -63,7 +67,9 @@ class ScriptedLeader:
             self._lease = run(self.client, acquire(self.model, self.replica, "scripted", 1, weights="scripted"))
             if self._lease is None:
                 raise Lost(f"another leader holds replica {self.replica}")
-            self._tended, self._adopting, self._after = 0.0, True, ""
+            self._tended = 0.0
+            self._adopting = True
+            self._after = ""
         return self._lease
 
     def leave(self) -> None:
@@ -121,7 +127,8 @@ class ScriptedLeader:
     # --- parts of a turn --------------------------------------------------------------------------------------------
 
     def _tending(self) -> list[Call[Any]]:
-        lease, now = self.lease, time.monotonic()
+        lease = self.lease
+        now = time.monotonic()
         if now - self._tended < TEND_S:
             return []
         self._tended = now
@@ -141,7 +148,8 @@ class ScriptedLeader:
         while self._adopting:
             batch = run(self.client, requests.adopt(self.lease, self._after))
             self._begin(batch.requests)
-            self._after, self._adopting = batch.after, batch.more
+            self._after = batch.after
+            self._adopting = batch.more
 
     def _begin(self, claims: list[Claimed]) -> None:
         found = run_every(self.client, [requests.read_params(self.model, claimed.rid) for claimed in claims])
@@ -158,7 +166,8 @@ class ScriptedLeader:
             self.on_claim(claimed, request)
 
     def _speak(self, request: RunningRequest, sequence: choices.Sequence) -> None:
-        choice, sampling = sequence.choice, sequence.sampling
+        choice = sequence.choice
+        sampling = sequence.sampling
         if self.fail_at is not None and len(request.history) >= self.fail_at:
             request.append(choice, None, "error", "the logits were not finite")
         elif sequence.unscored:

@@ -42,7 +42,8 @@ class EmbeddedServer:
     """
 
     def __init__(self, folder: Path, binary: ServerBinary | None = None, memory: int | None = None) -> None:
-        self._folder, self._binary = folder, binary
+        self._folder = folder
+        self._binary = binary
         self._memory = memory or default_memory()
         self._password = ""
         self._port = 0

@@ -54,7 +54,10 @@ class Agent:
         supervisor: SupervisorClient,
         standby: Standby | None = None,
     ) -> None:
-        self._client, self._host, self._supervisor, self._standby = client, host, supervisor, standby
+        self._client = client
+        self._host = host
+        self._supervisor = supervisor
+        self._standby = standby
         reporter = Reporter(client, host.id)
         self.replicas = HostReplicas(client, redis_url, host.id, supervisor, standby, reporter)
         self._reconciler = Reconciler(client, host.id, self.replicas, reporter, host.memory)

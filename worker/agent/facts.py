@@ -205,7 +205,8 @@ def space(folder: Path, statvfs: Callable[[Path], Any] = os.statvfs) -> Space | 
         system = statvfs(there)
     except OSError:
         return None
-    total, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
+    total = system.f_blocks * system.f_frsize
+    free = system.f_bavail * system.f_frsize
     return Space(path=str(folder), total=total, free=free, unwritable=unwritable(there))
 
 
@@ -265,7 +266,9 @@ class FactsPublisher:
 
     def __init__(self, client: SyncRedis, host_id: str, ranks: Callable[[], Mapping[str, str]]) -> None:
         """`client`: one of its own; `ranks`: the version of each rank of this host."""
-        self._client, self._host_id, self._ranks = client, host_id, ranks
+        self._client = client
+        self._host_id = host_id
+        self._ranks = ranks
         self._files, self._probe = ModelFingerprints(), PortProbe()
 
     def start(self) -> None:

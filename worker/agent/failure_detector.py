@@ -54,7 +54,8 @@ class FailureDetector:
     """Judges one replica in every tick, by its heartbeats and its poison."""
 
     def __init__(self, client: SyncRedis, replica: ReplicaProcesses) -> None:
-        self._client, self._replica = client, replica
+        self._client = client
+        self._replica = replica
         self._seen: dict[int, int] = {}
         self._poisoned: tuple[int, float] | None = None
         # After a gap Redis was away or slow, or this agent was: silence does not count yet.
@@ -83,7 +84,9 @@ class FailureDetector:
     def judge(self, look: health.Look) -> None:
         """Forget failures of a group that is ready; kill ranks that hang. Raises RedisUnavailable."""
         model, name = self._replica.place
-        epoch, beats, poison = look.epoch, look.beats, look.poison
+        epoch = look.epoch
+        beats = look.beats
+        poison = look.poison
         if beats[0] is not None and beats[0].phase == "ready" and self._may_be_alive(beats[0]):
             if self._replica.attempts and not self._replica.draining:
                 health.write_status(self._client, model, name, "running", "")
@@ -239,13 +242,16 @@ class EngineStall:
         """How the process hangs, if it does; to be called at every look."""
         now = time.monotonic()
         if pid != self._pid:
-            self._pid, self._stopped_since, self._still_since = pid, now, now
+            self._pid = pid
+            self._stopped_since = now
+            self._still_since = now
         pids = group_of(pid)
         if not any(map(_is_stopped, pids)):
             self._stopped_since = now
         busy_s = seconds_of(pids) if loads else 0.0
         if not loads or busy_s != self._busy_s:
-            self._busy_s, self._still_since = busy_s, now
+            self._busy_s = busy_s
+            self._still_since = now
         if now - self._stopped_since > STOPPED_S:
             return f"has been stopped for {STOPPED_S:g} s"
         if now - self._still_since > LOAD_STALL_S:

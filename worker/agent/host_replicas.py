@@ -53,7 +53,8 @@ def read_host(
     models = sorted({model for model, _ in worlds})
     there = [catalog.is_there(model) for model in models]
     rest = iter(run_every(client, [*first, farm.assignments_of(host_id), *chain(*calls.values()), *chain(*there)]))
-    answers, assignments = [*islice(rest, len(first))], next(rest)
+    answers = [*islice(rest, len(first))]
+    assignments = next(rest)
     looks = {place: Look.of(list(islice(rest, len(parts)))) for place, parts in calls.items()}
     return answers, HostView(
         assignments={(one.spec.name, one.replica): one for one in assignments},
@@ -71,7 +72,8 @@ class Reporter:
     """Writes the status of replicas. Every method raises RedisUnavailable."""
 
     def __init__(self, client: SyncRedis, host_id: str) -> None:
-        self._client, self._host_id = client, host_id
+        self._client = client
+        self._host_id = host_id
 
     def report(
         self,
@@ -109,8 +111,12 @@ class HostReplicas:
         standby: Standby | None,
         reporter: Reporter,
     ) -> None:
-        self._client, self._redis_url, self._host_id = client, redis_url, host_id
-        self._supervisor, self._standby, self._reporter = supervisor, standby, reporter
+        self._client = client
+        self._redis_url = redis_url
+        self._host_id = host_id
+        self._supervisor = supervisor
+        self._standby = standby
+        self._reporter = reporter
         self.by_place: dict[Place, ReplicaProcesses] = {}
         self.detectors: dict[Place, FailureDetector] = {}
         self.exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()

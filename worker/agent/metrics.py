@@ -54,7 +54,8 @@ class RankCollector(Collector):
 
     def __init__(self, folder: Path, places: Callable[[], Collection[Place]]) -> None:
         """`places`: the replicas that this host has. Counters of others go with the last process."""
-        self._folder, self._places = folder, places
+        self._folder = folder
+        self._places = places
         self._open: dict[Path, tuple[int, Labels, Counters]] = {}
         """The files that are mapped, with their inodes."""
 
@@ -121,7 +122,8 @@ def _family(series: Series, ranks: list[tuple[Labels, Counters]]) -> Metric:
 
 def _buckets(series: Series, cells: list[float]) -> list[tuple[str, float]]:
     """The cumulative counts by upper bound, as Prometheus wants them."""
-    bounds, total = [*(repr(bound) for bound in series.bounds), "+Inf"], 0.0
+    bounds = [*(repr(bound) for bound in series.bounds), "+Inf"]
+    total = 0.0
     buckets: list[tuple[str, float]] = []
     for bound, count in zip(bounds, cells, strict=False):
         total += count
@@ -211,7 +213,8 @@ class FarmCollector(Collector):
 
     def __init__(self, client: SyncRedis, plans: Callable[[], bool]) -> None:
         """`client`: one of its own, as scrapes run in threads of the server."""
-        self._client, self._plans = client, plans
+        self._client = client
+        self._plans = plans
         self._seen: tuple[float, list[Metric]] = (0.0, [])
 
     def describe(self) -> Iterator[Metric]:
@@ -231,9 +234,11 @@ class FarmCollector(Collector):
 
     def _look(self) -> list[Metric]:
         client = self._client
-        overviews, hosts = health.overviews(client), farm.living_hosts(client)
+        overviews = health.overviews(client)
+        hosts = farm.living_hosts(client)
         letters = run_every(client, [count_letters(one.model) for one in overviews])
-        facts, drained = facts_of_all(client, farm.known_hosts(client)), farm.drained_hosts(client)
+        facts = facts_of_all(client, farm.known_hosts(client))
+        drained = farm.drained_hosts(client)
         used = GaugeMetricFamily("furrow_redis_used_bytes", "Memory that Redis uses.", labels=["server"])
         most = GaugeMetricFamily("furrow_redis_max_bytes", "Its maxmemory; 0: none is set.", labels=["server"])
         for server in server_memory(client):
@@ -342,7 +347,8 @@ class HostMetrics:
         Raises SettingsError for a value that is no address, and for a port in use that was asked for; an agent that
         follows another one goes on without metrics then.
         """
-        self._supervisor, self._chosen = supervisor, chosen
+        self._supervisor = supervisor
+        self._chosen = chosen
         self._registry = CollectorRegistry()
         self._agent: Measured | None = None
         self._server: MetricsServer | None = None
@@ -421,7 +427,8 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Callable[[], dict[str, Any]]) -> None:
         """`health`: the body of /health; without `ok` its status is 503. Raises OSError for a port in use."""
-        self._health, self._registry = health, registry
+        self._health = health
+        self._registry = registry
         self._server = make_server(host, port, self._answer, server_class=_Server, handler_class=_Handler)
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._stopping = False
@@ -448,7 +455,8 @@ class MetricsServer:
             self._server.handle_request()
 
     def _answer(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        path, method = environment.get("PATH_INFO", ""), environment.get("REQUEST_METHOD", "")
+        path = environment.get("PATH_INFO", "")
+        method = environment.get("REQUEST_METHOD", "")
         if method not in ("GET", "HEAD"):
             return _text(start, "405 Method Not Allowed", "Only GET is answered here.")
         if path == "/metrics":
@@ -461,7 +469,8 @@ class MetricsServer:
         return _text(start, "404 Not Found", "This agent serves /metrics and /health.")
 
     def _metrics(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        body, headers = generate_latest(self._registry), [("content-type", CONTENT_TYPE)]
+        body = generate_latest(self._registry)
+        headers = [("content-type", CONTENT_TYPE)]
         if "gzip" in environment.get("HTTP_ACCEPT_ENCODING", ""):
             body, headers = gzip.compress(body, compresslevel=1), [*headers, ("content-encoding", "gzip")]
         start("200 OK", [*headers, ("content-length", str(len(body)))])

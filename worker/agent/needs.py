@@ -175,7 +175,9 @@ AT_ONCE = 2
 
 class _Search(Generic[T]):
     def __init__(self, spec: ModelSpec, place: Path | None, read: Callable[[ModelSpec, Path], T]) -> None:
-        self.spec, self.place, self._read = spec, place, read
+        self.spec = spec
+        self.place = place
+        self._read = read
         self.result: T | None = None
         self.done = False
         self.late_at = time.monotonic() + PATIENCE_S

@@ -107,7 +107,8 @@ class OnDemand:
         models = [ModelOnDemand(spec, quiet[spec.name], Traffic()) for spec in specs if spec.name in quiet]
         changed = dict[str, Demand]()
         for spec, published, was_called, load in seen:
-            name, replicas = spec.name, replicas_of.get(spec.name, {})
+            name = spec.name
+            replicas = replicas_of.get(spec.name, {})
             demand = published or with_replicas(Demand(replicas=0), len(replicas) or spec.least_replicas, now)
             if name in stuck and not replicas:
                 demand = msgspec.structs.replace(with_replicas(demand, 0, now), waiting=demand.waiting or now)
@@ -126,7 +127,8 @@ class OnDemand:
         woken = self._wake(models, view, needs, awaited, now)
         changed |= woken.demands
         for model in models:
-            name, demand = model.spec.name, changed.get(model.spec.name, model.demand)
+            name = model.spec.name
+            demand = changed.get(model.spec.name, model.demand)
             if demand.detail != (detail := woken.waits.get(name, "")):
                 changed[name] = msgspec.structs.replace(demand, detail=detail)
         self._write(changed, {model.spec.name: model for model in models}, woken)

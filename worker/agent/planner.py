@@ -53,7 +53,8 @@ class Planner:
     """Stateless but for its clock: any agent may take over in the next turn."""
 
     def __init__(self, client: SyncRedis, unplaceable: Report) -> None:
-        self._client, self._unplaceable = client, unplaceable
+        self._client = client
+        self._unplaceable = unplaceable
         self._need_finder, self._assets_finder = Finder(need_apart), Finder(assets_of)
         self._uneven_finder = Finder(partial(need_apart, uneven=True))
         self._farm = FarmReader(client)
@@ -82,7 +83,9 @@ class Planner:
     def turn(self) -> bool:
         """Bring assignments in line with the desired models; True if that is not done yet."""
         view = self._farm.read(self.on_demand.quiet)
-        specs, held, hosts = view.specs, view.held, view.hosts
+        specs = view.specs
+        held = view.held
+        hosts = view.hosts
         living = {host.id for host in hosts}
         unattended = self._unattended(held, living)
         states: dict[str, set[Place]] = {"loaded": set(), "failed": set()}
@@ -151,7 +154,8 @@ class Planner:
     def _needs(self, view: FarmView) -> tuple[dict[str, ModelNeed], set[str]]:
         """The needs of models at the revisions that are desired, as far as they are known, and the models that are not
         placed yet because theirs is being found. Nothing is looked for where no host plans its memory."""
-        needs, awaited = dict(view.needs), set[str]()
+        needs = dict(view.needs)
+        awaited = set[str]()
         if all(host.memory is None for host in view.hosts):
             return {}, awaited
         first = _first_model(view)
@@ -211,7 +215,8 @@ class Planner:
         for host, one in (
             (host, one) for host, assignments in held.items() if host not in living for one in assignments
         ):
-            model, replica = one.spec.name, one.replica
+            model = one.spec.name
+            replica = one.replica
             beats = health.heartbeats(self._client, model, replica, one.spec.group_size)
             holder = run(self._client, lease.holder(model, replica))
             leads = 0 in one.ranks and holder is not None and holder.rpartition("/")[0] == host

@@ -40,7 +40,9 @@ OUT_OF_MEMORY = (
     "memory, or load the model with --quant or fewer --kv-tokens"
 )
 
-_GROUPS, _OWN_GROUP, _MACHINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/vmstat")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
+_MACHINE = Path("/proc/vmstat")
 _COUNT = re.compile(rb"^oom_kill (\d{1,18})$", re.MULTILINE)
 
 
@@ -75,7 +77,8 @@ class MemoryKills:
 
     def look(self) -> None:
         """Read the count. Call now and then: a kill of another process is not claimed long after."""
-        now, count = self._clock(), self._count()
+        now = self._clock()
+        count = self._count()
         self._kills = [at for at in self._kills if at > now - RECENT_S]
         self._kills += [now] * min(count - self._seen, 100)
         self._seen = count
@@ -106,9 +109,11 @@ def _files(groups: Path, own_group: Path) -> Iterator[Path]:
     with suppress(OSError, ValueError):
         for line in own_group.read_text(errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
-            root, name = groups, "memory.events"
+            root = groups
+            name = "memory.events"
             if controllers:
-                root, name = groups / "memory", "memory.oom_control"
+                root = groups / "memory"
+                name = "memory.oom_control"
             if not controllers or "memory" in controllers.split(","):
                 # In a container the path may be the host's, of which only the root is visible.
                 yield from (root / path.lstrip("/") / name, root / name)
@@ -133,8 +138,11 @@ class RankExits:
         reporter: Reporter,
         kills: MemoryKills | None = None,
     ) -> None:
-        self._client, self._supervisor, self._host_id = client, supervisor, host_id
-        self._replicas, self._reporter = replicas, reporter
+        self._client = client
+        self._supervisor = supervisor
+        self._host_id = host_id
+        self._replicas = replicas
+        self._reporter = reporter
         self._untold: deque[DeathNotice] = deque()
         self._kills = kills or MemoryKills(unclaimed_from=supervisor.records.get(KILLS))
 
@@ -190,7 +198,8 @@ class RankExits:
     def _tell(self, notice: DeathNotice) -> None:
         """Poison the epoch, free a dead leader's lock, and say what happens next. May be repeated."""
         exit, (model, name) = notice.exit, notice.exit.place
-        replica, kind = self._replicas.by_place[exit.place], poison_kind(exit.status)
+        replica = self._replicas.by_place[exit.place]
+        kind = poison_kind(exit.status)
         reason = run(self._client, health.end_reason(model, name, exit.rank, self._host_id, exit.pid))
         words = replica.last_words(exit.rank) if exit.status > 0 else ""  # who is killed says nothing of it
         said = reason or notice.killed_for or words or None

@@ -46,7 +46,10 @@ class Reconciler:
         memory: int | None = None,
     ) -> None:
         """`memory`: bytes that the ranks of this host may have together; None: it is not planned."""
-        self._client, self._host_id, self._replicas, self._reporter = client, host_id, replicas, reporter
+        self._client = client
+        self._host_id = host_id
+        self._replicas = replicas
+        self._reporter = reporter
         self._memory, self._needs = memory, Finder(need_apart)
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
@@ -129,7 +132,8 @@ class Reconciler:
         downloaded needs is told to placement, which assigns it or takes the replica back."""
         if self._memory is None:
             return True
-        spec, size = assignment.spec, sum(assignment.memory)
+        spec = assignment.spec
+        size = sum(assignment.memory)
         if not assignment.memory and self._starts_alone(assignment):
             return True
         if not assignment.memory:

@@ -226,7 +226,8 @@ class ReplicaProcesses:
     def _spawn_engine(self) -> ChildProcess:
         """Start the external engine, with its log in a file of its own."""
         spec = self.assignment.spec
-        settings, address = settings_of(spec.engine), self._engine_address
+        settings = settings_of(spec.engine)
+        address = self._engine_address
         check_adapter_files(spec)
         launch = Launch(
             model=Path(self.folder),
@@ -287,7 +288,8 @@ class ReplicaProcesses:
         return Ending(order=min(rank, 1))
 
     def _watch(self, rank: int, process: ChildProcess, past: bool = False) -> None:
-        place, pid = self.place, process.pid
+        place = self.place
+        pid = process.pid
         process.when_ended(lambda status: self.exits.put(Exit(place, rank, pid, status, past)))
 
     def adopt(self, rank: int, process: ChildProcess) -> None:
@@ -313,7 +315,8 @@ class ReplicaProcesses:
 
     def ready(self) -> None:
         """The group served: earlier failures are forgiven."""
-        self.attempts, self.served = 0, True
+        self.attempts = 0
+        self.served = True
         self.failures.clear()
 
     def note(self, rank: int, failure: Failure) -> None:
@@ -329,18 +332,22 @@ class ReplicaProcesses:
 
     def give_up(self, why: str, *, elsewhere: bool = False) -> None:
         """Start no rank any more, and end those that are left."""
-        self.failed, self.failed_elsewhere = why, elsewhere
+        self.failed = why
+        self.failed_elsewhere = elsewhere
         for rank in list(self.processes):
             self.kill(rank)
 
     def try_anew(self) -> None:
         """Start missing ranks at once, with all tries: what ended them was another replica's."""
-        self.attempts, self.due = 0, 0.0
+        self.attempts = 0
+        self.due = 0.0
 
     def start_over(self) -> None:
         """Start ranks again after it was given up."""
-        self.failed, self.failed_elsewhere = None, False
-        self.attempts, self.due = 0, 0.0
+        self.failed = None
+        self.failed_elsewhere = False
+        self.attempts = 0
+        self.due = 0.0
         self.failures.clear()
 
     def kill(self, rank: int, why: str = "") -> None:

@@ -69,7 +69,8 @@ class Standby:
     """At most one process, a child of the host's supervisor."""
 
     def __init__(self, redis_url: str, supervisor: SupervisorClient) -> None:
-        self._redis_url, self._supervisor = redis_url, supervisor
+        self._redis_url = redis_url
+        self._supervisor = supervisor
         self._process: ChildProcess | None = None
         self._asked: set[Preparation] = set()
         self._in_use: set[Preparation] = set()

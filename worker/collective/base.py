@@ -100,7 +100,10 @@ class Solo:
     """A group of one: nothing to exchange, and nothing is counted."""
 
     def __init__(self) -> None:
-        self.rank, self.world_size, self.name, self.count = 0, 1, "", 0
+        self.rank = 0
+        self.world_size = 1
+        self.name = ""
+        self.count = 0
         self.batch_invariant, self.waits = True, Waits()
 
     def all_reduce(self, tensor: Numbers) -> Numbers:

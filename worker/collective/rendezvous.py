@@ -48,7 +48,9 @@ class RedisStore:
     a rank waits for it."""
 
     def __init__(self, client: SyncRedis, keys: ReplicaKeys, epoch: int) -> None:
-        self._client, self._keys, self._epoch = client, keys, epoch
+        self._client = client
+        self._keys = keys
+        self._epoch = epoch
 
     def set(self, key: str, value: str) -> None:
         self._client.set(self._keys.meeting(self._epoch, key), value, px=MEETING_MS)
@@ -137,7 +139,9 @@ def join(
 
 
 def card_of(device: str, shared: bool) -> Card:
-    refusal, place, ways = "", "", list[str]()
+    refusal = ""
+    place = ""
+    ways = list[str]()
     if not shared:
         refusal = "switched off"
     elif device != "cpu":
@@ -183,7 +187,8 @@ def _lead(store: Store, own: Card, world_size: int, abort: Abort) -> tuple[Nativ
     """Rank 0's part: the shared memory if there is any, and `Offer.through_host`."""
     others = [_wait(store, f"card/{rank}", abort) for rank in range(1, world_size)]
     cards = [own, *(msgspec.json.decode(other, type=Card) for other in others)]
-    refusal, descriptor = refusal_of(cards), -1
+    refusal = refusal_of(cards)
+    descriptor = -1
     exchange: NativeExchange | None = None
     through_host = any(HOST in card.ways for card in cards)
     offer = Offer(pids=[card.pid for card in cards])
@@ -216,7 +221,8 @@ def _follow(store: Store, rank: int, abort: Abort) -> tuple[NativeExchange | Non
     offer = msgspec.json.decode(_wait(store, "offer", abort), type=Offer)
     if offer.refusal:
         return None, offer.through_host
-    exchange, answer = None, MAPPED
+    exchange = None
+    answer = MAPPED
     try:
         descriptor = shared_memory.open_of(offer.pids[0], offer.descriptor)
         try:
@@ -258,7 +264,8 @@ def _wait(store: Store, key: str, abort: Abort) -> bytes:
 
 
 AGREE_POLL_S = 0.02
-READY, FAILED = b"ready", b"failed"
+READY = b"ready"
+FAILED = b"failed"
 
 
 def all_ready(

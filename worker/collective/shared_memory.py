@@ -67,7 +67,8 @@ class Segment:
     """One rank's mapping. It stays until nothing refers to it; `descriptor` may be closed at once."""
 
     def __init__(self, descriptor: int, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.memory = mmap.mmap(descriptor, size(world_size))
 
     @property
@@ -148,7 +149,9 @@ def library() -> ctypes.CDLL | None:
     """The compiled exchanges; None where they can't be compiled. May take a second the first time on a host."""
     loaded = compiled.load(SOURCE)
     if loaded is not None:
-        group, address, number = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+        group = ctypes.c_void_p
+        address = ctypes.c_void_p
+        number = ctypes.c_int64
         for name in ("float", "double", "int64"):
             getattr(loaded, f"furrow_reduce_{name}").argtypes = [group, address, number]
         loaded.furrow_gather.argtypes = [group, address, address, number, number]
@@ -167,7 +170,9 @@ class NativeExchange:
         if loaded is None:
             raise OSError("the exchanges can't be compiled here")
         self._kept = segment, peers, abort
-        self._peers, self._abort, self._deadline_s = peers, abort, deadline_s
+        self._peers = peers
+        self._abort = abort
+        self._deadline_s = deadline_s
         self._group = _Group(
             base=segment.address,
             abort=abort.address,
@@ -183,7 +188,9 @@ class NativeExchange:
             np.dtype(np.float64): partial(loaded.furrow_reduce_double, self._address),
             np.dtype(np.int64): partial(loaded.furrow_reduce_int64, self._address),
         }
-        self._gather, self._broadcast, self._leave = loaded.furrow_gather, loaded.furrow_broadcast, loaded.furrow_leave
+        self._gather = loaded.furrow_gather
+        self._broadcast = loaded.furrow_broadcast
+        self._leave = loaded.furrow_leave
 
     def all_reduce(self, array: NDArray[Any]) -> None:
         """Sum in place, in the order of the ranks; float32, float64 or int64."""
@@ -252,7 +259,10 @@ class SharedMemoryCollective:
     """See Collective. Sums are taken in the order of the ranks, so every rank gets the same bits."""
 
     def __init__(self, exchange: NativeExchange, rank: int, world_size: int) -> None:
-        self.rank, self.world_size, self.name, self.count = rank, world_size, "shared memory", 0
+        self.rank = rank
+        self.world_size = world_size
+        self.name = "shared memory"
+        self.count = 0
         self.batch_invariant = True
         self.waits = Waits(exchange.waited_s)
         self._exchange: NativeExchange | None = exchange

@@ -60,7 +60,8 @@ class SequenceImages:
         """Positions in time, height and width of the tokens [start, stop): (3, stop - start) int64."""
         parts: list[Integers] = []
         for segment in self._segments:
-            begin, end = max(start, segment.start), min(stop, segment.stop)
+            begin = max(start, segment.start)
+            end = min(stop, segment.stop)
             if begin >= end:
                 continue
             within = np.arange(begin - segment.start, end - segment.start)
@@ -122,7 +123,8 @@ class EngineImages:
             if most is not None and len(row.tokens) > most:
                 return f"sequence {row.sid} has a row of {len(row.tokens)} tokens, and chunks have {most}"
             for image in images_of_row:
-                begin, end = max(image.start, row.offset), min(image.start + image.count, row.offset + len(row.tokens))
+                begin = max(image.start, row.offset)
+                end = min(image.start + image.count, row.offset + len(row.tokens))
                 part = row.tokens[begin - row.offset : max(begin, end) - row.offset]
                 if any(one != self.token for one in part):
                     return f"sequence {row.sid} has no placeholders where its image begins at {image.start}"
@@ -150,7 +152,8 @@ class EngineImages:
             return None
         parts: list[Integers] = []
         for row in rows:
-            start, stop = row.offset, row.offset + len(row.tokens)
+            start = row.offset
+            stop = row.offset + len(row.tokens)
             sequence = self._sequences.get(row.sid)
             parts.append(_text_axes(np.arange(start, stop)) if sequence is None else sequence.axes(start, stop))
         return np.concatenate(parts, axis=1)
@@ -163,11 +166,13 @@ class EngineImages:
         parts: list[Integers] = []
         sees_ahead = False
         for row in rows:
-            start, stop = row.offset, row.offset + len(row.tokens)
+            start = row.offset
+            stop = row.offset + len(row.tokens)
             ends = np.arange(start + 1, stop + 1)
             sequence = self._sequences.get(row.sid)
             for image in sequence.images if sequence is not None else ():
-                begin, end = max(image.start, start), min(image.start + image.count, stop)
+                begin = max(image.start, start)
+                end = min(image.start + image.count, stop)
                 if begin < end:
                     ends[begin - start : end - start] = end
                     sees_ahead = True
@@ -183,9 +188,11 @@ class EngineImages:
         first = 0
         for row in rows:
             sequence = self._sequences.get(row.sid)
-            start, stop = row.offset, row.offset + len(row.tokens)
+            start = row.offset
+            stop = row.offset + len(row.tokens)
             for image in sequence.images if sequence is not None else ():
-                begin, end = max(image.start, start), min(image.start + image.count, stop)
+                begin = max(image.start, start)
+                end = min(image.start + image.count, stop)
                 if begin >= end:
                     continue
                 features = self._features(image, collective)

@@ -36,7 +36,8 @@ def _scores_of_array(
 ) -> list[PromptToken | None]:
     best = threads.best_tokens(logits)
     most = min(most, logits.shape[1])
-    tokens, logprobs = np.empty((len(best), most), np.int64), np.empty((len(best), most), np.float32)
+    tokens = np.empty((len(best), most), np.int64)
+    logprobs = np.empty((len(best), most), np.float32)
     structs = (library.Sampled * len(best))()
     for index, struct in enumerate(structs):
         struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
@@ -80,7 +81,9 @@ class PromptScorer:
         self, targets: Mapping[int, ScoreTarget], places: list[tuple[int, int]], threads: Threads | None
     ) -> None:
         """`places` are (sid, position) of the forward's scored positions, in order; `threads` as in `score`."""
-        self._targets, self._places, self._threads = targets, places, threads
+        self._targets = targets
+        self._places = places
+        self._threads = threads
         self._tokens: dict[int, list[PromptToken]] = {sid: [] for sid in targets}
         self._failed: dict[int, str] = {}
 

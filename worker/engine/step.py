@@ -277,10 +277,13 @@ class CommandCheck:
 
     def row(self, row: Row, cached: int | None) -> None:
         """That a row goes on where its sequence's cache, of `cached` positions, ends."""
-        sid, tokens, offset = row.sid, row.tokens, row.offset
+        sid = row.sid
+        tokens = row.tokens
+        offset = row.offset
         if not tokens:
             raise self._error("bad_request", f"sequence {sid} has a row without tokens")
-        lowest, highest = min(tokens), max(tokens)
+        lowest = min(tokens)
+        highest = max(tokens)
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise self._error("bad_request", f"sequence {sid} has token {wrong}; the vocabulary has {self._vocab_size}")
@@ -310,7 +313,8 @@ class CommandCheck:
         """The positions of a row that are scored."""
         if row.scored is None:
             return range(0)
-        positions, fed = range(*row.scored), range(row.offset, row.offset + len(row.tokens))
+        positions = range(*row.scored)
+        fed = range(row.offset, row.offset + len(row.tokens))
         if not positions or positions[0] not in fed or positions[-1] not in fed:
             raise self._error(
                 "bad_request",
@@ -391,8 +395,11 @@ class CommandCheck:
         begun: dict[int, int] = {}
         fed = {row.sid for row in change.rows} if change.prefixes else set[int]()
         for prefix in change.prefixes:
-            sid, donor, count = prefix.sid, prefix.donor, prefix.count
-            own, has = self._store.length(sid), self._store.length(donor)
+            sid = prefix.sid
+            donor = prefix.donor
+            count = prefix.count
+            own = self._store.length(sid)
+            has = self._store.length(donor)
             again = own == count  # after a failed forward the same command may be run again
             fault = None
             if not self._store.supports_prefix_sharing:

@@ -35,7 +35,8 @@ class Pool:
     of the layout's groups."""
 
     def __init__(self, layout: CacheLayout, capacity: int, slots: int = FIRST_SLOTS) -> None:
-        self.layout, self.capacity = layout, capacity
+        self.layout = layout
+        self.capacity = capacity
         self.memories = self._allocate(slots)
         self._free = list(reversed(range(slots)))
         """Free slots, the lowest last: sequences that decode together lie together."""
@@ -235,7 +236,8 @@ class SlabStore:
     supports_prefix_sharing = True
 
     def __init__(self, layout: CacheLayout, capacity_tokens: int) -> None:
-        self.layout, self.capacity_tokens = layout, capacity_tokens
+        self.layout = layout
+        self.capacity_tokens = capacity_tokens
         self.cost = layout.cost
         self._longest = self.cost.longest(capacity_tokens, MOST_POSITIONS)
         self._states = None if layout.state is None else States(layout)

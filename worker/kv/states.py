@@ -20,12 +20,14 @@ class State:
 
     def window(self, layer: int) -> NDArray[Any]:
         """The last inputs of the convolution of the recurrent layer `layer`: (window, channels)."""
-        layout, start = self.layout, layer * self.layout.layer_numbers
+        layout = self.layout
+        start = layer * self.layout.layer_numbers
         return self.memory[start : start + layout.convolution].reshape(layout.window, layout.channels)
 
     def matrices(self, layer: int) -> NDArray[Any]:
         """The matrices of the recurrent layer `layer`: (heads, key dim, value dim)."""
-        layout, stop = self.layout, (layer + 1) * self.layout.layer_numbers
+        layout = self.layout
+        stop = (layer + 1) * self.layout.layer_numbers
         matrices = self.memory[stop - layout.layer_numbers + layout.convolution : stop]
         return matrices.reshape(layout.heads, layout.key_dim, layout.value_dim)
 
@@ -36,7 +38,8 @@ class States:
 
     def __init__(self, layout: CacheLayout) -> None:
         assert layout.state is not None
-        self._layout, self._shape = layout, layout.state
+        self._layout = layout
+        self._shape = layout.state
         self._states: dict[int, State] = {}
         self._snapshots: dict[int, dict[int, State]] = {}
         """Sequence → position → a copy of its state there."""

@@ -34,7 +34,8 @@ class WholeStore(Stateless):
     cost = PLAIN
 
     def __init__(self, layout: WholeLayout, capacity_tokens: int) -> None:
-        self._layout, self.capacity_tokens = layout, capacity_tokens
+        self._layout = layout
+        self.capacity_tokens = capacity_tokens
         self._lengths: dict[int, int] = {}
 
     @property

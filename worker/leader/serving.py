@@ -151,7 +151,8 @@ class Serving(RequestLoop):
     def _keep_to_share(self) -> None:
         """Lower the limit of KV memory where the replica's share has fallen. The limit is told once the ranks have
         forgotten all that is above it: an idle group runs a step for that."""
-        scheduler, share = self._scheduler, self._share
+        scheduler = self._scheduler
+        share = self._share
         limit = scheduler.kv_limit
         if share is not None and share.within(limit) < limit:
             scheduler.lower_kv_limit(share.within(limit))

@@ -43,7 +43,8 @@ from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import text_tensors
 from worker.weights.stored_matrix import StoredMatrix, packed_bytes
 
-STEP_TOKENS, STEP_ROWS = 512, 256
+STEP_TOKENS = 512
+STEP_ROWS = 256
 """The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`)."""
 PROCESS_BYTES = 48 * 2**20
 """A rank without torch after some hundred requests: what it has of its own, and its part of what it shares with the
@@ -61,7 +62,8 @@ class _Seat(Solo):
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__()
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
 
 
 def rank_need(
@@ -286,7 +288,8 @@ def _tower_bytes(files: ModelFiles, dtype: np.dtype[Any]) -> int:
 
 def _of_torch(shard: Shard, positions: int, tower: int) -> RankNeed:
     """Of a model whose modules are torch's, about: numbers in the type of the model, codes as they are stored."""
-    config, ranks = shard.files.config, shard.link.collective.world_size
+    config = shard.files.config
+    ranks = shard.link.collective.world_size
     family = None if is_encoder(config) else validation.family_of(config)
     roles = {} if family is None else family.roles
     layout = None if family is None else _torch_layout(shard)
@@ -298,7 +301,8 @@ def _of_torch(shard: Shard, positions: int, tower: int) -> RankNeed:
         size = _torch_bytes(tensor, shard.dtype)
         weights += -(-size // ranks) if split else size
     each = 0 if layout is None else layout.bytes_per_token
-    hidden, vocabulary = int(config.get("hidden_size", 0)), int(config.get("vocab_size", 0))
+    hidden = int(config.get("hidden_size", 0))
+    vocabulary = int(config.get("vocab_size", 0))
     inner = int(config.get("intermediate_size") or 4 * hidden)
     tokens = min(STEP_TOKENS, positions)
     step = shard.dtype.itemsize * tokens * (8 * hidden + 3 * inner) + 3 * 4 * min(STEP_ROWS, tokens) * vocabulary
@@ -330,12 +334,14 @@ def _torch_bytes(tensor: StoredTensor, dtype: np.dtype[Any]) -> int:
 def _torch_layout(shard: Shard) -> CacheLayout:
     """The cache of a decoder that torch computes; where only transformers reads its configuration, all layers count as
     layers that attend, with heads of one width."""
-    config, ranks = shard.files.config, shard.link.collective.world_size
+    config = shard.files.config
+    ranks = shard.link.collective.world_size
     family = validation.family_of(config)
     try:
         described = native_config(config, ranks)
     except NotNative:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        hidden = config["hidden_size"]
+        heads = config["num_attention_heads"]
         described = SimpleNamespace(
             hidden_size=hidden,
             num_attention_heads=heads,

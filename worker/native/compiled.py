@@ -88,7 +88,8 @@ def load(
         for had, loaded in here:
             if (had & needed == needed) if loaded is not None else (had & needed == had):
                 return loaded
-        had, loaded = _ALL_PARTS, _brought(source, for_this_processor, shapes)
+        had = _ALL_PARTS
+        loaded = _brought(source, for_this_processor, shapes)
         if loaded is None:
             had, loaded = _first(source, INSTRUCTIONS if for_this_processor else {"": ()}, parts, shapes)
         here.append((had, loaded))
@@ -173,9 +174,13 @@ def _first(
             output = (getattr(error, "stderr", None) or b"").decode()[-2000:]
             _reasons[source] = _described(error)
             log.warning(
-                "compilation failed", source=source.name, reason=_reasons[source], error=str(error), output=output,
+                "compilation failed",
+                source=source.name,
+                reason=_reasons[source],
+                error=str(error),
+                output=output,
                 action="compile",
-            )  # fmt: skip
+            )
             if not isinstance(error, subprocess.CalledProcessError):
                 break
     return parts or 0, None
@@ -197,7 +202,8 @@ def _load(
 ) -> tuple[int, ctypes.CDLL | None]:
     """Raises CheckFailed, OSError or SubprocessError; None without a compiler."""
     compiler = compiler_command()
-    needed, stem = parts or 0, _stem(source, more_flags)
+    needed = parts or 0
+    stem = _stem(source, more_flags)
     name = f"{stem}.so" if parts is None else f"{stem}-{parts:x}.so"
     refused = (cache_files.folder("compiled") / name).with_suffix(".refused")
     compiled = _kept(stem, needed)

@@ -68,7 +68,8 @@ def reason_missing() -> str:
 
 def declare_products(loaded: ctypes.CDLL) -> None:
     """The types of the functions that pack weights and multiply."""
-    address, number = c_void_p, c_int64
+    address = c_void_p
+    number = c_int64
     loaded.furrow_kinds.restype = c_uint32
     loaded.furrow_build.restype = ctypes.c_char_p
     loaded.furrow_pool.argtypes, loaded.furrow_pool.restype = [c_int32], c_void_p
@@ -85,7 +86,8 @@ def declare_products(loaded: ctypes.CDLL) -> None:
 
 def _declare_steps(loaded: ctypes.CDLL) -> None:
     """The types of the functions that quantise weights and step through a model."""
-    address, number = c_void_p, c_int64
+    address = c_void_p
+    number = c_int64
     loaded.furrow_quantize.argtypes = [address, c_int32, address, number, number, address]
     loaded.furrow_quantize.restype = number
     loaded.furrow_step_room.argtypes, loaded.furrow_step_room.restype = [address] * 3, number
@@ -98,7 +100,8 @@ def _declare_steps(loaded: ctypes.CDLL) -> None:
     loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
 
 
-NOT_FINITE, NO_TOKEN_LEFT = -1, -2
+NOT_FINITE = -1
+NO_TOKEN_LEFT = -2
 """In place of a token (best.h, sample.h)."""
 
 

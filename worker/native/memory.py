@@ -73,7 +73,8 @@ def clear(array: NDArray[Any]) -> None:
 def discard(array: NDArray[Any]) -> tuple[int, int]:
     """Give the whole pages of `array`, which lies in one piece of private memory, back to the kernel; they are zero
     then. Returns the bytes [first, last) of the array that they are; both are 0 where there are none."""
-    begin, size = array.ctypes.data, array.nbytes
+    begin = array.ctypes.data
+    size = array.nbytes
     first = -begin % mmap.PAGESIZE
     last = first + (size - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if last <= first or _libc.madvise(begin + first, last - first, mmap.MADV_DONTNEED):

@@ -59,7 +59,8 @@ class Counters:
 
     def observe(self, series: Series, value: float, times: int = 1) -> None:
         """Count `times` observations of `value` in a histogram."""
-        cells, start = self._cells, series.start
+        cells = self._cells
+        start = series.start
         cells[start + bisect_left(series.bounds, value)] += times
         cells[start + len(series.bounds) + 1] += value * times
 

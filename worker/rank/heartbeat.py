@@ -270,9 +270,16 @@ class Heartbeat:
         share: Share | None = None,
     ) -> None:
         """`at_end` is told, once, why the epoch is over: it gets the main thread out of waits."""
-        self._client, self._lease, self._progress = client, lease, progress
-        self._model, self._replica, self._epoch = model, replica, epoch
-        self._rank, self._world_size, self._device, self._at_end = rank, world_size, device, at_end
+        self._client = client
+        self._lease = lease
+        self._progress = progress
+        self._model = model
+        self._replica = replica
+        self._epoch = epoch
+        self._rank = rank
+        self._world_size = world_size
+        self._device = device
+        self._at_end = at_end
         self._share = share
         self._over: EpochOver | None = None
         self._over_since = 0.0
@@ -436,7 +443,8 @@ class Heartbeat:
         if self._over is None:
             return
         self._progress.look()
-        now, since = time.monotonic(), self._over_since
+        now = time.monotonic()
+        since = self._over_since
         if now - max(since, self._progress.moved_at) > OVER_STILL_S or now - since > OVER_S:
             log.critical("stuck in an epoch that is over", reason=str(self._over), action="rank_exit")
             os._exit(STUCK)

@@ -49,8 +49,12 @@ class Rank:
         counters: Counters | None = None,
     ) -> None:
         self._counters = counters or Counters()
-        self._client, self._blocking, self._heartbeat_client = client, blocking, heartbeat
-        self._model, self._replica, self._rank_worker = model, replica, rank_worker
+        self._client = client
+        self._blocking = blocking
+        self._heartbeat_client = heartbeat
+        self._model = model
+        self._replica = replica
+        self._rank_worker = rank_worker
         self.stopping = False
 
     def stop(self) -> None:

@@ -85,16 +85,23 @@ class RankWorker:
         store_of: Callable[[int], Store] = not_reached,
     ) -> None:
         """`store_of`: epoch → where its ranks meet; a rank alone needs none."""
-        self.rank, self.world_size, self.device, self._store_of = rank, world_size, device, store_of
-        self._shared_memory, self._weights = shared_memory, weights
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self._store_of = store_of
+        self._shared_memory = shared_memory
+        self._weights = weights
         self.abort = Abort()
         """The end of the epoch that this rank is in, or will be in next; any thread may report it."""
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._shares: list[int] = []
-        self._loaded_in, self._read_bytes, self._weight_bytes = 0, 0, 0
+        self._loaded_in = 0
+        self._read_bytes = 0
+        self._weight_bytes = 0
         """`_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read."""
-        self._parts_done, self._loading = 0, False
+        self._parts_done = 0
+        self._loading = False
         self._engine: Engine | None = None
         self._requests: dict[int, str] = {}
         """The request of each running sequence, by sid."""
@@ -276,7 +283,8 @@ class RankWorker:
                     shares=command.shares,
                 )
                 context = context_length(files.config)
-                tokens, at_most = command.kv_tokens, command.kv_at_most
+                tokens = command.kv_tokens
+                at_most = command.kv_at_most
                 store = store_for(model.cache_layout, tokens, context, self.world_size, at_most=at_most)
             except Exception as error:
                 self._all_loaded(False)
@@ -286,7 +294,9 @@ class RankWorker:
             # Libraries and model stay: a collector that looked through them would do so in the middle of a step.
             gc.freeze()
             atexit.register(gc.unfreeze)
-            self._model, self._model_id, self._shares = model, command.model_id, command.shares
+            self._model = model
+            self._model_id = command.model_id
+            self._shares = command.shares
             self._engine = Engine(model, store, collective)
         elif self._model_id != command.model_id or self._loaded_in == command.epoch:
             raise self._error("already_loaded", f"{self._model_id!r} is loaded; unload it first")
@@ -354,7 +364,8 @@ FAULTS_OF_PROGRESS = 4
 
 def faults_of_other_threads() -> int:
     """Page faults of the process so far, without those of the calling thread."""
-    whole, own = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_THREAD)
+    whole = resource.getrusage(resource.RUSAGE_SELF)
+    own = resource.getrusage(resource.RUSAGE_THREAD)
     return whole.ru_majflt + whole.ru_minflt - own.ru_majflt - own.ru_minflt
 
 

@@ -17,7 +17,8 @@ class Reachability:
     """One loop's contact with Redis, noted at the end of each turn in which everything was answered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, grace_s: float = GRACE_S) -> None:
-        self._clock, self._grace_s = clock, grace_s
+        self._clock = clock
+        self._grace_s = grace_s
         self._last: float | None = None
         self._grace_until = 0.0
 

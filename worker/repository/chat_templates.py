@@ -30,5 +30,6 @@ def joined_templates(default: str | None, tool_use: str) -> str:
     if default is None:
         return tool_use
     # A line break at a template's end is not rendered, and one after a block's mark is, with +.
-    other, with_tools = default.removesuffix("\n"), tool_use.removesuffix("\n")
+    other = default.removesuffix("\n")
+    with_tools = tool_use.removesuffix("\n")
     return f"{{%+ if tools +%}}{with_tools}{{%+ else +%}}{other}{{%+ endif %}}"

@@ -90,7 +90,8 @@ def check(config: dict[str, Any], family: Family) -> None:
         raise _wrong("vocab_size_per_layer_input", ids, f"at least vocab_size = {config['vocab_size']}")
     if family.recurrent is None:  # families/recurrence.py checks the layers of those
         _check_layers(config, CHUNKED if "attention_chunk_size" in family.fields else SLIDING)
-    rotated, layers = config.get("no_rope_layers"), config["num_hidden_layers"]
+    rotated = config.get("no_rope_layers")
+    layers = config["num_hidden_layers"]
     if "no_rope_layers" in family.fields and rotated is not None and len(rotated) < layers:
         raise _wrong("no_rope_layers", rotated, f"a list of {layers}")
     _check_latent(config, family)
@@ -141,7 +142,8 @@ def token_ids(source: dict[str, Any], name: str) -> list[int] | None:
 
 def _check_layers(config: dict[str, Any], narrow: str) -> None:
     """Each layer has a kind that is known, full attention or the kind `narrow`, and a window where it needs one."""
-    kinds, layers = config.get("layer_types"), config["num_hidden_layers"]
+    kinds = config.get("layer_types")
+    layers = config["num_hidden_layers"]
     if kinds is None:
         return
     if not isinstance(kinds, list) or len(cast(list[Any], kinds)) != layers:
@@ -205,7 +207,8 @@ def _check_experts(config: dict[str, Any], family: Family) -> None:
     count, chosen = numbers.values()
     if count and chosen > count:
         raise _wrong(experts.chosen, chosen, f"at most {experts.count} = {count}")
-    groups, chosen_groups = config.get("n_group"), config.get("topk_group")
+    groups = config.get("n_group")
+    chosen_groups = config.get("topk_group")
     if groups is not None and count % groups:
         raise _wrong("n_group", groups, f"a divisor of {experts.count} = {count}")
     if groups is not None and chosen_groups is not None and chosen_groups > groups:

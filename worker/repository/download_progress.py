@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-_MB, _GB = 10**6, 10**9
+_MB = 10**6
+_GB = 10**9
 
 
 class Downloaded(NamedTuple):

@@ -13,7 +13,8 @@ from worker.repository.pooling import pooling_of, without_places
 from worker.weights.formats import StoredTensor
 from worker.weights.safetensors_header import read_headers
 
-SAMPLES, SAMPLE_BYTES = 8, 32
+SAMPLES = 8
+SAMPLE_BYTES = 32
 """Places in each tensor that are read, evenly apart, and how much at each."""
 
 
@@ -35,7 +36,8 @@ def fingerprints(files: ModelFiles, dtype: str, quant: str | None = None, dequan
     """Of the configuration, the types, and samples of every tensor. Training, merging or quantizing changes nearly
     every sample. Raises OSError if a file went away."""
     packing = [quant, "dequantized"] if dequantize else quant
-    config, pooling = files.config, pooling_of(files.config)
+    config = files.config
+    pooling = pooling_of(files.config)
     by_file: dict[Path, list[StoredTensor]] = {path: [] for path in sorted(files.weights, key=lambda one: one.name)}
     tensors = list(files.tensors.values())
     if pooling is not None:

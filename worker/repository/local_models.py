@@ -140,7 +140,8 @@ def cached_models() -> tuple[CachedModel, ...]:
 
 def _repository(path: Path) -> CachedModel:
     name = path.name.removeprefix(PREFIX).replace("--", "/")
-    size, used_at = 0, 0.0
+    size = 0
+    used_at = 0.0
     for file in path.rglob("*"):
         stat = file.lstat()  # a link of a snapshot is not its blob
         used_at = max(used_at, stat.st_mtime)

@@ -103,7 +103,9 @@ def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[flo
 # keeping its proportions (pan and scan is off, as it is there), and a fixed number of tokens between two marks.
 
 
-_BEGIN, _PLACE, _END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+_BEGIN = "<start_of_image>"
+_PLACE = "<image_soft_token>"
+_END = "<end_of_image>"
 TEXT = f"\n\n{_BEGIN}{_PLACE}{_END}\n\n"
 """An image in a prompt, with one token for all of its own."""
 _BILINEAR = 2
@@ -117,7 +119,8 @@ def gemma3_part(
         raise ModelFilesError(
             "preprocessor_config.json has do_pan_and_scan = true, but images are served whole. Set it to false."
         )
-    side, patch = whole(vision, "image_size", 224), whole(vision, "patch_size", 16)
+    side = whole(vision, "image_size", 224)
+    patch = whole(vision, "patch_size", 16)
     size = processor.get("size") or {"height": 224, "width": 224}
     if not isinstance(size, dict) or (size.get("height"), size.get("width")) != (side, side):
         raise ModelFilesError(
@@ -164,7 +167,8 @@ def qwen_part(
     images: Images, config: Mapping[str, Any], vision: Mapping[str, Any], processor: Mapping[str, Any]
 ) -> ImagePart:
     """The image part. Raises ModelFilesError naming a field of a wrong value."""
-    patch, merge = whole(processor, "patch_size", 14), whole(processor, "merge_size", 2)
+    patch = whole(processor, "patch_size", 14)
+    merge = whole(processor, "merge_size", 2)
     if (patch, merge) != (whole(vision, "patch_size", 16), whole(vision, "spatial_merge_size", 2)):
         raise ModelFilesError(
             f"preprocessor_config.json makes patches of {patch} pixels and merges {merge} of them, but config.json has "
@@ -321,8 +325,10 @@ def expected(part: ImagePart, hidden: int) -> Shapes:
 
 def _siglip(part: ImagePart, hidden: int) -> Shapes:
     vision = part.vision
-    width, inner = whole(vision, "hidden_size", 768), whole(vision, "intermediate_size", 3072)
-    patch, channels = whole(vision, "patch_size", 16), _channels(vision, "num_channels")
+    width = whole(vision, "hidden_size", 768)
+    inner = whole(vision, "intermediate_size", 3072)
+    patch = whole(vision, "patch_size", 16)
+    channels = _channels(vision, "num_channels")
     shapes = _layer("vision_tower.embeddings.patch_embedding", (width, channels, patch, patch))
     shapes["vision_tower.embeddings.position_embedding.weight"] = ((part.input.side // patch) ** 2, width)
     for number_of_layer in range(whole(vision, "num_hidden_layers", 12)):
@@ -339,9 +345,12 @@ def _siglip(part: ImagePart, hidden: int) -> Shapes:
 
 def _qwen(part: ImagePart, hidden: int) -> Shapes:
     vision = part.vision
-    width, inner = whole(vision, "hidden_size", 1152), whole(vision, "intermediate_size", 4304)
-    patch, frames = whole(vision, "patch_size", 16), whole(vision, "temporal_patch_size", 2)
-    merged, out = width * whole(vision, "spatial_merge_size", 2) ** 2, whole(vision, "out_hidden_size", 3584)
+    width = whole(vision, "hidden_size", 1152)
+    inner = whole(vision, "intermediate_size", 4304)
+    patch = whole(vision, "patch_size", 16)
+    frames = whole(vision, "temporal_patch_size", 2)
+    merged = width * whole(vision, "spatial_merge_size", 2) ** 2
+    out = whole(vision, "out_hidden_size", 3584)
     if out != hidden:
         raise ModelFilesError(
             f"vision_config.out_hidden_size = {out}, but the text part's hidden_size is {hidden}. {_REMEDY}"

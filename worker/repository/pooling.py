@@ -111,7 +111,8 @@ def read_embedding(folder: Path, config: dict[str, Any]) -> Pooling:
         )
     width = config.get("hidden_size")
     dimensions = width if isinstance(width, int) and not isinstance(width, bool) else 0
-    dense, normalize = list[Dense](), False
+    dense = list[Dense]()
+    normalize = False
     for kind, path in modules[2:]:
         if kind == "Normalize":
             normalize = True
@@ -198,7 +199,8 @@ def _read(path: Path) -> Any:
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Class and folder of each module, in order."""
-    content, modules = _read(folder / MODULES), list[tuple[str, str]]()
+    content = _read(folder / MODULES)
+    modules = list[tuple[str, str]]()
     for one in cast(list[Any], content) if isinstance(content, list) else [None]:
         kind = cast(dict[str, Any], one).get("type") if isinstance(one, dict) else None
         path = cast(dict[str, Any], one).get("path", "") if isinstance(one, dict) else None
@@ -226,11 +228,13 @@ def _pool(path: Path) -> Pool:
 
 
 def _dense(folder: Path, inputs: int) -> Dense:
-    config, path = read_object(folder / "config.json"), folder / "config.json"
+    config = read_object(folder / "config.json")
+    path = folder / "config.json"
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise ModelFilesAway(f"{weights} is missing. Download it again; other forms of it are not read.")
-    stored_inputs, outputs = config.get("in_features"), config.get("out_features")
+    stored_inputs = config.get("in_features")
+    outputs = config.get("out_features")
     if stored_inputs != inputs or not isinstance(outputs, int) or outputs < 1:
         raise ModelFilesError(
             f"{path} has in_features = {stored_inputs!r}, out_features = {outputs!r}; it gets {inputs} values."
@@ -328,7 +332,8 @@ ENCODERS: dict[str, EncoderFamily] = {
 }
 
 ACTIVATIONS = {"gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"}
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
+FULL = "full_attention"
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _LARGEST = 2**31 - 1
@@ -406,7 +411,8 @@ def _is_rotary(config: dict[str, Any]) -> bool:
 
 def _local_layers(config: dict[str, Any]) -> dict[str, Any]:
     """ModernBERT's `layer_types`, and `thetas` of its rotary positions by type of layer."""
-    count, every = config.get("num_hidden_layers"), config.get("global_attn_every_n_layers", 3)
+    count = config.get("num_hidden_layers")
+    every = config.get("global_attn_every_n_layers", 3)
     if not isinstance(count, int) or not 0 <= count <= _LAYERS:
         return {}  # refused by its name later
     kinds = config.get("layer_types")

@@ -70,7 +70,8 @@ class Preparation:
 
     def __init__(self, assignment: Assignment, done: Callable[[], object]) -> None:
         """`done` is called in a thread of its own when there is an outcome."""
-        self.assignment, self._done = assignment, done
+        self.assignment = assignment
+        self._done = done
         self.outcome: Path | Exception | None = None
         self.text = f"resolving {assignment.spec.source}"
         """The progress of the preparation, as text."""
@@ -133,7 +134,9 @@ class Preparations:
 
     def __init__(self, client: SyncRedis, report: Report, done: Callable[[], object] = lambda: None) -> None:
         """`done` is called in another thread when one has an outcome: its `turn` is due."""
-        self._client, self._report, self._done = client, report, done
+        self._client = client
+        self._report = report
+        self._done = done
         self._by_place: dict[tuple[str, str], Preparation] = {}
 
     @property

@@ -56,7 +56,8 @@ def check(config: dict[str, Any], tensors: Mapping[str, StoredTensor], tp: int, 
 
 def _sizes(config: dict[str, Any], module: str) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) by name of the layers that most families have; of experts if `module` is one's."""
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    hidden = config.get("hidden_size")
+    heads = config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or not heads:
         return {}
     head = config.get("head_dim") or hidden // heads

@@ -253,7 +253,8 @@ def _download(hub: Hub, gguf: str | None) -> Path:
     at = f"in repository {hub.repository} at {hub.revision}"
     if gguf is not None:
         return _download_gguf(hub, choose(hub.names(), gguf, f"Repository {hub.repository}"))
-    config, index = hub.fetch("config.json"), hub.fetch(INDEX)
+    config = hub.fetch("config.json")
+    index = hub.fetch(INDEX)
     # A repository of GGUF files may have a config.json too.
     if (config is None or (index is None and hub.fetch(SINGLE) is None)) and any(map(is_model, names := hub.names())):
         return _download_gguf(hub, choose(names, None, f"Repository {hub.repository}"))

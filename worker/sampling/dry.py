@@ -125,7 +125,8 @@ def reductions_of(context: NDArray[np.int64], unbroken: int, sampling: Sampling)
     powers = np.cumprod(np.full(size, _BASE, np.uint64))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((context + 1).astype(np.uint64) * powers)])
     lifts = powers[size - 2 - ends]  # by what the sum up to an end is multiplied to stand where the context's does
-    least, greatest = np.ones(len(ends), np.int64), np.minimum(most, ends + 1)
+    least = np.ones(len(ends), np.int64)
+    greatest = np.minimum(most, ends + 1)
     while (least < greatest).any():
         middle = (least + greatest + 1) // 2
         equal = (sums[ends + 1] - sums[ends + 1 - middle]) * lifts == sums[size] - sums[size - middle]

@@ -29,7 +29,8 @@ class Grammars:
     library's form of the vocabulary; it is called once."""
 
     def __init__(self, vocabulary: Callable[[], Future[LLTokenizer]], eos_ids: list[int]) -> None:
-        self._begin, self._eos = vocabulary, eos_ids
+        self._begin = vocabulary
+        self._eos = eos_ids
         self._tokenizer: Future[LLTokenizer] | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._compiled: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()

@@ -146,7 +146,8 @@ class Sampler:
         sampled = [Sampled(token) for token in best]
         others = [index for index, row in enumerate(rows) if not row.plain or row.forced is not None or row.ranks]
         if others:
-            structs, arrays = (library.Sampled * len(others))(), list[Any]()
+            structs = (library.Sampled * len(others))()
+            arrays = list[Any]()
             for index, struct in zip(others, structs, strict=True):
                 struct.logits, struct.vocabulary = logits[index].ctypes.data, logits.shape[1]
                 arrays.append(_fill(struct, rows[index]))
@@ -345,7 +346,9 @@ class PendingTokens:
         self, rows: list[Sequence], logits: StepLogits, constraints: TokenConstraints, failed: Set[int] = frozenset()
     ) -> None:
         """`failed`: indices of the rows whose constraints could not be computed; they get no token."""
-        self._rows, self._logits, self._constraints = rows, logits, constraints
+        self._rows = rows
+        self._logits = logits
+        self._constraints = constraints
         self._outcome = StepTokens([NO_TOKEN] * len(rows))
         self._unfit = self._without_a_token()
         for index in failed - self._unfit:

@@ -46,7 +46,8 @@ class PendingVectors:
     on_device = None
 
     def __init__(self, rows: list[Sequence], vectors: Any) -> None:
-        self._rows, self._vectors = rows, vectors
+        self._rows = rows
+        self._vectors = vectors
 
     def wait(self) -> StepTokens:
         """The vectors as `result_of`. A vector that is not finite ends its sequence alone."""

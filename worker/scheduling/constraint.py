@@ -26,7 +26,8 @@ class Constraint:
     def __init__(self, compiled: LLMatcher | str, eos_ids: Sequence[int], vocab_size: int, sampling: Sampling) -> None:
         self._matcher = compiled.deep_copy() if isinstance(compiled, LLMatcher) else None
         self._failure = "" if isinstance(compiled, LLMatcher) else compiled
-        self._stop_ids, self._min_tokens = sampling.stop_ids, sampling.min_tokens
+        self._stop_ids = sampling.stop_ids
+        self._min_tokens = sampling.min_tokens
         self._unwanted = [token for token in eos_ids if token not in sampling.stop_ids]
         self._count = 0
         self.vocab_size = vocab_size

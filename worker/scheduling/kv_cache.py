@@ -369,14 +369,16 @@ class PrefixCache:
     def _common(self, donor: Sequence, sequence: Sequence, most: int) -> int:
         """The length of the common prefix, as far as the donor is certain and the sequence can use it."""
         stop = min(most, self._certain(donor), sequence.reusable)
-        ours, theirs = sequence.identity(0, stop), donor.identity(0, stop)
+        ours = sequence.identity(0, stop)
+        theirs = donor.identity(0, stop)
         if ours != theirs:
             stop = next(index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
         return stop if self._snapshots is None else self._snapshots.place(donor, stop)
 
     def _blocks(self, sequence: Sequence) -> list[int]:
         """The hashes of the sequence's whole blocks; a context only grows, so they are made once."""
-        blocks, size = sequence.blocks, self._block
+        blocks = sequence.blocks
+        size = self._block
         while (len(blocks) + 1) * size <= sequence.length:
             start = len(blocks) * size
             before = blocks[-1] if blocks else sequence.salt
@@ -463,7 +465,8 @@ class KVMemory:
     def until_snapshot(self, sequence: Sequence, count: int, *, spare: int) -> int | None:
         """How many of the next `count` tokens of a sequence end where the ranks are to keep a copy of its state, for
         which memory is reserved; None where there is no such place, or no room but that of other copies."""
-        snapshots, account = self.snapshots, self.account
+        snapshots = self.snapshots
+        account = self.account
         if snapshots is None or not self._sharing or (due := snapshots.due(sequence, count)) is None:
             return None
         if account.free - snapshots.tokens < account.cost.copy_tokens + spare:

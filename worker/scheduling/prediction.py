@@ -84,7 +84,8 @@ class Prediction:
 
     def after(self, place: int, gram: Sequence[int]) -> int | None:
         """The first place of the predicted tokens from `place` on where `gram` begins; None if there is none."""
-        starts, begin = self.starts(gram), len(self._before)
+        starts = self.starts(gram)
+        begin = len(self._before)
         first = int(starts.searchsorted(begin + place)) if len(starts) else 0
         return int(starts[first]) - begin if first < len(starts) else None
 
@@ -118,5 +119,7 @@ class Accepted:
             start = self._prediction.after(self._place, output[at + 1 - NGRAM : at + 1])
             if start is not None:
                 self.count += min(NGRAM, at + 1 - self._matched)
-                self._place, self._matched, self._lost = start + NGRAM, at + 1, False
+                self._place = start + NGRAM
+                self._matched = at + 1
+                self._lost = False
         self._read = len(output)

@@ -166,7 +166,8 @@ class Sequence:
         share: equal identities have equal keys and values."""
         tokens = self.context(start, stop)
         for image in self.images:
-            begin, end = max(start, image.start), min(stop, image.start + image.count)
+            begin = max(start, image.start)
+            end = min(stop, image.start + image.count)
             if begin < end:
                 tokens[begin - start : end - start] = [~int(image.digest, 16)] * (end - begin)
         return tokens

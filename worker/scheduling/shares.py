@@ -39,7 +39,8 @@ class Shares:
         tokens: int,
     ) -> None:
         """`held` has the KV tokens by sid; `slots` and `tokens` are all that there is."""
-        self._slots, self._tokens = slots, tokens
+        self._slots = slots
+        self._tokens = tokens
         self._held = held
         self._holdings: dict[Flow, Holding] = {flow: Holding() for flow in waiting}
         self._running: dict[Flow, list[Sequence]] = {}

@@ -39,7 +39,8 @@ def main() -> None:
 @torch.no_grad()
 def tried(kernel: str, place: str, request: Request, measured: bool) -> Iterator[Result]:
     """The results of one trial's cases, up to the first failure."""
-    dtype, shape = request.shapes.dtype, ""
+    dtype = request.shapes.dtype
+    shape = ""
     try:
         if kernel.startswith("triton"):
             _require_triton(request)

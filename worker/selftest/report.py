@@ -35,7 +35,8 @@ def selftest(device: str, shapes: Iterable[Shapes], tell: Callable[[Result], Non
     """Try everything on `device` and keep the verdicts. Raises DevicesError for a device that is absent."""
     where = present(device)
     dtype = "float32" if where.type == "cpu" else "bfloat16"
-    limits, results = measured(where, dtype), list[Result]()
+    limits = measured(where, dtype)
+    results = list[Result]()
     subject: Subject | None = None
     for one in shapes:
         chosen = msgspec.structs.replace(one, dtype=dtype) if one.dtype == "auto" else one

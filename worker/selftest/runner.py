@@ -99,7 +99,8 @@ def run(
 
 class _Child:
     def __init__(self, task: Task, within_s: float) -> None:
-        self._task, self._within_s = task, within_s
+        self._task = task
+        self._within_s = within_s
         self._current: str | None = None
         self._rest = b""
 

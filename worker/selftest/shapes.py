@@ -66,8 +66,18 @@ def of_config(config: dict[str, Any], dtype: str, tp: int = 1) -> Shapes:
 
 DEFAULT: tuple[Shapes, ...] = (
     Shapes(hidden=1024, inner=3072, heads=16, kv_heads=8, head_dim=128, dtype="auto"),
-    Shapes(hidden=640, inner=2048, heads=4, kv_heads=1, head_dim=256, dtype="auto", windows=(0, 512), softcap=50.0,
-           gelu=True, one_added=True),
+    Shapes(
+        hidden=640,
+        inner=2048,
+        heads=4,
+        kv_heads=1,
+        head_dim=256,
+        dtype="auto",
+        windows=(0, 512),
+        softcap=50.0,
+        gelu=True,
+        one_added=True,
+    ),
     Shapes(hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64, dtype="auto", windows=(0, 128), sinks=True),
-)  # fmt: skip
+)
 """Shapes for a self-test without a model: those of a Qwen3, a Gemma and a gpt-oss."""

@@ -113,7 +113,8 @@ def timed(compute: Callable[[], Tensor], device: torch.device) -> float:
     best = float("inf")
     for _ in range(3):
         _wait(device)
-        begun, calls = time.perf_counter(), 0
+        begun = time.perf_counter()
+        calls = 0
         while calls < MOST_CALLS and time.perf_counter() - begun < MEASURED_S / 3:
             compute()
             calls += 1

@@ -62,7 +62,9 @@ class Parameters:
         """True within the marks around a value."""
         self._names = literal
         self._state: Literal["between", "head", "value", "over"] = "between"
-        self._pending, self._searched, self._count = "", 0, 0
+        self._pending = ""
+        self._searched = 0
+        self._count = 0
 
     @property
     def first(self) -> str:
@@ -84,7 +86,8 @@ class Parameters:
                     break
                 head = head or ""
                 out.append(head)
-                self._state, self._searched = "value" if head else "over", 0
+                self._state = "value" if head else "over"
+                self._searched = 0
             if self._state == "over":
                 out.append("}" if self._count else "{}")
                 rest, self._pending = self._pending, ""
@@ -107,7 +110,9 @@ class Parameters:
 
     def _head(self) -> str | None:
         """The key as JSON; empty where there is none, None while that is unknown."""
-        rest, key, text = self._pending, "", ""
+        rest = self._pending
+        key = ""
+        text = ""
         for place, part in enumerate(self._parts):
             if part not in ("{key}", "{text}", "{type}"):
                 rest = rest.lstrip() if place else rest
@@ -126,7 +131,8 @@ class Parameters:
         if len(self._pending) - len(rest) > _HEAD_CHARACTERS:
             return ""
         self._literal = text not in ("", "true", "string") or (not text and key in self._names)
-        self._pending, self._fresh = rest, True
+        self._pending = rest
+        self._fresh = True
         self._count += 1
         return (", " if self._count > 1 else "{") + as_json(key) + ": "
 
@@ -246,16 +252,19 @@ class RelaxedArguments:
             else:
                 out.append("[" if first == "[" else "{")
             self._stack.append(first)
-            self._comma, self._key = False, self._named
+            self._comma = False
+            self._key = self._named
         elif first in "}])":
             opened = self._stack.pop()
             top = not self._stack
             out.append("}" if top and opened == "(" else _CLOSES[opened])
             self._pending = pending[1:]
-            self._comma, self._key = False, False
+            self._comma = False
+            self._key = False
             return top
         elif first == ",":
-            self._comma, self._key = True, self._named
+            self._comma = True
+            self._key = self._named
         else:
             return self._text(pending, out)
         self._pending = pending[1:]
@@ -305,7 +314,8 @@ class RelaxedArguments:
 
     def _string(self, out: list[str]) -> bool:
         """Pass on a text; False where more is needed."""
-        pending, quote = self._pending, self._quote
+        pending = self._pending
+        quote = self._quote
         if quote == self._raw:
             at = pending.find(quote)
             if at < 0:
@@ -323,7 +333,8 @@ class RelaxedArguments:
             return False
         if pending[0] == quote:
             out.append('"')
-            self._pending, self._quote = pending[1:], ""
+            self._pending = pending[1:]
+            self._quote = ""
             return True
         return self._escape(out)
 

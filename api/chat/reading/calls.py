@@ -13,7 +13,9 @@ class Calls:
     """Numbers the calls of one choice. Their ids follow from the request, so a resumed stream has the same."""
 
     def __init__(self, rid: str, choice: int, single: bool, ids: Ids = "any") -> None:
-        self._rid, self._choice, self._single = rid, choice, single
+        self._rid = rid
+        self._choice = choice
+        self._single = single
         self._ids: Ids = ids
         self._name = ""
         self.count = 0

@@ -21,7 +21,9 @@ class ChannelReader:
 
     def __init__(self, channels: Channels, calls: Calls, *, thinking: bool = False, hidden: bool = False) -> None:
         """`thinking`: the prompt ends inside reasoning. `hidden`: reasoning is not shown."""
-        self._channels, self._calls, self._hidden = channels, calls, hidden
+        self._channels = channels
+        self._calls = calls
+        self._hidden = hidden
         self._marks = (*channels.opens, channels.message, *channels.closes)
         recipient = re.escape(channels.recipient)
         self._recipient = re.compile(rf"{recipient}(?:functions\.)?([^\s<]+)")
@@ -93,7 +95,8 @@ class ChannelReader:
             self._close()
         elif self._kind != "header":
             self._close()
-            self._kind, self._header = "header", ""
+            self._kind = "header"
+            self._header = ""
             self._header += f" {mark} "
         else:
             self._header += f" {mark} "
@@ -101,7 +104,8 @@ class ChannelReader:
     def _open(self, piece: Piece) -> None:
         """The header is over: its text follows."""
         header, self._header = self._header, ""
-        self._blanks, self._fresh = [], True
+        self._blanks = []
+        self._fresh = True
         recipient = self._recipient.search(header)
         if self._kind != "header":
             self._kind = "content"
@@ -114,7 +118,9 @@ class ChannelReader:
             self._kind = "content"
 
     def _close(self) -> None:
-        self._kind, self._header, self._blanks = "none", "", []
+        self._kind = "none"
+        self._header = ""
+        self._blanks = []
         self._bare = False
 
     def _say(self, text: str, piece: Piece) -> None:

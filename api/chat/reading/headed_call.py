@@ -35,7 +35,8 @@ def parts_of(text: str) -> list[Part]:
                 start -= 1
             if start > at:
                 parts.append((chunk[at:start], None))
-            end, pattern = hole.end(), re.escape(chunk[start : hole.start()]) + _GROUPS[hole[1]]
+            end = hole.end()
+            pattern = re.escape(chunk[start : hole.start()]) + _GROUPS[hole[1]]
             while end < len(chunk) and (re.fullmatch(_NAME, chunk[end]) or _HOLE.match(chunk, end)):
                 following = _HOLE.match(chunk, end)
                 pattern += _GROUPS[following[1]] if following else re.escape(chunk[end])
@@ -57,7 +58,10 @@ class HeadedCall:
         names: Collection[str] | None = None,
     ) -> None:
         """`literal`: each function's parameters that are no text. `ends`: the marks that may follow the call."""
-        self._shape, self._calls, self._names, self._literal = shape, calls, names, literal
+        self._shape = shape
+        self._calls = calls
+        self._names = names
+        self._literal = literal
         self._ends = [end for end in ends if end]
         self._head, self._tail = _parts(shape)
         self._optional = parts_of(shape.optional)
@@ -81,7 +85,9 @@ class HeadedCall:
             if begins is None and len(self.consumed) < _HEAD_CHARACTERS:
                 return None
             if not begins:
-                rest, self._read, self._pending = self.consumed, "", ""
+                rest = self.consumed
+                self._read = ""
+                self._pending = ""
                 return rest
             self._begin(piece)
             text, self._pending = self._pending, ""
@@ -91,7 +97,8 @@ class HeadedCall:
             self._calls.argue(piece, part)
             if rest is None:
                 return None
-            self._argued, text = True, rest
+            self._argued = True
+            text = rest
         return self._finish(text)
 
     def end(self, piece: Piece) -> None:
@@ -158,7 +165,8 @@ class HeadedCall:
         return None if any(text.startswith(start) for text in expected) else False
 
     def _begin(self, piece: Piece) -> None:
-        self.begun, self._read = True, ""
+        self.begun = True
+        self._read = ""
         self._calls.begin(piece, self._name)
         match self._shape.kind:
             case "parameters":

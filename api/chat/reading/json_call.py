@@ -65,7 +65,9 @@ class JsonCall:
 
     def __init__(self, calls: Calls, names: Collection[str] | None = None, *, keyed: bool = False) -> None:
         """With `names`, an object that calls something else is no call. `keyed`: the name is the object's only key."""
-        self._calls, self._names, self._keyed = calls, names, keyed
+        self._calls = calls
+        self._names = names
+        self._keyed = keyed
         self._state: Literal["head", "arguments", "tail", "extra"] = "head"
         self._brackets = Brackets()
         self._parts: list[str] = []

@@ -30,7 +30,9 @@ class AnswerParser:
     """Reads one choice's text into pieces."""
 
     def __init__(self, reading: Reading, rid: str, choice: int) -> None:
-        form, calling, thinking = form_read(reading), reading.calling, reading.thinking
+        form = form_read(reading)
+        calling = reading.calling
+        thinking = reading.thinking
         self._hidden = thinking is not None and thinking.hidden
         self._calls = Calls(rid, choice, calling is not None and calling.single, form.ids)
         self._pairs = [pair for pair in form.reasoning if pair.anywhere]

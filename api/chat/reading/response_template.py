@@ -75,7 +75,8 @@ def _form(name: str, template: Any) -> Form:
 
 
 def _pairs(field: dict[str, Any]) -> list[Pair]:
-    opens, closes = _marks(field, "open"), _marks(field, "close")
+    opens = _marks(field, "open")
+    closes = _marks(field, "close")
     if not any(opens) and closes and closes[0].startswith("</"):
         opens = ["<" + closes[0].removeprefix("</")]  # the prompt opens it
     if not opens and not closes:
@@ -125,7 +126,8 @@ def _translated(field: dict[str, Any]) -> CallForm:
         opened, head = _split(outline)
         opens = [opened]
     else:
-        opens, head = _marks(field, "open"), ""
+        opens = _marks(field, "open")
+        head = ""
     closes = _marks(field, "close")
     args: Any = field.get("content_args") or {}
     match field.get("content", "text"):

@@ -42,8 +42,13 @@ class Section:
     ) -> None:
         """`drops` are marks that are left out, `reopens` those that open reasoning: after a call, or `anywhere`.
         `inside`: the text is reasoning, in which only a known name makes a call."""
-        self._form, self._calling, self._calls = form, calling, calls
-        self._inside, self._drops, self._reopens, self._anywhere = inside, drops, reopens, anywhere
+        self._form = form
+        self._calling = calling
+        self._calls = calls
+        self._inside = inside
+        self._drops = drops
+        self._reopens = reopens
+        self._anywhere = anywhere
         self._triggers = form.triggers if form is not None else ()
         self._marks = (*self._triggers, *drops, *reopens)
         self._first = frozenset(mark[0] for mark in self._marks)
@@ -62,7 +67,8 @@ class Section:
         self.reopened = ""
         """The mark with which reasoning has opened: `take` has the text of it."""
         self._reader: CallReader | None = None
-        self._attempt, self._prefix = 0, ""
+        self._attempt = 0
+        self._prefix = ""
         self._start_mark = ""
         """The mark that is a part of the call that may begin."""
         bare = form is not None and form.shape.bare and not inside
@@ -155,10 +161,12 @@ class Section:
         """A mark stands before the pending text."""
         self._state = self._text
         if mark in self._reopens:
-            self._blanks, self._after_call = [], True
+            self._blanks = []
+            self._after_call = True
             self.reopened = mark
         elif mark in self._drops:
-            self._blanks, self._after_call = [], True
+            self._blanks = []
+            self._after_call = True
         else:
             self._begin(mark)
 
@@ -169,7 +177,10 @@ class Section:
         if mark and mark not in (opened.strip() for opened in self._form.open):
             self._pending = mark + self._pending
             self._start_mark, mark = mark, ""
-        self._raw, self._attempt, self._prefix, self._state = mark, 0, "", self._opened
+        self._raw = mark
+        self._attempt = 0
+        self._prefix = ""
+        self._state = self._opened
 
     @property
     def _shape(self) -> CallShape:
@@ -215,7 +226,9 @@ class Section:
         self._pending = rest
         if self._reader.begun:
             self._called()
-            self._prefix, self._start_mark, self._state = "", "", self._after
+            self._prefix = ""
+            self._start_mark = ""
+            self._state = self._after
         else:
             self._pending = self._prefix + rest
             self._attempt, self._prefix = self._attempt + 1, ""
@@ -281,7 +294,8 @@ class Section:
         words = text.rstrip()
         if words:
             self._emit("".join([*self._blanks, words]), piece)
-            self._blanks, self._after_call = [], False
+            self._blanks = []
+            self._after_call = False
         if blank := text[len(words) :]:
             self._blanks.append(blank)
 
@@ -293,12 +307,14 @@ class Section:
 
     def _called(self) -> None:
         """A call has come; the white space before it is no text."""
-        self._blanks, self._after_call = [], True
+        self._blanks = []
+        self._after_call = True
 
     def _refuse(self, piece: Piece) -> bool:
         """There was no call: its opening is text, and the rest is read as text, where another call may open."""
         self._say(self._raw, piece)
-        self._raw, self._state = "", self._text
+        self._raw = ""
+        self._state = self._text
         return True
 
 

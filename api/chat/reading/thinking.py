@@ -15,7 +15,9 @@ class ThinkingParser:
     """`push` returns what of the text is reasoning, and what comes after it; white space at the marks is neither."""
 
     def __init__(self, thinking: Thinking) -> None:
-        self._open, self._close, self._begun = thinking.open, thinking.close, thinking.begun
+        self._open = thinking.open
+        self._close = thinking.close
+        self._begun = thinking.begun
         self._state: Literal["opening", "thinking", "gap", "after"] = "thinking" if thinking.continued else "opening"
         self._pending = ""
         self._blanks: list[str] = []
@@ -44,8 +46,10 @@ class ThinkingParser:
 
     def reopen(self, thinking: Thinking) -> None:
         """Reasoning has begun once more."""
-        self._open, self._close = thinking.open, thinking.close
-        self._state, self._reasoned = "thinking", False
+        self._open = thinking.open
+        self._close = thinking.close
+        self._state = "thinking"
+        self._reasoned = False
 
     def push(self, text: str) -> tuple[str, str]:
         self._pending += text
@@ -87,7 +91,8 @@ class ThinkingParser:
         blank = text[len(reasoning) :]
         if reasoning:
             reasoning = "".join([*self._blanks, reasoning])
-            self._blanks, self._reasoned = [], True
+            self._blanks = []
+            self._reasoned = True
         if at >= 0:
             self._pending, self._blanks, self._state = self._pending[len(self._close) :], [], "gap"
         elif blank:

@@ -17,7 +17,8 @@ from control.redis.versions import OLDEST_VERSION
 from control.sizes import in_words
 
 Info = dict[str, Any]
-SLOW_MS, TOO_SLOW_MS = 5.0, 100.0
+SLOW_MS = 5.0
+TOO_SLOW_MS = 100.0
 """Limits of a round trip."""
 MANY_CLIENTS = 0.8
 """Part of `maxclients`."""

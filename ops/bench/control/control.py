@@ -104,7 +104,8 @@ def beside(url: str, rows: int, steps: int, tp: int) -> Figure:
     work = hashing(STEP_S)
     turns: list[Turn] = []
     bare: list[float] = []
-    engine, most = Metronome(tp, work), (1 + round(REPEAT_WITHIN_S / STEP_S)) * (steps + WARM_UP)
+    engine = Metronome(tp, work)
+    most = (1 + round(REPEAT_WITHIN_S / STEP_S)) * (steps + WARM_UP)
     with stepping(url, rows, most, engine, overlap=True, repeat=True) as loop:
         loop.turns(WARM_UP)
         for _ in range(ROUNDS):
@@ -165,7 +166,9 @@ def counting(url: str, steps: int, rows: int) -> Figure:
 
 def _added(url: str, rows: int, steps: int) -> tuple[list[float], float]:
     """Seconds that counting adds to a step, in each of PARTS parts, and the processor time of the counting alone."""
-    part, added, alone = max(2, steps // PARTS), list[float](), list[float]()
+    part = max(2, steps // PARTS)
+    added = list[float]()
+    alone = list[float]()
     with stepping(url, rows, PARTS * (part + 1) + WARM_UP, Metronome(1, hashing(STEP_S)), overlap=True) as loop:
         loop.turns(WARM_UP)
         for _ in range(PARTS):
@@ -190,7 +193,8 @@ class Engine(Clocked):
         reply = self.answer(load_command(MODEL_DIR, MODEL, kv_tokens))
         if isinstance(reply, ErrorReply) or self._engine is None:
             raise SettingsError(f"the demonstration model can't be loaded: {reply}")
-        self._forward, self._spent = self._engine.model.forward, 0.0
+        self._forward = self._engine.model.forward
+        self._spent = 0.0
         self._engine.model.forward = self._timed  # type: ignore[method-assign]
 
     def _timed(self, *arguments: object) -> object:

@@ -98,7 +98,9 @@ class RandomFarm:
         match chance.choice(kinds):
             case "want":
                 self._revision += 1
-                name, tp, per_token = chance.choice("mno"), chance.randint(1, 3), chance.choice((0, PER_TOKEN))
+                name = chance.choice("mno")
+                tp = chance.randint(1, 3)
+                per_token = chance.choice((0, PER_TOKEN))
                 rank = RankNeed(
                     weights=int(chance.uniform(0.1, 6) * GIB), kv=0, step=0, process=0, bytes_per_token=per_token
                 )
@@ -106,7 +108,8 @@ class RandomFarm:
                 self._needs[name] = ModelNeed(
                     revision=self._revision, context=CONTEXT, ranks=[rank] * tp, gpu_ranks=[on_gpu] * tp
                 )
-                replicas, surge = chance.randint(1, 3), chance.random() < 0.5
+                replicas = chance.randint(1, 3)
+                surge = chance.random() < 0.5
                 self._specs[name] = ModelSpec(
                     name=name, source="/m", tp=tp, replicas=replicas, surge=surge, revision=self._revision
                 )

@@ -15,9 +15,11 @@ def load_command(
     """The first one of epoch 1. `model` is a folder or a GGUF file. Raises ModelFilesError."""
     if is_gguf(model):
         files = inspect(model)
-        config, weights = json.dumps(files.config), files.weights
+        config = json.dumps(files.config)
+        weights = files.weights
     else:
-        config, weights = (model / "config.json").read_text(), sorted(model.glob("*.safetensors"))
+        config = (model / "config.json").read_text()
+        weights = sorted(model.glob("*.safetensors"))
     return LoadDenseShard(
         epoch=1,
         seq=1,

@@ -35,7 +35,9 @@ from worker.sampling.sampler import StepSampler, StepTokens
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher, Sequence
 
-MODEL, REPLICA, API = "bench", "r0", "bench"
+MODEL = "bench"
+REPLICA = "r0"
+API = "bench"
 TOKEN = 12_345
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
 
 SIZES = (1024, 65_536, 1_048_576)
-GLOO, SHARED = "gloo", "shared"
+GLOO = "gloo"
+SHARED = "shared"
 WARM_UP = 20
 BYTES = 2**30
 """No more than so much is exchanged for one figure, so that large ones need not be repeated as often."""
@@ -103,7 +104,8 @@ def _rank(way: str, rank: int, ranks: int, repeat: int, pin: bool, place: str, a
 
 def timed(collective: Collective, what: str, floats: int, count: int) -> list[float]:
     """Microseconds of each of `count` exchanges, after some that warm up."""
-    tensor, microseconds = torch.ones(floats), []
+    tensor = torch.ones(floats)
+    microseconds = []
     run = collective.all_reduce if what == "all-reduce" else collective.all_gather
     for turn in range(WARM_UP + count):
         tensor.fill_(turn % 7)

@@ -15,7 +15,8 @@ from ops.harness.program import Outcome, benchmark, run
 from worker.native.library import NUMBERS, Linear, declare_products
 from worker.native.memory import empty, zeros
 
-INPUTS, OUTPUTS = 1024, 4096
+INPUTS = 1024
+OUTPUTS = 4096
 BLOCKS = {"q8_0": (34, 32, (1,)), "q4_k": (144, 256, (1, 3)), "q6_k": (210, 256, (209,))}
 """Bytes and weights of a block of a file, and the places of the high bytes of its float16 numbers."""
 KINDS = ("bfloat16", "int8", *BLOCKS)
@@ -59,7 +60,8 @@ def product(library: ctypes.CDLL, kind: str) -> Product:
     pool: int = library.furrow_pool(1)
     number = NUMBERS[kind]
     packed = zeros(library.furrow_matrix_bytes(number, INPUTS, OUTPUTS), np.uint8)
-    scales, sums = zeros(OUTPUTS, np.float32), zeros(OUTPUTS, np.int32)
+    scales = zeros(OUTPUTS, np.float32)
+    sums = zeros(OUTPUTS, np.int32)
     linear = Linear(inputs=INPUTS, outputs=OUTPUTS, count=1)
     matrix = linear.matrices[0]
     matrix.weights, matrix.scales, matrix.sums = packed.ctypes.data, scales.ctypes.data, sums.ctypes.data

@@ -53,7 +53,11 @@ from worker.repository.validation import context_length
 from worker.sampling.sampler import StepSampler
 from worker.scheduling.sequence import Sequence
 
-CPP, TORCH, TRANSFORMERS, RANKS, GLOO = "c++", "torch", "transformers", "ranks", "ranks-gloo"
+CPP = "c++"
+TORCH = "torch"
+TRANSFORMERS = "transformers"
+RANKS = "ranks"
+GLOO = "ranks-gloo"
 RANKS_SHARE = 0.90
 """Of one rank's decode rate, with as many threads in all, that ranks sharing memory are to reach."""
 SEQUENCES = 256
@@ -126,7 +130,8 @@ class Furrow:
         sequences = {sid: Sequence(rid="", choice=0, prompt=new[sid], sampling=sampling, sid=sid) for sid in sids}
         sampler = StepSampler()
         # A step ends when its tokens are here; the device may be at work on the next one by then.
-        seconds, before = [], time.perf_counter()
+        seconds = []
+        before = time.perf_counter()
         for step in range(count):
             command = self._command(new if step == 0 else {}, step + 1)
             with self._engine.step(command) as running:

@@ -69,9 +69,11 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
     if threads is not None:
         torch.set_num_threads(threads)
     click.echo(f"{torch.get_num_threads()} threads, {vocabulary} tokens, {steps} steps")
-    process, begun = psutil.Process(), time.perf_counter()
+    process = psutil.Process()
+    begun = time.perf_counter()
     before = process.memory_info().rss
-    assets, form = made_up(vocabulary), Future[LLTokenizer]()
+    assets = made_up(vocabulary)
+    form = Future[LLTokenizer]()
     form.set_result(tokenizer_of(read_token_bytes(assets.tokenizer_json, assets.vocab_size), assets.eos_ids))
     known = Grammars(lambda: form, assets.eos_ids)
     _compile(known, Grammar("regex", "a"))
@@ -89,8 +91,11 @@ def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int 
 
 def measure(known: Grammars, name: str, rows: int, vocabulary: int, steps: int) -> StepCost:
     """Rows that take the best of random logits, with the grammar and without it; who ends begins anew."""
-    sampler, masks, finisher = StepSampler(), Masks(), Finisher(lambda ids: "")
-    logits, sids = torch.randn(rows, vocabulary), list(range(1, rows + 1))
+    sampler = StepSampler()
+    masks = Masks()
+    finisher = Finisher(lambda ids: "")
+    logits = torch.randn(rows, vocabulary)
+    sids = list(range(1, rows + 1))
     bound = [_sequence(sid, GRAMMARS[name], known) for sid in sids]
     free = [_sequence(sid, None, known) for sid in sids]
     times: dict[str, list[float]] = {"masks": [], "bound": [], "free": []}

@@ -44,7 +44,8 @@ def kernels(dim: int, dtype: str, group: int, splits: int) -> Iterator[tuple[Any
     from worker.kv.torch.kernels.tiles import LOG2_E, keys_at_once, padded
     from worker.models.torch.kernels import activation, norm, rotary
 
-    wide, keys = padded(dim), keys_at_once(dim, TYPES[dtype])
+    wide = padded(dim)
+    keys = keys_at_once(dim, TYPES[dtype])
     common = {"CAPPED": True, "SINKS": True, "KV_HEADS": 8, "GROUP": group, "DIM": dim, "PADDED_DIM": wide}
     common |= {"PAGE": 32, "KEYS": keys, "WIDENED": False, "LOG2_E": LOG2_E}
     reduced = {"SINKS": True, "HEADS": 8 * group, "DIM": dim, "PADDED_DIM": wide, "LOG2_E": LOG2_E}
@@ -99,7 +100,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers, stack = re.search(r"REG:(\d+)", told.stdout), re.search(r"STACK:(\d+)", told.stdout)
+    registers = re.search(r"REG:(\d+)", told.stdout)
+    stack = re.search(r"STACK:(\d+)", told.stdout)
     if registers is None or stack is None:
         raise RuntimeError(f"{tool} told no registers: {told.stdout[:500]}")
     return int(registers[1]), int(stack[1])

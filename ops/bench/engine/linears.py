@@ -108,8 +108,12 @@ class Timing:
 
 def layers_of(shape: dict[str, Any]) -> list[Layer]:
     """The products of a step, siblings fused as the engine has them."""
-    hidden, depth, head_dim = shape["hidden_size"], shape["num_hidden_layers"], shape["head_dim"]
-    heads, shared, width = shape["num_attention_heads"], shape["num_key_value_heads"], shape["intermediate_size"]
+    hidden = shape["hidden_size"]
+    depth = shape["num_hidden_layers"]
+    head_dim = shape["head_dim"]
+    heads = shape["num_attention_heads"]
+    shared = shape["num_key_value_heads"]
+    width = shape["intermediate_size"]
     return [
         Layer("q, k, v", (heads + 2 * shared) * head_dim, hidden, depth),
         Layer("o", hidden, heads * head_dim, depth),

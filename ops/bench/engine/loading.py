@@ -18,7 +18,8 @@ from worker.weights.gguf import read_model
 
 MIB = 2**20
 EVERY_S = 0.005
-KEPT, PEAK = 1.1, 1.2
+KEPT = 1.1
+PEAK = 1.2
 """Times the tensors' size."""
 
 

@@ -117,7 +117,8 @@ def made(shape: str, kind: str, folder: Path) -> Case | None:
 
 def line(title: str, need: RankNeed, taken: Taken) -> str:
     """MiB of a need and of what was taken. What a load and KV memory take is exact; the rest is the difference."""
-    rest, growth = taken.peak - need.weights - need.kv, taken.peak - taken.start
+    rest = taken.peak - need.weights - need.kv
+    growth = taken.peak - taken.start
     parts = (
         f"weights {need.weights / MIB:.1f}",
         f"KV {need.kv / MIB:.1f}",
@@ -137,7 +138,8 @@ def measured(case: Case, need: RankNeed) -> Taken:
         time.sleep(1.0)  # what the load has freed is given back
         start = watch.now()
         config = validation.inspect(case.source).config
-        vocabulary, context = config["vocab_size"], validation.context_length(config)
+        vocabulary = config["vocab_size"]
+        context = validation.context_length(config)
         asyncio.run(fill(Base.of(url), vocabulary, kv_tokens, context, need.cost.state_tokens))
         return Taken(start, watch.peak)
 

@@ -37,7 +37,8 @@ class Groups:
     """As many groups as the leaders have replicas; each row of a group gets a token at the group's step."""
 
     def __init__(self, load: Load, ring: Ring) -> None:
-        self._load, self._ring = load, ring
+        self._load = load
+        self._ring = ring
         self._rows: dict[int, set[_Row]] = defaultdict(set)
 
     async def step(self) -> None:
@@ -63,7 +64,8 @@ class Groups:
             msgspec.json.encode({"index": 0, "delta": {"content": word}, "logprobs": None, "finish_reason": None})
             for word in _WORDS
         ]
-        row, sent = _Row(client, tokens), 0
+        row = _Row(client, tokens)
+        sent = 0
         group = self._rows[client % self._load.replicas]
         group.add(row)
         try:

@@ -60,7 +60,8 @@ class Seen:
         return 1e6 * self.shares["api"] / self.arrivals["tokens_per_second"]
 
     def line(self) -> str:
-        a, shares = self.arrivals, ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
+        a = self.arrivals
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
         return (
             f"{self.name:<10}{a['tokens_per_second']:>9.0f} tok/s of {self.load.clients * self.load.rate:.0f}, "
             f"{a['tokens_per_read']:.2f} a read, {a['bytes_per_token']:.0f} bytes each; "
@@ -148,7 +149,8 @@ def api(
 
 def bare(own: set[int], others: set[int], folder: Path, load: Load, seconds: float) -> Seen:
     """The load from a plain Litestar stream."""
-    ring, port = folder / "bare", free_port(HOST, 0)
+    ring = folder / "bare"
+    port = free_port(HOST, 0)
     arguments = ["--ring", str(ring), "--load", _json(load), "--port", str(port)]
     with running(own, f"{BENCH}.bare", *arguments) as part:
         address = f"{HOST}:{port}"
@@ -204,7 +206,8 @@ def _read(
     arguments = ["--address", address, "--ring", str(ring), "--load", _json(load), "--seconds", str(seconds)]
     with running(cores, f"{BENCH}.readers", *arguments) as readers:
         assert readers.line() == "begin\n"
-        meter, memory = Meter({**pids, "clients": readers.pid}), list[float]()
+        meter = Meter({**pids, "clients": readers.pid})
+        memory = list[float]()
         with looking(lambda: memory.append(resident(pids["api"])), 1.0):
             arrivals = json.loads(readers.line())
             shares = meter.shares()

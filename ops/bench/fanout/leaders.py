@@ -154,7 +154,8 @@ class Replica(ScriptedLeader):
         self._load = load
         self._text = list(tokens)
         self._call: list[int] = tokenizer.encode(CALL, add_special_tokens=False).ids
-        self._tokenizer, self._ring = tokenizer, ring
+        self._tokenizer = tokenizer
+        self._ring = ring
         self.numbers: dict[str, int] = {}
         """The client of each request."""
 
@@ -167,7 +168,9 @@ class Replica(ScriptedLeader):
         self.numbers[claimed.rid] = number_of(request.params, self._tokenizer)
 
     def before_emit(self, emissions: Collection[Emission]) -> None:
-        now, times, numbers = time.monotonic(), self._ring.times, self.numbers
+        now = time.monotonic()
+        times = self._ring.times
+        numbers = self.numbers
         for emission in emissions:
             times[numbers[emission.rid] * TOKENS + emission.seq % TOKENS] = now
 
@@ -199,7 +202,9 @@ def main(path: Path, load_json: str, whole: bool) -> None:
 
 def step_in_turn(replicas: Sequence[ScriptedLeader], load: Load, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Every replica's steps at their moments. `late_ms` is the worst delay of one: this process or Redis was busy."""
-    tokens, worst, began = 0, 0.0, time.monotonic()
+    tokens = 0
+    worst = 0.0
+    began = time.monotonic()
     for replica, late in load.ticks():
         if stopped() and not any(one.running for one in replicas):
             break
@@ -212,11 +217,15 @@ def step_in_turn(replicas: Sequence[ScriptedLeader], load: Load, stopped: Callab
 
 def answer_whole(replica: Replica, url: str, ring: Ring, stopped: Callable[[], bool]) -> dict[str, Any]:
     """Each request's answer in one step; the ring tells how many seconds its leader had it."""
-    client, blocking, answered, bell = connect(url), connect_blocking(url), 0, "0"
+    client = connect(url)
+    blocking = connect_blocking(url)
+    answered = 0
+    bell = "0"
     while not stopped():
         replica.tend()
         claims = run(client, requests.claim(replica.lease, 64, requests.ANY_TOKENS))
-        had_at, bell = time.monotonic(), claims.bell
+        had_at = time.monotonic()
+        bell = claims.bell
         replica.take(claims)
         for request in replica.running.values():
             while request.live:

@@ -57,7 +57,8 @@ class Arrivals:
 
     def _percentile(self, share: float) -> float:
         """Upper end of the bucket in which it lies."""
-        timed, below = sum(self.latency), 0
+        timed = sum(self.latency)
+        below = 0
         for bucket, count in enumerate(self.latency):
             below += count
             if count and below >= share / 100 * timed:
@@ -69,8 +70,11 @@ class Reader:
     """One client: asks, reads to the end of the answer, asks again on the same connection."""
 
     def __init__(self, number: int, address: tuple[str, int], path: str, load: Load, ring: Ring) -> None:
-        self._number, self._path, self._load = number, path, load
-        self._times, self._first = ring.times, number * TOKENS
+        self._number = number
+        self._path = path
+        self._load = load
+        self._times = ring.times
+        self._first = number * TOKENS
         self._host = f"{address[0]}:{address[1]}"
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -114,7 +118,9 @@ class Reader:
     def _reach(self, seq: int, now: float, arrivals: Arrivals) -> None:
         if seq < self.seq:
             raise ConnectionError(f"client {self._number}: token {seq} came after {self.seq}")
-        times, first, latency = self._times, self._first, arrivals.latency
+        times = self._times
+        first = self._first
+        latency = arrivals.latency
         for token in range(max(self.seq + 1, seq - TOKENS + 1), seq + 1):
             late_ms = 1000 * (now - times[first + token % TOKENS])
             latency[min(_BUCKETS - 1, int(late_ms / _BUCKET_MS))] += 1
@@ -127,15 +133,21 @@ class Reader:
                 f"client {self._number}: ended at token {self.seq} of {self._wanted}: {data[-300:]!r}"
             )
         arrivals.answers += 1
-        self.seq, self._rest, self._done, self._wanted = 0, b"", False, self._load.tokens
+        self.seq = 0
+        self._rest = b""
+        self._done = False
+        self._wanted = self._load.tokens
         self.ask()
 
 
 def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> dict[str, Any]:
     """Start every client, wait until each has its first token, then count for so many seconds. A client connects when
     it asks: a connection that says nothing for long is closed."""
-    selector, unstarted, quiet = selectors.DefaultSelector(), list(range(clients)), time.monotonic() + _PATIENCE_S
-    arrivals, until = Arrivals(), float("inf")
+    selector = selectors.DefaultSelector()
+    unstarted = list(range(clients))
+    quiet = time.monotonic() + _PATIENCE_S
+    arrivals = Arrivals()
+    until = float("inf")
     waiting = set[Reader]()
     while (now := time.monotonic()) < until:
         while unstarted and len(waiting) < _AT_THE_DOOR:
@@ -150,7 +162,8 @@ def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> 
         if until == float("inf"):
             if not waiting and not unstarted:
                 print("begin", flush=True)
-                arrivals, until = Arrivals(), time.monotonic() + seconds
+                arrivals = Arrivals()
+                until = time.monotonic() + seconds
             elif now > quiet:
                 raise ConnectionError(f"{len(waiting)} clients got no token")
     return arrivals.summary(seconds)
@@ -161,7 +174,8 @@ def serve_all(reader: Callable[[int], Reader], clients: int, seconds: float) -> 
 
 def overhead_ms(address: str, ring_path: Path, requests: int, tokens: int) -> Summary:
     """Milliseconds from the request's first byte to the answer's last, less those in which a leader had it."""
-    ring, took = Ring(ring_path, 1), list[float]()
+    ring = Ring(ring_path, 1)
+    took = list[float]()
     message = [{"role": "user", "content": "answer 0"}]
     body = json.dumps({"model": "scripted", "messages": message, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
@@ -185,7 +199,8 @@ def _read(connection: socket.socket) -> bytes:
     got = b""
     while (end := got.find(b"\r\n\r\n")) < 0:
         got += _more(connection)
-    head, body = got[:end].lower(), got[end + 4 :]
+    head = got[:end].lower()
+    body = got[end + 4 :]
     length = _LENGTH.search(head)
     if not head.startswith(b"http/1.1 200 ") or length is None:
         raise RuntimeError(f"no answer: {got[:300]!r}")

@@ -65,7 +65,8 @@ def fragments(name: str) -> list[str]:
 
 def read(how: Reading, texts: Sequence[str], marks: Sequence[str] = ()) -> Piece:
     """The whole answer; a text that is one of the marks comes as a token."""
-    parser, whole = AnswerParser(how, "rid", 0), Piece(0, 0)
+    parser = AnswerParser(how, "rid", 0)
+    whole = Piece(0, 0)
     for text in texts:
         piece = Piece(0, 0)
         parser.mark(text, piece) if text in marks else parser.push(text, piece)
@@ -107,7 +108,8 @@ def check_answer(name: str, random: Random) -> None:
 @click.option("--seed", default=0, show_default=True)
 def main(streams: int, seed: int) -> None:
     """Read STREAMS hostile answers of all forms; status 1 after the first that is read wrongly."""
-    names, begin = list(TABLE), time.perf_counter()
+    names = list(TABLE)
+    begin = time.perf_counter()
     for number in range(streams):
         random = Random(f"{seed}:{number}")
         try:

@@ -156,7 +156,8 @@ def name_of(attack: Callable[[Target], Tried]) -> str:
 
 def attack(target: Target, attacks: tuple[Callable[[Target], Tried], ...], end: float) -> dict[str, Tried]:
     """Each at least once, then again until the time is over."""
-    tried, refused = Counter[str](), Counter[str]()
+    tried = Counter[str]()
+    refused = Counter[str]()
     for turn in range(1_000_000):
         for one in attacks:
             if turn and time.monotonic() >= end:
@@ -176,7 +177,8 @@ def main(address: str, key: str, spare: int, seconds: float) -> None:
     die_with_parent()
     os.nice(10)  # the polite clients share its cores: it must not be what they wait for
     host, _, port = address.rpartition(":")
-    target, end = Target(host, int(port), key, spare), time.monotonic() + seconds
+    target = Target(host, int(port), key, spare)
+    end = time.monotonic() + seconds
     with ThreadPoolExecutor() as pool:
         slow = [pool.submit(attack, target, (one,), end) for one in SLOW]
         seen = attack(target, QUICK, end)

@@ -74,8 +74,11 @@ class Crowd:
         first: int,
         stopped: Callable[[], bool],
     ) -> None:
-        self._address, self._key, self._models = address, key, models
-        self._connections, self._stopped = connections, stopped
+        self._address = address
+        self._key = key
+        self._models = models
+        self._connections = connections
+        self._stopped = stopped
         self._numbers = itertools.count(first)
         self._selector = selectors.DefaultSelector()
         self._statuses = Counter[int]()
@@ -135,8 +138,10 @@ class Crowd:
         """Have a stream wait on every connection; `begin` is called once each has its response headers."""
         clients = [Exchange(self._selector, self._address, SOURCE) for _ in range(self._connections)]
         due = deque((0.0, client) for client in clients)
-        pending, waiting = set[Exchange](), set[Exchange]()
-        began, until = 0.0, time.monotonic() + WAIT_WITHIN_S
+        pending = set[Exchange]()
+        waiting = set[Exchange]()
+        began = 0.0
+        until = time.monotonic() + WAIT_WITHIN_S
         while not self._stopped():
             if not began and time.monotonic() > until:
                 due.clear()

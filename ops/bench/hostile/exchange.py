@@ -85,7 +85,9 @@ class Exchange:
     """
 
     def __init__(self, selector: selectors.BaseSelector, address: Address, source: str = "") -> None:
-        self._selector, self._address, self._source = selector, address, source
+        self._selector = selector
+        self._address = address
+        self._source = source
         self._socket: socket.socket | None = None
         self._awaits = selectors.EVENT_READ
         self._request = b""

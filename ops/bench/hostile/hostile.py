@@ -29,7 +29,9 @@ LATER_MS = 100.0
 GROWTH_MIB = 64.0
 HEADER_TIMEOUT_S = 2.0
 """Of the API process, so that slow attempts end several times in a run."""
-RATE, REPLICAS, TOKENS = 20.0, 4, 1000
+RATE = 20.0
+REPLICAS = 4
+TOKENS = 1000
 LOOK_EVERY_S = 0.1
 ATTACKS = "attacks"
 SECONDS = 15.0
@@ -103,7 +105,10 @@ def _attacks(own: set[int], others: set[int], clients: int, seconds: float, runs
     """Polite streams with and without HTTP attacks."""
     polite = Load(clients, REPLICAS, RATE, TOKENS)
     served = Load(clients + 1, REPLICAS, RATE, TOKENS)  # with the attackers' client, whose number comes last
-    calm, disturbed, memory, tried = list[float](), list[float](), list[float](), list[dict[str, attacks.Tried]]()
+    calm = list[float]()
+    disturbed = list[float]()
+    memory = list[float]()
+    tried = list[dict[str, attacks.Tried]]()
     with (
         TemporaryDirectory(prefix="furrow-bench-") as folder,
         EmbeddedServer(Path(folder) / "redis") as url,

@@ -29,7 +29,9 @@ from ops.harness.scripted_leader import ScriptedLeader
 from worker.leader.request import RunningRequest
 
 WAITING = "waiting"
-REPLICAS, SLOTS, RATE = 4, 64, 20.0
+REPLICAS = 4
+SLOTS = 64
+RATE = 20.0
 """Of the model `scripted`: its replicas, the requests of each, the steps a second of each."""
 WAITING_SLOTS = 2
 
@@ -58,7 +60,8 @@ class Noting(ScriptedLeader):
         try:
             return super().turn(speaks=speaks, claims=claims)
         except RedisUnavailable:
-            self._adopting, self._after = True, ""
+            self._adopting = True
+            self._after = ""
         except EpochOver:
             self.drop()
         return 0

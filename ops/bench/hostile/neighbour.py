@@ -57,14 +57,19 @@ class Request:
     """One that is under way on `exchange`."""
 
     def __init__(self, exchange: Exchange, due: float, times: list[float], *, stream: bool, keep: bool) -> None:
-        self.exchange, self.due, self.times = exchange, due, times
-        self.stream, self.keep = stream, keep
+        self.exchange = exchange
+        self.due = due
+        self.times = times
+        self.stream = stream
+        self.keep = keep
         self.answered = False
-        self._tokens, self._token_at = 0, 0.0
+        self._tokens = 0
+        self._token_at = 0.0
 
     def look(self, gaps: list[float]) -> None:
         """Time the first token and the gaps between tokens, or the whole answer where it is no stream."""
-        answer, now = self.exchange.answer, time.monotonic()
+        answer = self.exchange.answer
+        now = time.monotonic()
         tokens = len(_TOKEN.findall(answer.data)) if self.stream else 0
         answered = tokens or (answer.whole and not self.stream)
         if answered and answer.status == 200 and not self.answered:
@@ -73,7 +78,8 @@ class Request:
         if tokens > self._tokens:
             if self._tokens:
                 gaps.append(1000 * (now - self._token_at))
-            self._tokens, self._token_at = tokens, now
+            self._tokens = tokens
+            self._token_at = now
 
     def give_up(self, gaps: list[float]) -> None:
         """What has not come until now takes at least so long."""
@@ -88,7 +94,9 @@ class Neighbour:
     """Sends chats and probes for `seconds`, every other one of them on a connection that was used before."""
 
     def __init__(self, address: Address, key: str, model: str, first: int) -> None:
-        self._address, self._key, self._model = address, key, model
+        self._address = address
+        self._key = key
+        self._model = model
         self._numbers = itertools.count(first)
         self._selector = selectors.DefaultSelector()
         self._under_way: dict[Exchange, Request] = {}
@@ -127,7 +135,8 @@ class Neighbour:
         kept = keep and bool(idle)
         exchange = idle.pop() if kept else Exchange(self._selector, self._address)
         if not stream:
-            request, times = get(self._address, "/health"), self.seen.health_ms
+            request = get(self._address, "/health")
+            times = self.seen.health_ms
         else:
             number = next(self._numbers)
             request = chat(self._address, self._key, self._model, number, TOKENS, stream=True)

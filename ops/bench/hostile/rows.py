@@ -173,7 +173,10 @@ class _Farm:
     """Runs rows against one API process."""
 
     def __init__(self, others: set[int], part: Part, leading: Part, address: str, client: SyncRedis) -> None:
-        self._others, self._address, self._client, self._leading = others, address, client, leading
+        self._others = others
+        self._address = address
+        self._client = client
+        self._leading = leading
         self._api = part
         self._pids = {"api": part.pid, "leaders": leading.pid, "redis": int(client.info("server")["process_id"])}
         self._attacker, self._other = (_key(client, name) for name in ("attacker", "other"))
@@ -219,13 +222,16 @@ class _Farm:
         say(f"{ADMISSION}: {ADMITTED} chats that wait")
         api_pid = {"api": self._pids["api"]}
         with self._crowd("burst", (WAITING,), ADMITTED) as crowd:
-            before, meter = self._enqueued(), Meter(api_pid)
+            before = self._enqueued()
+            meter = Meter(api_pid)
             crowd.process.send_signal(signal.SIGUSR1)
             until(lambda: self._enqueued() > before, "a chat is queued")
-            queued, since = 0, time.monotonic()
+            queued = 0
+            since = time.monotonic()
             while queued < ADMITTED and time.monotonic() - since < SETTLED_S:  # ends early where some are refused
                 if (now := self._enqueued() - before) > queued:
-                    queued, since = now, time.monotonic()
+                    queued = now
+                    since = time.monotonic()
                 time.sleep(0.01)
             spent = meter.spent()["api"]
             crowd.stop()
@@ -238,7 +244,8 @@ class _Farm:
     def _shares(self, neighbour: Part, attacker: dict[str, int]) -> dict[str, float]:
         """What each process takes of a core, until the other tenant has sent all."""
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
-        began, waited = time.monotonic(), _waited_s(self._pids["api"])
+        began = time.monotonic()
+        waited = _waited_s(self._pids["api"])
         assert neighbour.line() == "sent\n"
         starved = (_waited_s(self._pids["api"]) - waited) / (time.monotonic() - began)
         return {**meter.shares(), STARVED: starved}
@@ -299,8 +306,11 @@ def figures(outcome: Outcome) -> list[Figure]:
 
 
 def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequence[Claim]) -> list[Figure]:
-    row, seen, deeds = measured.row, measured.seen, measured.deeds
-    first, health = sorted(seen.first_ms) or [math.inf], sorted(seen.health_ms) or [math.inf]
+    row = measured.row
+    seen = measured.seen
+    deeds = measured.deeds
+    first = sorted(seen.first_ms) or [math.inf]
+    health = sorted(seen.health_ms) or [math.inf]
     found = [
         Figure("first token p99, beyond quiet p50", percentile(first, 99) - quiet.p50, BEYOND_MS, "ms"),
         Figure("first token, maximum", first[-1], FIRST_MS, "ms"),

@@ -25,7 +25,8 @@ LONGEST_S = 0.5
 ALLOWANCE_MS = 50.0
 PATIENCE_S = 30.0
 LOOK_S = 0.002
-DISCONNECT, DELETE = "client disconnects", "DELETE"
+DISCONNECT = "client disconnects"
+DELETE = "DELETE"
 
 
 @dataclass
@@ -65,8 +66,10 @@ def cancel(times: int, streams: int) -> list[Figure]:
 
 async def drive(base: Base, redis_url: str, times: int, streams: int) -> Cancels:
     """Keep `streams` on their way until so many were cancelled each way."""
-    client, cancels = connect_async(redis_url), Cancels()
-    chance, quota = random.Random(1), (times + 1) // 2
+    client = connect_async(redis_url)
+    cancels = Cancels()
+    chance = random.Random(1)
+    quota = (times + 1) // 2
     turns = iter(range(100 * times))
 
     async def one_client() -> None:
@@ -121,12 +124,15 @@ async def observe_steps(base: Base, client: AsyncRedis, gaps: list[float]) -> No
         turn += 1
         async with stream(base, turn) as response:
             log = KEYS.log(response.headers["x-request-id"])
-            tokens, at = 0, now_ms()
+            tokens = 0
+            at = now_ms()
             while tokens < MAX_TOKENS:
-                length, now = await client.xlen(log), now_ms()
+                length = await client.xlen(log)
+                now = now_ms()
                 if length > tokens:
                     gaps.extend([(now - at) / (length - tokens)] * (length - tokens) if tokens else [])
-                    tokens, at = length, now
+                    tokens = length
+                    at = now
                 await asyncio.sleep(LOOK_S)
 
 

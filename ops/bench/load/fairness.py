@@ -22,7 +22,8 @@ from ops.harness.figures import Figure, summarise
 from ops.harness.program import benchmark, option
 
 LIGHTS = 9
-HEAVY, NEWCOMER = "heavy", "newcomer"
+HEAVY = "heavy"
+NEWCOMER = "newcomer"
 SHARE = 0.9
 """At least so much of an equal share."""
 TAIL_S = 5.0
@@ -117,8 +118,11 @@ def shares(seconds: float, settle: float, kv_tokens: int, backlog: int) -> list[
 async def drive(base: Base, redis_url: str, seconds: float, settle: float, backlog: int) -> Load:
     """Let the users come, and go on until both windows are over. Raises FurrowError."""
     client = connect_async(redis_url)
-    collector, complete = StampCollector(client), asyncio.Event()
-    answers, windows, turns = list[Answer](), list[Window](), itertools.count()
+    collector = StampCollector(client)
+    complete = asyncio.Event()
+    answers = list[Answer]()
+    windows = list[Window]()
+    turns = itertools.count()
 
     async def keep_asking(user: User) -> None:
         for turn in turns:
@@ -175,7 +179,8 @@ def tokens_per_second(
             continue
         if window.begin <= times["t_claimed"] < window.end:
             served[answer.user] += answer.prompt_tokens
-        first, last = times["t_first"], max(times["t_last"], times["t_first"] + 1)
+        first = times["t_first"]
+        last = max(times["t_last"], times["t_first"] + 1)
         inside = max(0.0, min(last, window.end) - max(first, window.begin))
         served[answer.user] += answer.tokens * inside / (last - first)
     return {user: tokens / window.seconds for user, tokens in served.items() if tokens}
@@ -217,7 +222,8 @@ def scenes(requests: int, choices: int) -> list[Scene]:
 
 def beside_hogs(requests: int, choices: int, times: int) -> list[Figure]:
     """Run every scene on one private farm. Raises FurrowError."""
-    figures, failed = list[Figure](), 0
+    figures = list[Figure]()
+    failed = 0
     with private_farm(demo_spec(), (1,), *NOBODY_REFUSED) as (url, redis_url, _):
         for scene in scenes(requests, choices):
             say(f"{scene.title}: measuring")
@@ -232,7 +238,8 @@ async def play(scene: Scene, base: Base, redis_url: str, times: int) -> tuple[di
 
     The answers by class, and how many requests of a hog had ended meanwhile.
     """
-    turns, running = itertools.count(), list[asyncio.Task[Answer]]()
+    turns = itertools.count()
+    running = list[asyncio.Task[Answer]]()
     client = connect(redis_url)
 
     def under_way() -> bool:

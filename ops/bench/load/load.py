@@ -234,7 +234,8 @@ class Report:
 
 def report(measured: Measured) -> Report:
     """Summarise; a request that failed, a segment without data for every success and wrong clocks are faults."""
-    answers, seconds = measured.answers, measured.seconds
+    answers = measured.answers
+    seconds = measured.seconds
     good = [answer for answer in answers if answer.error is None]
     errors = Counter(answer.error for answer in answers if answer.error is not None)
     faults = [f"{count} requests failed: {kind}" for kind, count in errors.items()]

@@ -66,7 +66,8 @@ def overload(seconds: float, calibrate: float, times: float, kv_tokens: int, max
     """
     options = ("--max-queue-wait", str(max_queue_wait))
     with private_farm(demo_spec(kv_tokens=kv_tokens), (1,), *options) as (url, _, _):
-        base, memory = Base.of(url), MemoryByPart()
+        base = Base.of(url)
+        memory = MemoryByPart()
         capacity = asyncio.run(measure_capacity(base, calibrate))
         say(f"capacity {capacity:.1f} req/s")
         nominal = asyncio.run(offer(base, Phase(capacity), seconds))
@@ -103,14 +104,16 @@ async def measure_capacity(base: Base, seconds: float) -> float:
     """Requests per second that end while twice as many arrive as one client after another could ask."""
     saturated = await offer(base, Phase(2 * await _guess(base, GUESS_S)), seconds)
     first = min(answer.sent_ms for answer in saturated.answers)
-    from_ms, until_ms = first + 1000 * SETTLE * seconds, first + 1000 * seconds
+    from_ms = first + 1000 * SETTLE * seconds
+    until_ms = first + 1000 * seconds
     counted = sum(from_ms <= answer.end_ms <= until_ms for answer in saturated.admitted)
     return max(1, counted) / ((1 - SETTLE) * seconds)
 
 
 async def _guess(base: Base, seconds: float) -> float:
     """Requests per second of CLIENTS that ask again and again."""
-    until, ended = now_ms() + 1000 * seconds, 0
+    until = now_ms() + 1000 * seconds
+    ended = 0
 
     async def client(index: int) -> None:
         nonlocal ended
@@ -126,8 +129,11 @@ async def _guess(base: Base, seconds: float) -> float:
 
 async def arrivals(rate: float, seconds: float) -> AsyncIterator[int]:
     """Numbers at random moments (Poisson), so many a second."""
-    chance, loop = random.Random(1), asyncio.get_running_loop()
-    at, end, index = loop.time(), loop.time() + seconds, 0
+    chance = random.Random(1)
+    loop = asyncio.get_running_loop()
+    at = loop.time()
+    end = loop.time() + seconds
+    index = 0
     while at < end:
         await asyncio.sleep(at - loop.time())
         yield index

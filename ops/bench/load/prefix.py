@@ -52,7 +52,8 @@ def prefix(
         f"{first:.0f} ms and {second:.0f} ms"
     )
     ratio = median(two.first_s / one.first_s for one, two in turns)
-    least, most = min(two.cached_tokens for _, two in turns), max(one.cached_tokens for one, _ in turns)
+    least = min(two.cached_tokens for _, two in turns)
+    most = max(one.cached_tokens for one, _ in turns)
     return [
         Figure("second turn's first token, of the first's", ratio, RATIO),
         Figure("tokens of the second turn's prompt cached", least, shared, at_least=True),

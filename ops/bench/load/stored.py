@@ -53,7 +53,8 @@ def stored(rate: float, seconds: float, number: int) -> list[Figure]:
     """
     options = ("--response-number", str(number), *NOBODY_REFUSED)
     with private_farm(demo_spec(), (1,), *options) as (url, redis_url, _):
-        client, base = connect(redis_url), Base.of(url)
+        client = connect(redis_url)
+        base = Base.of(url)
         plain = asyncio.run(_load(base, client, rate, seconds, number, store=False))
         seen = asyncio.run(_load(base, client, rate, seconds, number, store=True))
         lost = asyncio.run(_lost(base, seen, number))
@@ -61,7 +62,8 @@ def stored(rate: float, seconds: float, number: int) -> list[Figure]:
         client.close()
     for error in seen.failed[:3]:
         click.echo(f"failed: {error}")
-    before, pings = summarise(plain.pings), summarise(seen.pings)
+    before = summarise(plain.pings)
+    pings = summarise(seen.pings)
     click.echo(f"{len(plain.kept)} chats not stored; pings p50 {before.p50:.1f} ms, max {before.max:.0f} ms")
     click.echo(
         f"{len(seen.kept)} chats stored, {records} records left; pings p50 {pings.p50:.1f} ms, max {pings.max:.0f} ms"

@@ -64,7 +64,8 @@ def turns(models: int, requests: int, minutes: float, memory: str, source: Path,
             waits = asyncio.run(send(base, names, arrivals))
             process.terminate()
             log.join(START_S)  # reads its output to the end
-    switches, load_s = len(WOKEN.findall(log.text)), median(map(float, LOADED.findall(log.text)))
+    switches = len(WOKEN.findall(log.text))
+    load_s = median(map(float, LOADED.findall(log.text)))
     times = [wait for wait in waits if wait is not None]
     by_model = [[at for at, model in arrivals if model == index] for index in range(models)]
     fewest = fewest_switches(by_model, load_s, STAY_MS / 1000, MOST_WAIT_S)
@@ -96,7 +97,8 @@ class Log(threading.Thread):
     def __init__(self, process: subprocess.Popen[str]) -> None:
         super().__init__(daemon=True)
         assert process.stdout is not None
-        self._output, self.text = process.stdout, ""
+        self._output = process.stdout
+        self.text = ""
         self.start()
 
     def run(self) -> None:

@@ -127,7 +127,8 @@ def run(plan: Plan, options: Options, models: Models) -> Comparison:
     """All rounds, the machine's limits measured anew before each."""
     say(f"the model: {options.shape}")
     folder = models.checkpoint()
-    machine, described = Machine(), f"{describe()}; {options.threads} threads, {options.device}"
+    machine = Machine()
+    described = f"{describe()}; {options.threads} threads, {options.device}"
 
     def make(row: Row, sizes: dict[str, int]) -> Engine:
         file = None

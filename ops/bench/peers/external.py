@@ -72,7 +72,8 @@ async def stream_all(base: Base, count: int, tokens: int) -> Run:
     bodies = [completion(MODEL, [*PROMPT, 3 + index % 100], tokens, **fields) for index in range(count)]
     answers = await asyncio.gather(*(ask(base, body, exact=False) for body in bodies))
     assert all(len(one.check().token_ids) == tokens for one in answers), "tokens were lost"
-    begin, end = min(one.stamps[0] for one in answers), max(one.stamps[-1] for one in answers)
+    begin = min(one.stamps[0] for one in answers)
+    end = max(one.stamps[-1] for one in answers)
     return Run(count * tokens / (end - begin), median(one.first_s for one in answers))
 
 

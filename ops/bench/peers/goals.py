@@ -58,7 +58,8 @@ class Goal:
             ratios = [mine / other for mine, other in pairs]
             return median(ratios) if ratios else None
         if self.than_streams:
-            many, few = ours.median(self.streams), ours.median(self.than_streams)
+            many = ours.median(self.streams)
+            few = ours.median(self.than_streams)
             return many.decode / few.decode if many and few else None
         if theirs is None:
             return share(ours, self.streams)

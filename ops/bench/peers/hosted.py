@@ -101,7 +101,8 @@ class Hosted:
     def _answer(self) -> dict[str, Any]:
         """The next line. Raises Unavailable or Failed."""
         assert self._process is not None and self._process.stdout is not None and self._log is not None
-        until, line = time.monotonic() + LIMIT_S, b""
+        until = time.monotonic() + LIMIT_S
+        line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):

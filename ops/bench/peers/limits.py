@@ -34,7 +34,8 @@ class Machine:
         if device == "cpu":
             torch.set_num_threads(threads)
         kind = device.partition(":")[0]
-        size, side = READ_BYTES[kind], SIDE[kind]
+        size = READ_BYTES[kind]
+        side = SIDE[kind]
         for name, work in _readers(device, size).items():
             self._keep(self.read, name, size / _fastest(work, device))
         for name, work in _multipliers(device, side).items():
@@ -76,8 +77,11 @@ class Cost:
     def of(cls, folder: Path) -> Cost:
         """From a Qwen3 configuration."""
         config = json.loads((folder / "config.json").read_text())
-        hidden, layers, width = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
-        queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+        hidden = config["hidden_size"]
+        layers = config["num_hidden_layers"]
+        width = config["head_dim"]
+        queries = config["num_attention_heads"] * width
+        keys = config["num_key_value_heads"] * width
         layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * config["intermediate_size"]
         head = hidden * config["vocab_size"]
         return cls(layers * layer + head, head, layers * 2 * keys)
@@ -106,7 +110,8 @@ class Cost:
 def _readers(device: str, size: int) -> dict[str, Callable[[], Any]]:
     """Kernels that read `size` bytes once and write next to nothing."""
     floats = torch.ones(size // 4, device=device)
-    matrix, vector = floats.view(-1, 4096), torch.ones(4096, device=device)
+    matrix = floats.view(-1, 4096)
+    vector = torch.ones(4096, device=device)
     half = floats.view(torch.int16).view(torch.bfloat16)
     readers: dict[str, Callable[[], Any]] = {
         "sum": lambda: floats.sum(),

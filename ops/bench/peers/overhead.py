@@ -67,7 +67,8 @@ def overhead(
             context=prompt + tokens,
             kv_tokens=most * (prompt + tokens + SLACK_TOKENS),
         )
-        loop, farm = bare_loop(setup), FurrowFarm(setup)
+        loop = bare_loop(setup)
+        farm = FurrowFarm(setup)
         try:
             for engine in (loop, farm):
                 stack.callback(engine.stop)
@@ -91,7 +92,8 @@ def beside(
         length = tokens if turn else WARM_UP_TOKENS
         bare = run_checked(loop, asked, length)
         # Commands are known once the farm is at rest; what Redis does until then is not counted.
-        given, before = farm.commands(), farm.traffic()
+        given = farm.commands()
+        before = farm.traffic()
         whole = run_checked(farm, asked, length)
         after = farm.traffic()
         if turn:

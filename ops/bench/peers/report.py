@@ -65,7 +65,8 @@ class Comparison:
 
 def table(comparison: Comparison) -> str:
     """All sections; a row that was skipped or failed is told with its reason."""
-    plan, found = comparison.plan, comparison.measured
+    plan = comparison.plan
+    found = comparison.measured
     lines = [_limits(comparison.limits), ""]
     for streams in plan.streams:
         title = f"{counted(streams)}, prompt {plan.prompt}, {plan.tokens} new tokens"
@@ -128,10 +129,16 @@ def _row(name: str, *cells: str) -> str:
 
 # --- the chart --------------------------------------------------------------------------------------------------------
 
-WIDTH, LABEL, BAR, GAP, TITLE = 760, 210, 16, 5, 30
+WIDTH = 760
+LABEL = 210
+BAR = 16
+GAP = 5
+TITLE = 30
 VALUE = 110
 """Room for the number behind a bar."""
-OURS, THEIRS, LIMIT = "#2563eb", "#94a3b8", "#dc2626"
+OURS = "#2563eb"
+THEIRS = "#94a3b8"
+LIMIT = "#dc2626"
 
 
 def chart(comparison: Comparison) -> str:

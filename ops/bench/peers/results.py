@@ -52,7 +52,8 @@ def figures(streams: Sequence[Stream]) -> Figures:
 
 def _steady(streams: Sequence[Stream]) -> float:
     """Tokens between the moment at which the last stream has its first token and the one at which a stream ends."""
-    begin, end = max(stream.stamps[0] for stream in streams), min(stream.stamps[-1] for stream in streams)
+    begin = max(stream.stamps[0] for stream in streams)
+    end = min(stream.stamps[-1] for stream in streams)
     within = sum(begin < at <= end for stream in streams for at in stream.stamps)
     if end <= begin or within < len(streams):
         raise Failed("a stream ended before the last one began: ask for more --tokens, or a shorter --prompt")

@@ -113,8 +113,11 @@ class Runner:
         before_round: Callable[[], None] = lambda: None,
         after_visit: Callable[[Results], None] = lambda results: None,
     ) -> None:
-        self._plan, self._make, self._say = plan, make, say
-        self._before_round, self._after_visit = before_round, after_visit
+        self._plan = plan
+        self._make = make
+        self._say = say
+        self._before_round = before_round
+        self._after_visit = after_visit
         self.results = Results({row: Result(row) for row in plan.rows})
         self._reference: dict[tuple[int, int], list[Stream]] = {}
         """The answers of the first row in this round, by streams and tokens."""

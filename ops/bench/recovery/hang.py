@@ -44,7 +44,8 @@ def hang(streams: int, times: int, calm: float, burners: int) -> list[Figure]:
                 struck = strike(farm, streams, rank, signal.SIGSTOP)
                 strikes.append(struck)
                 say(f"{name} stopped: found after {struck.detected_s:.2f} s, next token after {struck.gap_s:.2f} s")
-    detected, gap = summarise([s.detected_s for s in strikes]), summarise([s.gap_s for s in strikes])
+    detected = summarise([s.detected_s for s in strikes])
+    gap = summarise([s.gap_s for s in strikes])
     click.echo(
         f"found: p50 {detected.p50:.2f} s, p99 {detected.p99:.2f} s; "
         f"next token: p50 {gap.p50:.2f} s, worst {gap.max:.2f} s"
@@ -79,14 +80,16 @@ def work(farm: Scene, streams: int, seconds: float, burners: int) -> tuple[float
 def token_gaps(farm: Scene, rid: str) -> list[float]:
     """Seconds between the tokens of a request that runs, as its events arrive in Redis's log."""
     gaps: list[float] = []
-    tokens, at = 0, time.monotonic()
+    tokens = 0
+    at = time.monotonic()
     while tokens < len(farm.expected):
         length = farm.client.xlen(ModelKeys(DEMO).log(rid))
         now = time.monotonic()
         if length > tokens:
             if tokens:
                 gaps.append((now - at) / (length - tokens))
-            tokens, at = length, now
+            tokens = length
+            at = now
         time.sleep(0.002)
     return gaps
 

@@ -47,7 +47,8 @@ class Clients:
     """Clients that ask one question after the other; every third without a stream."""
 
     def __init__(self, base: Base, expected: dict[str, str]) -> None:
-        self._base, self._expected = base, expected
+        self._base = base
+        self._expected = expected
         self._stopping = False
         self.answers = 0
         self.changed = 0
@@ -117,7 +118,9 @@ async def measure(client: SyncRedis, base: Base, times: int, count: int) -> list
         if index == times - 1:
             clients.stop()
             await asking
-        answers, failed, changed = clients.answers - before[0], clients.failed - before[1], clients.changed - before[2]
+        answers = clients.answers - before[0]
+        failed = clients.failed - before[1]
+        changed = clients.changed - before[2]
         changes.append(Change(kind, seconds, answers, failed, changed, replaced))
         say(f"{index + 1} of {times}, {kind}: {seconds:.1f} s, {answers} answers, {failed.total()} failed")
     return changes
@@ -150,7 +153,8 @@ def report(changes: list[Change]) -> None:
         if not mine:
             continue
         took = [change.seconds for change in mine]
-        answers, changed = sum(change.answers for change in mine), sum(change.changed for change in mine)
+        answers = sum(change.answers for change in mine)
+        changed = sum(change.changed for change in mine)
         failed = sum(change.failed.total() for change in mine)
         click.echo(f"{kind:<16}{len(mine):>7}{median(took):>10.1f}{max(took):>9.1f}{answers:>9}{failed:>8}{changed:>9}")
     for reason, count in sum((change.failed for change in changes), Counter[str]()).items():

@@ -96,7 +96,8 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     if beat is None:
         raise SystemExit(f"rank {rank} was not there to be struck")
     length = log_length(client, rids[0])
-    struck_at, struck_ms = time.monotonic(), now_ms()
+    struck_at = time.monotonic()
+    struck_ms = now_ms()
     os.kill(beat.pid, how)
 
     def epoch_ended() -> bool:
@@ -111,7 +112,8 @@ def strike(scene: Scene, streams: int, rank: int, how: signal.Signals) -> Strike
     if not poisoned_at(client, DEMO, "r0", epoch):
         raise SystemExit(f"epoch {epoch} ended without poison: the strike was not what ended it")
     wait_for_length(client, rids[0], length + 1)
-    gap_s, token_ms = time.monotonic() - struck_at, now_ms()
+    gap_s = time.monotonic() - struck_at
+    token_ms = now_ms()
     same = sum(answer == scene.expected for answer in finished(client, rids))
     return Strike(gap_s, observe(client, DEMO, "r0", epoch, struck_ms, token_ms), same, streams)
 
@@ -132,13 +134,16 @@ class AgentStrike:
 
 def strike_agent(scene: Scene, streams: int) -> AgentStrike:
     """Keep `streams` requests under way and kill the agent in the midst of them."""
-    client, before = scene.client, (wait_until_whole(scene.client), _pids(scene.client))
+    client = scene.client
+    before = (wait_until_whole(scene.client), _pids(scene.client))
     [(host, agent)] = farm.agents(client).items()
     rids = [submit(client, scene.prompt, len(scene.expected)) for _ in range(streams)]
     wait_for_length(client, rids[0], STRIKE_AT)
     os.kill(agent, signal.SIGKILL)
     struck = last = time.monotonic()
-    tokens, longest, adopted = 0, 0.0, None
+    tokens = 0
+    longest = 0.0
+    adopted = None
     running = list(rids)
     while adopted is None or time.monotonic() - struck < OBSERVED_S:
         lengths, states = _progress(client, rids, running)

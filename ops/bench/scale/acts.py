@@ -33,7 +33,10 @@ class Acts:
     """Each of `named` makes one call, or a few of one kind, with arguments that differ from index to index."""
 
     def __init__(self, client: SyncRedis, clock: ServerClock, lease: Lease, size: Size) -> None:
-        self._client, self._clock, self._lease, self._size = client, clock, lease, size
+        self._client = client
+        self._clock = clock
+        self._lease = lease
+        self._size = size
         self._seqs = {one.rid: one.seq for one in adopted(lambda call: run(client, call), lease)}
 
     def named(self) -> dict[str, tuple[Act, int]]:
@@ -100,7 +103,10 @@ class Changes:
     """Each of `named` prepares what it needs untimed, and makes its calls by the clock."""
 
     def __init__(self, client: SyncRedis, clock: ServerClock, lease: Lease, size: Size) -> None:
-        self._client, self._clock, self._lease, self._size = client, clock, lease, size
+        self._client = client
+        self._clock = clock
+        self._lease = lease
+        self._size = size
         self._fresh = itertools.count()
         self._leases: dict[str, Lease] = {}
         self._holder = ""
@@ -131,7 +137,8 @@ class Changes:
         if not self._holder:
             self._running("left", HAND_OUT)
             self._holder = "left"
-        dead, heir = self._holder, "right" if self._holder == "left" else "left"
+        dead = self._holder
+        heir = "right" if self._holder == "left" else "left"
         self._client.delete(self._leases[dead].keys.lock)
         lease = self._lead(heir)
         self._holder = heir
@@ -191,7 +198,8 @@ class Changes:
     def _expired(self, choices: int) -> None:
         late = self._put(HAND_OUT, choices, deadline_ms=1)
         time.sleep(_LAPSE_S)
-        ended, more = 0, True
+        ended = 0
+        more = True
         while more:
             count, more = self._clock.run(requests.expire(MODEL))
             ended += count

@@ -142,7 +142,9 @@ def watch(client: SyncRedis, act: Callable[[], object]) -> Round:
     client.config_set("slowlog-max-len", _MOST)
     client.config_set("slowlog-log-slower-than", 0)
     client.slowlog_reset()
-    sent, before, began = sent_by(client), thread_ms(client), time.perf_counter()
+    sent = sent_by(client)
+    before = thread_ms(client)
+    began = time.perf_counter()
     act()
     wall = 1000 * (time.perf_counter() - began)
     worked, sent = thread_ms(client) - before, sent_by(client) - sent - 3

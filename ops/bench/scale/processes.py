@@ -126,7 +126,8 @@ class Agents:
 
     def _led(self, host: Host, assignment: Assignment) -> Lease:
         """The replica serves: it has a leader, which beats, and its agent has said so."""
-        model, replica = assignment.spec.name, assignment.replica
+        model = assignment.spec.name
+        replica = assignment.replica
         lease = run(self._client, acquire(model, replica, f"{host.id}/{os.getpid()}", 1))
         if lease is None:  # the replica whose requests are logged
             owner, _, epoch = (run(self._client, holder(model, replica)) or "").rpartition(":")
@@ -179,7 +180,8 @@ class ApiProcesses:
     """The background work of the API processes. They share one Models object, so that tokenizers are read once."""
 
     def __init__(self, client: SyncRedis, agents: Agents, size: Size) -> None:
-        self._client, self._agents = client, agents
+        self._client = client
+        self._agents = agents
         self._names = [f"api-{index}" for index in range(size.apis)]
         self._models = Models(client, ApiSettings(redis_url=""))
         asyncio.run(self._models.look(shared=True))

@@ -69,7 +69,8 @@ def scale(
 
 def _scripts(client: SyncRedis, lease: Lease, size: Size, calls: int) -> list[Figure]:
     """Each script, after a control that shows what this machine adds to any call."""
-    clock, figures = ServerClock(client), list[Figure]()
+    clock = ServerClock(client)
+    figures = list[Figure]()
     click.echo(head())
     loop = control_loop(clock, CONTROL_MS)
     clock.spent.clear()
@@ -87,7 +88,8 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
     """Agents and API processes, by what they do whether there are requests or not."""
     with Agents(client, url, size) as agents:
         seconds = ApiProcesses(client, agents, size).rounds()
-        ticks, turns = agents.ticks(), agents.turns(TURNS)
+        ticks = agents.ticks()
+        turns = agents.turns(TURNS)
         agents.unsettle()
         unsettled = agents.turns(TURNS // 3)
     figures = [
@@ -112,7 +114,8 @@ def _of_processes(client: SyncRedis, url: str, size: Size) -> list[Figure]:
 
 def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
     """Tell what one of the parts of a round takes; returns the server's ms."""
-    thread, wall = mean(one.thread for one in rounds) / parts, mean(one.wall for one in rounds) / parts
+    thread = mean(one.thread for one in rounds) / parts
+    wall = mean(one.wall for one in rounds) / parts
     commands = sum(one.commands for one in rounds) / len(rounds) / parts
     longest = max(one.wall for one in rounds) / parts
     click.echo(

@@ -33,7 +33,9 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     client.delete(dead.keys.lock)
     lease = run(client, acquire(dead.model, dead.replica, "second", 1, floor=dead.epoch))
     assert lease is not None
-    began, found, progress = time.monotonic(), Recovery(), Progress()
+    began = time.monotonic()
+    found = Recovery()
+    progress = Progress()
     heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
     with heartbeat:
         calls = RedisCalls(client, blocking, lease, heartbeat.check)
@@ -53,9 +55,12 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
 
 def adopted(send: Callable[[Call[Adopted]], Adopted], lease: Lease) -> list[Claimed]:
     """Every batch, as the leader takes them."""
-    found, after, more = list[Claimed](), "", True
+    found = list[Claimed]()
+    after = ""
+    more = True
     while more:
         batch = send(adopt(lease, after))
         found += batch.requests
-        after, more = batch.after, batch.more
+        after = batch.after
+        more = batch.more
     return found

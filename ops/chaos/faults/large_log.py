@@ -176,20 +176,23 @@ def lapsed(holders: Sequence[str | None]) -> bool:
 def kill_with_large_logs(target: Target, random: random.Random) -> str:
     """Kill a leader whose requests have `target.log_entries` logged entries; each log must continue exactly."""
     target.wait_until_whole(standby=True)
-    model, client = target.spec.name, target.client
+    model = target.spec.name
+    client = target.client
     kinds = [Large.draw(random) for _ in range(KINDS)]
     undisturbed = recorded(target, kinds, random)
     count = -(-target.log_entries // len(kinds[0].delivered))
     chosen = [kinds[number % KINDS] for number in range(count)]
     with enqueued(target, chosen, random) as rids:
         proved(target, lambda: under_way(client, model, rids, chosen), f"{count} requests run, and some go on")
-        pid, epoch = target.rank_pid(0), target.epoch()
+        pid = target.rank_pid(0)
+        epoch = target.epoch()
         entries = sum(lengths(client, model, rids))
         if entries < target.log_entries or states(client, model, rids) != ["running"] * count:
             raise NoEffect(f"{entries} entries of {target.log_entries} belong to requests that run")
         with probing(target) as probe:
             target.send(pid, signal.SIGKILL)
-            began, before = time.monotonic(), lengths(client, model, rids)
+            began = time.monotonic()
+            before = lengths(client, model, rids)
             proof = replaced(target, 0, pid, epoch)
             first, last = gone_on(target, rids, before)
             ended(target, rids)
@@ -205,7 +208,8 @@ def judged(proof: str, slowest: tuple[float, str], probe: Probe) -> str:
     """The proof, with the times of Redis. Raises Harm if Redis was blocked, or if a lock lapsed."""
     took, command = slowest
     trips = sorted(probe.round_trips)
-    p99, worst = trips[len(trips) * 99 // 100], trips[-1]
+    p99 = trips[len(trips) * 99 // 100]
+    worst = trips[-1]
     proof += (
         f"; slowest command {took * 1e3:.0f} ms (limit {COMMAND_LIMIT_S * 1e3:.0f}), "
         f"{len(trips)} round trips beside it: p99 {p99 * 1e3:.0f} ms, "
@@ -238,7 +242,8 @@ def recorded(target: Target, kinds: Sequence[Large], random: random.Random) -> l
 @contextmanager
 def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -> Generator[list[str]]:
     """The ids of the requests, which are put into the queue together after all their logs are written."""
-    model, client = target.spec.name, target.client
+    model = target.spec.name
+    client = target.client
     rids = [f"{random.getrandbits(128):032x}" for _ in requests]
     calls = [staged(client, large.enqueue(model, rid)) for rid, large in zip(rids, requests, strict=True)]
     try:
@@ -250,7 +255,8 @@ def enqueued(target: Target, requests: Sequence[Large], random: random.Random) -
 
 def ended(target: Target, rids: Sequence[str]) -> None:
     """Wait for the end of the requests. Raises Harm if they don't end, or end in another state."""
-    client, model = target.client, target.spec.name
+    client = target.client
+    model = target.spec.name
     try:
         target.until(
             lambda: not {"queued", "running"}.intersection(states(client, model, rids)),

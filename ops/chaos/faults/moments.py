@@ -22,7 +22,8 @@ from ops.chaos.faults.processes import replaced
 from ops.chaos.system.target import Target
 
 TRIES = 5
-LOAD, STEP = "load_dense_shard", "generate_step"
+LOAD = "load_dense_shard"
+STEP = "generate_step"
 MOMENT_WITHIN_S = 240.0
 """Limit until a killed rank loads: it may have to start and import first."""
 TICK_S = 0.002
@@ -94,7 +95,8 @@ def exit_in_load(target: Target, random: random.Random) -> str:
     """Kill a rank, and kill its successor during the load of its shard."""
     rank = random.randrange(target.spec.tp)
     for _ in range(TRIES):
-        pid, first = target.rank_pid(rank), target.epoch()
+        pid = target.rank_pid(rank)
+        first = target.epoch()
         target.send(pid, signal.SIGKILL)
         caught = catch(target, rank, LOAD, first, lambda first=first: serves(target, first))
         if caught is not None:

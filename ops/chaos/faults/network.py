@@ -64,7 +64,8 @@ def cut_connections(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
     """Lose the answers of executed scripts."""
-    times, ending = random.randint(3, 30), random.choice(("cut", "cut", "silence"))
+    times = random.randint(3, 30)
+    ending = random.choice(("cut", "cut", "silence"))
     if ending == "silence":
         times = min(times, 5)  # each costs a time-out
     before = proxy.counts.dropped
@@ -75,7 +76,8 @@ def drop_replies(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
     """Cut answers in the middle."""
-    times, before = random.randint(1, 20), proxy.counts.split
+    times = random.randint(1, 20)
+    before = proxy.counts.split
     proxy.split_replies(times)
     met(target, lambda: proxy.counts.split >= before + times, f"{times} answers end in the middle")
     return f"{times} answers ended in the middle"
@@ -83,7 +85,8 @@ def split_reply(target: Target, proxy: Proxy, random: random.Random) -> str:
 
 def delay(target: Target, proxy: Proxy, random: random.Random) -> str:
     """Delay all bytes, both ways."""
-    seconds, before = random.uniform(0.02, LONGEST_DELAY_S), proxy.counts.delayed
+    seconds = random.uniform(0.02, LONGEST_DELAY_S)
+    before = proxy.counts.delayed
     proxy.delay(seconds)
     took = ping_s(proxy)
     target.rest(random.uniform(*DELAYED_S))
@@ -103,7 +106,8 @@ def ping_s(proxy: Proxy) -> float:
 
 def black_hole(target: Target, proxy: Proxy, random: random.Random) -> str:
     """Drop all bytes silently; connections that are open then never carry a byte again."""
-    seconds, before = outage_s(random), proxy.counts.swallowed
+    seconds = outage_s(random)
+    before = proxy.counts.swallowed
     open_then = proxy.black_hole()
     target.rest(seconds)
     if not silent(proxy):

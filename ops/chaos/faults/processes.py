@@ -51,7 +51,8 @@ def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Ran
     """Send a signal to one rank of the group."""
 
     def strike(target: View, random: random.Random) -> str:
-        pid, epoch = target.rank_pid(rank), target.epoch()
+        pid = target.rank_pid(rank)
+        epoch = target.epoch()
         target.send(pid, number)
         try:
             return replaced(target, rank, pid, epoch)
@@ -65,7 +66,9 @@ def strike_rank(rank: int, number: signal.Signals) -> Callable[[View, random.Ran
 def stop_in_recovery(target: View, random: random.Random) -> str:
     """Kill one rank, and stop another while the group is between two epochs or on its way into the next."""
     killed, stopped = random.sample(range(target.spec.tp), 2) if target.spec.tp > 1 else (0, 0)
-    gone, pid, epoch = target.rank_pid(killed), target.rank_pid(stopped), target.epoch()
+    gone = target.rank_pid(killed)
+    pid = target.rank_pid(stopped)
+    epoch = target.epoch()
     target.send(gone, signal.SIGKILL)
     time.sleep(random.uniform(0, BETWEEN_S))
     target.send(pid, signal.SIGSTOP)
@@ -85,8 +88,10 @@ def next_agent(target: Target, pid: int) -> int:
 
 def kill_agent(target: Target, random: random.Random) -> str:
     """SIGKILL to the agent: its ranks live on, and the next agent adopts them."""
-    pid, ranks = proved(target, lambda: target.agent_pid, "the agent runs"), target.rank_pids()
-    whole, epoch = target.overview().state == "loaded", target.epoch()
+    pid = proved(target, lambda: target.agent_pid, "the agent runs")
+    ranks = target.rank_pids()
+    whole = target.overview().state == "loaded"
+    epoch = target.epoch()
     target.send(pid, signal.SIGKILL)
     began = time.monotonic()
     now = next_agent(target, pid)
@@ -101,7 +106,8 @@ def kill_agent_and_rank(target: Target, random: random.Random) -> str:
     """SIGKILL to a rank and to the agent at once: the next agent learns from the supervisor how the rank ended."""
     agent = proved(target, lambda: target.agent_pid, "the agent runs")
     rank = random.randrange(target.spec.tp)
-    pid, epoch = target.rank_pid(rank), target.epoch()
+    pid = target.rank_pid(rank)
+    epoch = target.epoch()
     for struck in random.sample([agent, pid], 2):
         target.send(struck, signal.SIGKILL)
     now = next_agent(target, agent)
@@ -127,7 +133,8 @@ def long_request(model: str, random: random.Random) -> Enqueue:
 def starve(target: View, random: random.Random) -> str:
     """Let a rank have no more memory than it has, and ask for more with a long prompt, until an allocation fails."""
     rank = random.randrange(target.spec.tp)
-    pid, epoch = target.rank_pid(rank), target.epoch()
+    pid = target.rank_pid(rank)
+    epoch = target.epoch()
     process = psutil.Process(pid)
     before = process.rlimit(psutil.RLIMIT_AS)
     request = long_request(target.spec.name, random)

@@ -31,7 +31,8 @@ from ops.chaos.faults.processes import proved
 from ops.chaos.system.target import Target
 from ops.harness.client import Base, request
 
-CRASHING_TOKEN, CRASHING_TOKENS = 11, 512
+CRASHING_TOKEN = 11
+CRASHING_TOKENS = 512
 """A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL."""
 TOLD_WITHIN_S = 5.0
 """Limit until clients get the cause after the only replica of a model was given up."""
@@ -83,7 +84,8 @@ def crash_two_replicas(target: Target, random: random.Random) -> str:
     """Send a request that crashes its leader; both replicas together must find it within log2(n) + 2 crashes."""
     model = target.spec.name
     with two_replicas(target) as names:
-        before, rows = crashes(target, names), 1 + sum(running(target, model, name) for name in names)
+        before = crashes(target, names)
+        rows = 1 + sum(running(target, model, name) for name in names)
         params = GenerationRequest(prompt=[CRASHING_TOKEN] * CRASHING_TOKENS, sampling=Sampling(max_tokens=4))
         crasher = Enqueue(rid=f"{random.getrandbits(128):032x}", model=model, params=params, tenant="chaos")
         run(target.client, enqueue(crasher))
@@ -222,9 +224,11 @@ def unload(target: Target, spec: ModelSpec) -> None:
 
 def give_up(target: Target, random: random.Random) -> str:
     """Give up one of two replicas, whose streams the other continues; then the only replica of a second model."""
-    model, folder = target.spec.name, Path(target.spec.source)
+    model = target.spec.name
+    folder = Path(target.spec.source)
     with two_replicas(target) as names:
-        left, other = running(target, model, names[-1]), names[0]
+        left = running(target, model, names[-1])
+        other = names[0]
         lose(target, model, names[-1], folder)
         proved(target, lambda: not running(target, model, names[-1]), f"{other} has the requests of {names[-1]}")
     return (

@@ -52,7 +52,8 @@ def operator(target: Target) -> Generator[redis.Redis]:
 
 def kill(target: Target, random: random.Random) -> str:
     """SIGKILL; later a restart on the append-only file."""
-    server, away = server_of(target), outage_s(random)
+    server = server_of(target)
+    away = outage_s(random)
     before = server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
@@ -71,7 +72,8 @@ def kill(target: Target, random: random.Random) -> str:
 
 def kill_bare(target: Target, random: random.Random) -> str:
     """SIGKILL; later a restart without data."""
-    server, away = server_of(target), outage_s(random)
+    server = server_of(target)
+    away = outage_s(random)
     before = server.run_id()
     with operator(target) as client:
         client.set(MARK, before)
@@ -101,7 +103,8 @@ def flush(target: Target, random: random.Random) -> str:
 
 def sleep(target: Target, random: random.Random) -> str:
     """Stop the server by a signal, or by one long command."""
-    seconds, server = outage_s(random), server_of(target)
+    seconds = outage_s(random)
+    server = server_of(target)
     if random.random() < 0.5:
         with operator(target) as client:
             began = time.monotonic()
@@ -166,7 +169,8 @@ def refusing(target: Target, word: str, random: random.Random) -> Generator[Call
 
 def refusals(client: redis.Redis, word: str) -> int:
     """How many commands the server has refused so; before 7.0 those inside scripts count as plain errors."""
-    stats, old = client.info("errorstats"), str(client.info("server")["redis_version"]).startswith("6.")
+    stats = client.info("errorstats")
+    old = str(client.info("server")["redis_version"]).startswith("6.")
     return sum(int(stats.get(f"errorstat_{name}", {}).get("count", 0)) for name in ((word, "ERR") if old else (word,)))
 
 
@@ -198,7 +202,8 @@ def cannot_save(target: Target, random: random.Random) -> str:
 
 def loading(target: Target, random: random.Random) -> str:
     """SIGKILL; then a slow load of the append-only file, with LOADING as answer."""
-    server, seconds = server_of(target), random.uniform(*LOADING_S)
+    server = server_of(target)
+    seconds = random.uniform(*LOADING_S)
     with operator(target) as client:
         client.set(MARK, 0)
         client.bgrewriteaof()  # so that what will be loaded is known: the keys, and what comes after them

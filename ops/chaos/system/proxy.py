@@ -105,7 +105,8 @@ class Proxy:
         """
 
         async def arm() -> None:
-            self.to_drop, self.drop_ending = times, ending
+            self.to_drop = times
+            self.drop_ending = ending
 
         self._in_loop(arm)
 
@@ -142,7 +143,10 @@ class Proxy:
         """End what lasts. Connections that fell into a black hole stay there, as after a router forgot them."""
 
         async def disarm() -> None:
-            self.black, self.delay_s, self.to_drop, self.to_split = False, 0.0, 0, 0
+            self.black = False
+            self.delay_s = 0.0
+            self.to_drop = 0
+            self.to_split = 0
 
         self._in_loop(disarm)
 
@@ -248,7 +252,8 @@ class Link:
     """A client's connection and the one to the server that belongs to it."""
 
     def __init__(self, proxy: Proxy, connect: Connect) -> None:
-        self._proxy, self._connect = proxy, connect
+        self._proxy = proxy
+        self._connect = connect
         self.client, self.server = End(self), End(self)
         self.client.other, self.server.other = self.server, self.client
         self._silent = proxy.black

@@ -43,7 +43,9 @@ class View:
     """A farm that this process did not start; `addresses` are those of its API processes."""
 
     def __init__(self, spec: ModelSpec, client: SyncRedis, addresses: list[tuple[str, int]]) -> None:
-        self.spec, self.client, self.addresses = spec, client, addresses
+        self.spec = spec
+        self.client = client
+        self.addresses = addresses
         self.replica = "r0"
         """The one that is struck. Of two that a fault starts either one may stay."""
 
@@ -173,7 +175,8 @@ class Target(View):
         """API processes keep requests for `keep_s` after their end."""
         self.ports = [free_port(HOST, 0) for _ in range(APIS)]
         super().__init__(spec, client, [(HOST, port) for port in self.ports])
-        self.server, self.redis_url = server, redis_url
+        self.server = server
+        self.redis_url = redis_url
         self.shard_key = keys.ModelKeys(spec.name).bell
         """A key of the model, by which a Cluster's shard is found."""
         self.proxy = proxy

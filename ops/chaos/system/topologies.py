@@ -223,7 +223,8 @@ def cluster(shards: int = 3, replicas: int = 0, binary: Path | None = None) -> G
 
 
 def _form(topology: ClusterTopology) -> None:
-    nodes, shards = topology.nodes, topology.shards
+    nodes = topology.nodes
+    shards = topology.shards
     for index, node in enumerate(nodes):
         node.ask("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         if index:

@@ -64,7 +64,8 @@ class ApiServer:
     """Sends one request a connection."""
 
     def __init__(self, parts: SplitResult, trusted: ssl.SSLContext) -> None:
-        self._parts, self._trusted = parts, trusted
+        self._parts = parts
+        self._trusted = trusted
         self._base = parts.path.rstrip("/").removesuffix("/v1")
 
     def get(self, path: str) -> Answer:
@@ -92,7 +93,8 @@ class ApiServer:
         return connection.getresponse()
 
     def _connection(self) -> http.client.HTTPConnection:
-        host, port = self._parts.hostname or "", self._parts.port
+        host = self._parts.hostname or ""
+        port = self._parts.port
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=WITHIN_S, context=self._trusted)
         return http.client.HTTPConnection(host, port, timeout=WITHIN_S)

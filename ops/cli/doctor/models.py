@@ -19,7 +19,8 @@ from control.replicas import health
 from control.replicas.memory_deaths import CAUSE
 from control.requests.upkeep.dead import count_letters
 
-FAULTS, WITHIN_MS = 3, 3_600_000
+FAULTS = 3
+WITHIN_MS = 3_600_000
 """So many faults of a replica in the last hour are a warning."""
 
 

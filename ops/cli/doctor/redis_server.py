@@ -44,7 +44,8 @@ def check_redis(named: str) -> RedisOutcome:
     """`named` is a URL, or a file that holds it. Raises SettingsError for one that can't be read."""
     client = connect(named)
     where = address(client)
-    outcome, checks = RedisOutcome(client), Checks("redis", where)
+    outcome = RedisOutcome(client)
+    checks = Checks("redis", where)
     if where.startswith("rediss"):
         _check_tls(client, checks)
     try:
@@ -96,7 +97,8 @@ def _greeting(client: SyncRedis) -> str:
     of such a connection is that of the pipe, where the first command is sent after the end."""
     kwargs = client.connection_pool.connection_kwargs
     with contextlib.suppress(OSError, redis_errors.RedisError):
-        path, place = kwargs.get("path"), endpoint(client)
+        path = kwargs.get("path")
+        place = endpoint(client)
         with socket.socket(socket.AF_UNIX) if path else socket.create_connection(place or ("", 0), GREETING_S) as plain:
             plain.settimeout(GREETING_S)
             if path:
@@ -183,7 +185,8 @@ def check_certificate(place: tuple[str, int], trusted: ssl.SSLContext, checks: C
     except OSError:
         return
     now = datetime.now(UTC)
-    ends, begins = certificate.not_valid_after_utc, certificate.not_valid_before_utc
+    ends = certificate.not_valid_after_utc
+    begins = certificate.not_valid_before_utc
     left = ends - now
     renew = "Renew the certificate of the server, and restart or reload the server."
     if left < timedelta(0):

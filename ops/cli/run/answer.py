@@ -57,7 +57,9 @@ class Answer:
         self.error = ""
         """The reason for which the answer did not come to its end."""
         self.figures = Figures()
-        self._http, self._path, self._body = http, path, body
+        self._http = http
+        self._path = path
+        self._body = body
         self._rid = ""
         self._cancelled = threading.Event()
         self._began = time.monotonic()

@@ -24,7 +24,8 @@ from ops.cli.run.conversation import Conversation
 from ops.cli.run.served import Api, Served
 from ops.cli.tables import duration, fit, plain
 
-PROMPT, CONTINUED = ">>> ", "... "
+PROMPT = ">>> "
+CONTINUED = "... "
 QUOTES = '"""'
 LARGEST_HISTORY = 2**20
 """Bytes of the file, of which the newer half is kept beyond that."""

@@ -108,7 +108,8 @@ def _by_redis(named: str | None, verbose: bool, spec: ModelSpec, model: str, sta
     """A farm's Redis with an API process of our own, or all of a private farm."""
     named = named or redis_url_from_environment() or _serving_here(spec)
     own = OwnFarm(redis_reference(named) if named else None, verbose, _say)
-    farm, added = None, False
+    farm = None
+    added = False
     if named:
         farm = RedisFarm(connect_to_farm(named))
         added = farm.desire(spec, model)

@@ -64,7 +64,9 @@ class Conversation:
     def load(self, path: Path) -> str:
         """Continue the conversation of the file; the name of its model. Raises SettingsError and changes nothing."""
         found = _read(path)
-        self.system, self.settings, self.messages = found.system, found.settings, found.messages
+        self.system = found.system
+        self.settings = found.settings
+        self.messages = found.messages
         return found.model
 
 

@@ -46,7 +46,9 @@ class OwnFarm:
         self.address = ("127.0.0.1", 0)
         self.key = f"run-{secrets.token_urlsafe(24)}"
         self._ends = 0
-        self._private, self._verbose, self._say = redis is None, verbose, say
+        self._private = redis is None
+        self._verbose = verbose
+        self._say = say
         self._stack = ExitStack()
         self._stop, self._hurry = threading.Event(), threading.Event()
         self._started = threading.Event()

@@ -233,7 +233,8 @@ class HttpFarm:
                 f"{self._api.url} does not know the model '{model}' any more: it was unloaded, or the API key may not "
                 "use it"
             )
-        state, detail = card.get("state"), card.get("detail")
+        state = card.get("state")
+        detail = card.get("detail")
         if state == "failed":
             raise ModelUnavailable(model, "failed", detail or "")
         if state in ("loaded", None):  # other servers have no state
@@ -296,7 +297,8 @@ def wait_until_served(
     Raises ModelUnavailable, and FurrowError for a model that does not answer in text, and for an API that does not
     answer.
     """
-    silence, starts = Silence(), Stage(f"{spec.name}: loaded, the API process starts")
+    silence = Silence()
+    starts = Stage(f"{spec.name}: loaded, the API process starts")
     with Waiting() as waiting:
         while (stage := farm.stage(spec.name)) is not None or (card := _card(api, spec.name, silence)) is None:
             waiting.show(stage or starts)

@@ -74,11 +74,14 @@ def undisturbed(name: str = "") -> Callable[[Callable[[], Any]], Callable[[], An
 
 async def _disturbed(texts: Any, fault: str) -> tuple[str, bool]:
     """The text of a stream with a fault in its middle; False where the stream did not wait for a leader after it."""
-    said, leader, at = "", 0, 0.0
+    said = ""
+    leader = 0
+    at = 0.0
     async for text in _each(texts):
         said += text
         if not leader and len(said) > 5:
-            leader, at = inject(fault), time.monotonic()
+            leader = inject(fault)
+            at = time.monotonic()
     if fault == "kill":
         return said, inject("") != leader
     return said, leader > 0 and time.monotonic() - at > 0.5

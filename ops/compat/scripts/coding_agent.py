@@ -25,7 +25,8 @@ class Agent:
     """`project` is the working directory of every call."""
 
     def __init__(self, folder: Path, **environment: str) -> None:
-        self.home, self.project = folder / "home", folder / "project"
+        self.home = folder / "home"
+        self.project = folder / "project"
         self.home.mkdir()
         self.project.mkdir()
         kept = {

@@ -12,7 +12,8 @@ from checks import BASE_URL, FAULT_URL, MODEL, check, main
 from disturbed_program import run_disturbed
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model"
-REQUESTS, TOKENS = 4, 64
+REQUESTS = 4
+TOKENS = 64
 
 
 def measured(form: str, fault: str = "") -> dict[str, Any]:

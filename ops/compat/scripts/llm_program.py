@@ -19,7 +19,9 @@ class Program:
     """`llm` with a model; `limit_option` is its name for the most tokens of an answer."""
 
     def __init__(self, prepare: Prepare, model: str, limit_option: str) -> None:
-        self._prepare, self._model, self._limit_option = prepare, model, limit_option
+        self._prepare = prepare
+        self._model = model
+        self._limit_option = limit_option
 
     def command(self, folder: str, *words: str, limit: int = 24) -> tuple[list[str], dict[str, str]]:
         """The command for a prompt and its environment."""

@@ -62,7 +62,8 @@ def events(*items: Any, **fields: Any) -> Iterator[dict[str, Any]]:
     body = {"model": MODEL, "input": list(items), "stream": True, "temperature": 0} | fields
     with http.stream("POST", f"{BASE_URL}/responses", json=body) as stream:
         assert stream.status_code == 200, stream.read()
-        kind, count = "", 0
+        kind = ""
+        count = 0
         for line in stream.iter_lines():
             name, _, value = line.partition(": ")
             if name == "event":

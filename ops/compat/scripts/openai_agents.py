@@ -39,7 +39,8 @@ for name, model in (("responses", responses), ("chat", chat)):
     @check(f"{name}: {LOOP}")
     async def loop(model: Any = model) -> None:
         asked.clear()
-        helper, said = agent(model(), tools=[get_weather]), []
+        helper = agent(model(), tools=[get_weather])
+        said = []
         for turn in TURNS:
             result = await Runner.run(helper, [*said, {"role": "user", "content": turn}], max_turns=4)
             assert result.final_output, result

@@ -107,7 +107,8 @@ def predicted() -> None:
 
 @check("stored chats: read, listed, relabelled, deleted")
 def stored() -> None:
-    made, kept = ask(store=True, metadata={"use": "compat"}), client.chat.completions
+    made = ask(store=True, metadata={"use": "compat"})
+    kept = client.chat.completions
     assert kept.retrieve(made.id).choices[0].message.content == made.choices[0].message.content
     assert [one.content for one in kept.messages.list(made.id)] == [ASK[0]["content"]]
     assert made.id in [one.id for one in kept.list(metadata={"use": "compat"})]

@@ -158,7 +158,8 @@ class HostShutdown:
     """Ends all children. `advance` is called again and again until none is left."""
 
     def __init__(self, children: Children, now: float) -> None:
-        self._children, self._limit = children, now + KILL_AFTER_S
+        self._children = children
+        self._limit = now + KILL_AFTER_S
         self._told: set[int] = set()
 
     def advance(self, now: float) -> bool:

@@ -19,7 +19,9 @@ class ChildProcess:
     """One child of the supervisor, with the interface of `subprocess.Popen` as far as it is used."""
 
     def __init__(self, client: SupervisorClient, pid: int, tag: Tag) -> None:
-        self._client, self.pid, self.tag = client, pid, tag
+        self._client = client
+        self.pid = pid
+        self.tag = tag
         self.started = 0.0
         """Seconds since 1970; 0 for a process that this agent asked for."""
         self.said: list[str] = []
@@ -74,7 +76,8 @@ class SupervisorClient:
 
     def __init__(self, link: socket.socket, on_stop: Callable[[], None] = lambda: None) -> None:
         """Reads the welcome first. Raises OSError where nothing is at the other end."""
-        self._link, self._on_stop = link, on_stop
+        self._link = link
+        self._on_stop = on_stop
         self.on_said: Callable[[], None] = lambda: None
         """Called when a child wrote a line to its channel, or a channel's child ended; from another thread."""
         self._sending = threading.Lock()
@@ -117,7 +120,8 @@ class SupervisorClient:
         self.send({"op": "alive"})
 
     def ask(self, request: dict[str, Any], tag: Tag | None = None) -> Future[ChildProcess]:
-        number, answer = next(self._numbers), Future[ChildProcess]()
+        number = next(self._numbers)
+        answer = Future[ChildProcess]()
         self._waiting[number] = answer, tag or {}
         self.send({**request, "id": number})
         return answer

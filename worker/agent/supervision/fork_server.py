@@ -34,7 +34,8 @@ def serve_forks(channel: socket.socket, tell: Callable[[str], None]) -> str | No
 
     Returns in each forked process, with the line for it, and in this one with None once the supervisor closes.
     """
-    lines, sockets = LineBuffer(), deque[int]()
+    lines = LineBuffer()
+    sockets = deque[int]()
     while True:
         try:
             data, received, _, _ = socket.recv_fds(channel, CHUNK_BYTES, 1)

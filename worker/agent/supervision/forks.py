@@ -38,7 +38,8 @@ class Forks:
     """Requests of the agent that are under way; `send` takes the answers, and exits that came before them."""
 
     def __init__(self, children: Children, send: Callable[[dict[str, Any]], None]) -> None:
-        self._children, self._send = children, send
+        self._children = children
+        self._send = send
         self._under_way: dict[socket.socket, _Fork] = {}
         self._reaped: dict[int, int] = {}
         """Exit statuses of processes that were reaped while forks were under way, and were no children yet."""

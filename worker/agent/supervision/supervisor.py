@@ -123,7 +123,8 @@ class HostSupervisor:
         self._link: Link | None = None
         self._started = self._heard = self._last = time.monotonic()
         self._spoken = self._ever_spoken = False
-        self._failures, self._due = 0, 0.0
+        self._failures = 0
+        self._due = 0.0
         self._leave_by: float | None = None
         self._shutdown: HostShutdown | None = None
         self._stop_by: float | None = None
@@ -225,7 +226,8 @@ class HostSupervisor:
 
     def _wait(self, woken: socket.socket) -> None:
         """Handle what arrives until the next tick at the latest."""
-        channels, forks = self._children.channels(), self._forks.sockets
+        channels = self._children.channels()
+        forks = self._forks.sockets
         for channel in (*channels, *forks):
             self._selector.register(channel, selectors.EVENT_READ)
         if self._link is not None and self._link.open:
@@ -320,7 +322,8 @@ class HostSupervisor:
     def _start(self, op: str, request: dict[str, Any]) -> int | None:
         """Start or tell a process; its pid, or None where the answer comes later. Raises OSError."""
         if op == "spawn":
-            tag, ending = request["tag"], Ending(*request["ending"])
+            tag = request["tag"]
+            ending = Ending(*request["ending"])
             return self._children.spawn(request["argv"], request["env"], tag, ending, request["channel"])
         if op == "tell":
             self._children.tell(request["pid"], request["line"])
@@ -369,7 +372,8 @@ class HostSupervisor:
             return None
         if not self._ever_spoken and status != 0:
             return status if status > 0 else 128 - status
-        pause, ranks = self._pause(now), len(self._children.living())
+        pause = self._pause(now)
+        ranks = len(self._children.living())
         words = {"pid": agent.pid, "status": describe(status), "processes_kept": ranks, "again_in_s": pause}
         log("info" if status == 0 else "error", "the agent ended and is started again", **words, action="agent_restart")
         return None

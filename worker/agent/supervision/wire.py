@@ -85,7 +85,8 @@ class Link:
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
-        self.socket, self.open = link, True
+        self.socket = link
+        self.open = True
         self._out, self._lines = bytearray(), LineBuffer()
 
     @property

@@ -50,7 +50,8 @@ class _Clock:
     """The time that one thread spends in collectives. It refers to no group, which must end with its epoch."""
 
     def __init__(self) -> None:
-        self._seconds, self._since = 0.0, 0.0
+        self._seconds = 0.0
+        self._since = 0.0
 
     @contextmanager
     def running(self) -> Generator[None]:
@@ -74,7 +75,9 @@ class ProcessGroupCollective:
 
     def __init__(self, group: dist.ProcessGroup, name: str = "gloo", store: Any = None) -> None:
         """`store` is where the ranks met."""
-        self._group, self.name, self.store = group, name, store
+        self._group = group
+        self.name = name
+        self.store = store
         self.rank: int = group.rank()
         self.world_size: int = group.size()
         # A ring sums in an order that follows from a number's place in the tensor; with two ranks both are equal.

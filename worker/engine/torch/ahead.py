@@ -80,7 +80,9 @@ class RunAhead:
 
     def forget(self) -> None:
         """Discard the step that was launched early."""
-        self._places, self._tokens, self._logits = {}, {}, None
+        self._places = {}
+        self._tokens = {}
+        self._logits = None
 
     def _covers(self, row: Row) -> bool:
         if not row.sample or row.sid not in self._tokens:

@@ -73,8 +73,12 @@ class DecodeGraphs:
     def __init__(
         self, model: ServedModel, store: PagedStore, capture: Capture, buckets: tuple[int, ...] = BUCKETS
     ) -> None:
-        self._model, self._store, self._capture, self.buckets = model, store, capture, buckets
-        largest, device = buckets[-1], torch.device(model.device)
+        self._model = model
+        self._store = store
+        self._capture = capture
+        self.buckets = buckets
+        largest = buckets[-1]
+        device = torch.device(model.device)
         self._inputs = torch.zeros(len(FILLING) * largest, dtype=torch.int64, device=device)
         self._sampled = torch.arange(largest, device=device)
         dtype = torch.float64 if model.dtype == np.float64 else torch.float32

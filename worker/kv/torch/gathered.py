@@ -16,13 +16,15 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, pages: tuple[Tensor, Tensor], batch: PagedBatch, variant: Variant
 ) -> Tensor:
     """See `PagedAttention`. Waits for the device, so no graph can hold it."""
-    owners, positions = batch.owners.tolist(), batch.positions.tolist()
+    owners = batch.owners.tolist()
+    positions = batch.positions.tolist()
     _store(key, value, pages, batch)
     heads, tokens, dim = query.shape
     out = query.new_zeros(tokens, heads, dim)
     singles = [(token, 1) for token in batch.singles.tolist() if owners[token] >= 0]
     for first, count in [*singles, *batch.chunks]:
-        offset, stop = positions[first], first + count
+        offset = positions[first]
+        stop = first + count
         start = 0 if variant.window is None else max(0, offset + 1 - variant.window)
         keys, values = (_gather(memory, batch.tables[owners[first]], start, offset + count) for memory in pages)
         bias = dense.causal_bias(offset, count, start, offset + count, variant.window, query)

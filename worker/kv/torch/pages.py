@@ -203,9 +203,12 @@ class PagedStore(Stateless):
         count = capacity_tokens // block_tokens
         if count < 1:
             raise ValueError(f"{capacity_tokens} tokens of KV memory are less than one block of {block_tokens}")
-        self.layout, self.block_tokens, self.attention = layout, block_tokens, attention
+        self.layout = layout
+        self.block_tokens = block_tokens
+        self.attention = attention
         self.cost = KVCost(block_tokens)
-        self.capacity_tokens, self.max_context = count * block_tokens, max_context
+        self.capacity_tokens = count * block_tokens
+        self.max_context = max_context
         self._blocks = Blocks(count)
         self._memories = [
             torch.empty(
@@ -275,7 +278,8 @@ class PagedStore(Stateless):
         """Let `sid` begin with the first `count` positions of `donor`: it holds the same blocks, and a copy of the one
         that it goes on writing. `take_over` gives it the donor's own instead, and the donor is unknown from then on."""
         blocks = self._blocks
-        held, whole = -(-count // self.block_tokens), count // self.block_tokens
+        held = -(-count // self.block_tokens)
+        whole = count // self.block_tokens
         if take_over:
             self._rows[sid] = self._rows.pop(donor)
             del self._lengths[donor]

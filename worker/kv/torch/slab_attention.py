@@ -44,14 +44,17 @@ class PoolTensors:
         self.capacity = pool.capacity
         memories = [as_tensor(memory) for memory in pool.memories]
         layers = [memories[group][place] for group, place in pool.layout.places]
-        self.keys, self.values = [layer[0] for layer in layers], [layer[1] for layer in layers]
+        self.keys = [layer[0] for layer in layers]
+        self.values = [layer[1] for layer in layers]
 
 
 class SlabAttention:
     """One step's attention."""
 
     def __init__(self, step: SlabStep) -> None:
-        self._layout, self.extents, self._slabs = step.layout, step.extents, step.slabs
+        self._layout = step.layout
+        self.extents = step.extents
+        self._slabs = step.slabs
         self.states = [StateTensors(state) for state in step.states]
         """By extent; empty for a model without recurrent layers."""
 
@@ -75,7 +78,9 @@ class SlabAttention:
 
     @functools.cached_property
     def _decodes(self) -> list[_Decode]:
-        layout, extents, slabs = self._layout, self.extents, self._slabs
+        layout = self._layout
+        extents = self.extents
+        slabs = self._slabs
         return [
             _Decode(pool, extents, slabs, self._starts, run)
             for pool, members in self._by_pool
@@ -135,7 +140,8 @@ class _Write:
         tokens: list[int] = []
         places: list[tuple[int, int]] = []
         for index in members:
-            extent, start = extents[index], starts[index]
+            extent = extents[index]
+            start = starts[index]
             tokens.extend(range(start, start + extent.count))
             places.extend((slabs[index].slot, position) for position in range(extent.offset, extent.end))
         self._places = torch.tensor(places)
@@ -179,7 +185,8 @@ class _Decode:
         """True if these rows are the whole batch, in its order."""
         self._front = slice(slots[0], slots[-1] + 1)
         self._lowest, self._longest = min(offsets), max(offsets) + 1
-        self._asked, self._busy = self.rows, None
+        self._asked = self.rows
+        self._busy = None
         self._positions = torch.tensor(offsets)
         if slots[-1] - slots[0] >= len(slots):
             # Slot → member; an idle slot repeats the first member and its result is not read.
@@ -216,8 +223,11 @@ class _Prefill:
     """One sequence's chunk of two tokens or more."""
 
     def __init__(self, pool: PoolTensors, extent: Extent, slot: int, start: int) -> None:
-        self.pool, self.extent, self.slot = pool, extent, slot
-        self.start, self.stop = start, start + extent.count
+        self.pool = pool
+        self.extent = extent
+        self.slot = slot
+        self.start = start
+        self.stop = start + extent.count
         self._biases: dict[tuple[int | None, bool], Tensor | None] = {}
 
     def attend(self, layer: int, query: Tensor, variant: Variant) -> Tensor:
@@ -231,7 +241,8 @@ class _Prefill:
     def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
         window, chunked = form = variant.window, variant.chunked
         if form not in self._biases:
-            extent, ends = self.extent, None if variant.ends is None else variant.ends[self.start : self.stop]
+            extent = self.extent
+            ends = None if variant.ends is None else variant.ends[self.start : self.stop]
             simple = ends is None and extent.offset == 0 and (window is None or window >= extent.count)
             self._biases[form] = (
                 None

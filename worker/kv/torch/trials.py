@@ -19,7 +19,8 @@ class Scene:
     """Pages with random keys and values, in random order, and new tokens for some sequences."""
 
     def __init__(self, request: Request, extents: list[Extent]) -> None:
-        shapes, self.extents = request.shapes, extents
+        shapes = request.shapes
+        self.extents = extents
         width = -(-max(extent.end for extent in extents) // BLOCK_TOKENS)
         count = width * len(extents)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(count)).int()

@@ -18,7 +18,8 @@ class WholeAttention:
     """One step: the attention of each row over itself."""
 
     def __init__(self, layout: WholeLayout, extents: list[Extent]) -> None:
-        self._layout, self.extents = layout, extents
+        self._layout = layout
+        self.extents = extents
         self._masks: dict[tuple[int, int], Tensor] = {}
 
     def part(self, rows: slice) -> tuple[slice, WholeAttention]:

@@ -30,7 +30,8 @@ class _Widths:
     """The largest numbers of a token among a model's layers, as C++ finds them in `Model`."""
 
     def __init__(self, model: CausalModel, layout: CacheLayout, lanes: int) -> None:
-        config, family = model.config, FAMILIES[model.config.model_type]
+        config = model.config
+        family = FAMILIES[model.config.model_type]
         beside = family.experts is not None and family.experts.beside is not None
         self.width = self.rates = self.attended = self.inner = self.groups = self.held = self.sum_rows = 0
         self.heads = 0
@@ -67,13 +68,19 @@ class _Widths:
         rates = groups = key_dim = 0
         match module:
             case GatedConvolution():
-                projections, values = module.in_proj, layout.state.channels
+                projections = module.in_proj
+                values = layout.state.channels
             case GatedDelta():
-                projections, values = module.projections, module.value_heads * module.value_dim
-                rates, key_dim = module.rates.outputs, module.key_dim
+                projections = module.projections
+                values = module.value_heads * module.value_dim
+                rates = module.rates.outputs
+                key_dim = module.key_dim
             case MambaLayer():
-                projections, values = module.in_proj, module.heads * module.head_dim
-                rates, key_dim, groups = module.heads, module.state, module.norm_groups
+                projections = module.in_proj
+                values = module.heads * module.head_dim
+                rates = module.heads
+                key_dim = module.state
+                groups = module.norm_groups
             case _:
                 raise NotImplementedError(type(module).__name__)
         self.width = max(self.width, projections.outputs)
@@ -100,7 +107,9 @@ def scratch_bytes(
 ) -> int:
     """As `furrow_step_room`, for a step of `tokens`, of which `rows` give logits, in sequences of at most `longest`
     positions. `reduced`: sums of several ranks; `lanes`: floats of the processor's vectors."""
-    hidden, most, sizes = model.config.hidden_size, max(tokens, rows), _Widths(model, layout, lanes)
+    hidden = model.config.hidden_size
+    most = max(tokens, rows)
+    sizes = _Widths(model, layout, lanes)
     rotaries = model.model.rotaries.values()
     turn = max((2 * one.inv_freq.size for one in rotaries), default=0)
     per_layer = model.config.hidden_size_per_layer_input * model.config.num_hidden_layers
@@ -155,10 +164,12 @@ def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> i
 
 def _mixture(model: CausalModel, sizes: _Widths, tokens: int, lanes: int) -> int:
     """What the largest of the mixtures works in."""
-    config, hidden = model.config, model.config.hidden_size
+    config = model.config
+    hidden = model.config.hidden_size
     shared = max(int(_shared(one) is not None) for one in sizes.mixtures)
     width = max(max(_widths_of(one)) for one in sizes.mixtures)
-    experts, slots = config.num_experts + shared, tokens * (config.num_experts_per_tok + shared)
+    experts = config.num_experts + shared
+    slots = tokens * (config.num_experts_per_tok + shared)
     sizes_in_bytes = (
         *(4 * tokens * experts, 4 * slots, 4 * slots, 4 * slots, 4 * slots, 4 * slots),
         *(8 * (experts + 2), 8 * (experts + 1), 8 * (experts + 1)),

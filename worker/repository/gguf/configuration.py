@@ -23,7 +23,8 @@ def configuration(model: GgufModel) -> dict[str, Any]:
         raise model.wrong("token_embd.weight", embedding and embedding.shape, "a matrix is needed")
     if model.whole(f"{name}.expert_count", 0, least=0) and family.experts is None:
         raise UnsupportedArchitecture(f"{model.files[0]}: {name} with experts is not supported from GGUF files.")
-    hidden, heads = model.whole(f"{name}.embedding_length"), model.whole(f"{name}.attention.head_count")
+    hidden = model.whole(f"{name}.embedding_length")
+    heads = model.whole(f"{name}.attention.head_count")
     width = model.whole(f"{name}.attention.key_length", hidden // heads)
     for key, what in ((f"{name}.attention.value_length", "values"), (f"{name}.rope.dimension_count", "rotated parts")):
         partial = (what == "rotated parts" and (family.recurrent is not None or kind.partial)) or family.latent
@@ -70,7 +71,8 @@ def _key_value_heads(model: GgufModel, heads: int) -> int:
 
 def prediction_layers(model: GgufModel) -> int:
     """Layers behind the last one that predict further tokens, which are not read; 0 for an architecture without."""
-    key, layers = f"{model.architecture}.nextn_predict_layers", model.whole(f"{model.architecture}.block_count")
+    key = f"{model.architecture}.nextn_predict_layers"
+    layers = model.whole(f"{model.architecture}.block_count")
     if (count := model.whole(key, 0, least=0)) >= layers:
         raise model.wrong(key, count, f"less than the number of layers, {layers}, is needed")
     return count
@@ -90,7 +92,8 @@ def _feed_forward_length(model: GgufModel) -> int:
 
 
 FACTORS = "rope_freqs.weight"
-LOW, HIGH = 1.0, 4.0
+LOW = 1.0
+HIGH = 4.0
 """The frequency factors of all models with Llama 3's embedding. A file has what follows from them and the length."""
 USUAL_LENGTH = 8192
 """The original length of Llama 3.1 to 3.3."""

@@ -77,7 +77,8 @@ def _check_blocks(
         raise SettingsError(f"{about} --quant {spec.quant} does not pack again. Leave it out, or add --dequantize.")
     if spec.dtype not in _PLAIN_DTYPES:
         raise SettingsError(f"{about} are computed with in float32, not in {spec.dtype}. Use --dequantize.")
-    ends, tiles = model.borders, _value_tiles(config)
+    ends = model.borders
+    tiles = _value_tiles(config)
     for tensor, stored in blocked.items():
         if tensor.endswith(ROW_PARALLEL) and not _fits(tensor, stored, ends, tiles, spec.tp):
             heads = int(config["num_attention_heads"])
@@ -112,7 +113,8 @@ def _expected(
     family: Family, kind: Gguf, config: dict[str, Any], model: GgufModel
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors of a configuration by their names in the file, with shapes."""
-    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    hidden = config["hidden_size"]
+    vocabulary = config["vocab_size"]
     yield "token_embd.weight", (vocabulary, hidden)
     for leaf in ("weight", "bias") if family.norm_kind == "layer_with_bias" else ("weight",):
         yield kind.stored_name(_own_name(family, f"model.norm.{leaf}")) or "", (hidden,)
@@ -169,8 +171,10 @@ _SHARED_GATE = "mlp.shared_expert_gate.weight"
 def _attention_shapes(config: dict[str, Any], family: Family, fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of a layer's attention by transformers' names, and biases of its feed-forward network; `stored_name`
     drops those that an architecture does not have. `fields`: as `fields_of`."""
-    hidden, width = config["hidden_size"], config["head_dim"]
-    query, shared = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+    hidden = config["hidden_size"]
+    width = config["head_dim"]
+    query = config["num_attention_heads"] * width
+    shared = config["num_key_value_heads"] * width
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (2 * query if family.output_gate else query, hidden),
         "self_attn.k_proj.weight": (shared, hidden),
@@ -194,7 +198,8 @@ def _attention_shapes(config: dict[str, Any], family: Family, fields: dict[str, 
             shapes |= {f"self_attn.{norm}.weight": size for norm, size in zip(names, sizes, strict=True)}
     biased = ("q", "k", "v") if family.query_key_value_bias else ()
     if family.experts is not None and family.experts.together:
-        count, inner = config["num_local_experts"], config["intermediate_size"]
+        count = config["num_local_experts"]
+        inner = config["intermediate_size"]
         shapes |= {
             "self_attn.sinks": (config["num_attention_heads"],),
             "mlp.router.weight": (count, hidden),
@@ -247,7 +252,8 @@ def _recurrent_shapes(config: dict[str, Any], recurrence: Recurrence) -> dict[st
 
 
 def _mamba_shapes(hidden: int, mamba: Mamba) -> dict[str, tuple[int, ...]]:
-    heads, inner = mamba.heads, mamba.heads * mamba.head_dim
+    heads = mamba.heads
+    inner = mamba.heads * mamba.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "mamba.in_proj.weight": (sum(mamba.regions), hidden),
         "mamba.conv1d.weight": (mamba.channels(1), mamba.taps),
@@ -265,9 +271,13 @@ def _mamba_shapes(hidden: int, mamba: Mamba) -> dict[str, tuple[int, ...]]:
 
 def _latent_shapes(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The tensors of attention over compressed keys and values. Each head has a matrix of keys and one of values."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    rank, query_rank, plain = fields["kv_lora_rank"], fields["q_lora_rank"], fields["qk_nope_head_dim"]
-    turned, value = fields["qk_rope_head_dim"], fields["v_head_dim"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    rank = fields["kv_lora_rank"]
+    query_rank = fields["q_lora_rank"]
+    plain = fields["qk_nope_head_dim"]
+    turned = fields["qk_rope_head_dim"]
+    value = fields["v_head_dim"]
     queries = heads * (plain + turned)
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.kv_a_proj_with_mqa.weight": (rank + turned, hidden),

@@ -94,7 +94,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 # Keys are those of github.com/ggml-org/ggml/blob/master/docs/gguf.md, section "Tokenizer".
 
 
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
 SPACE = "▁"
 SPECIAL = {
     "bos_token": "bos_token_id",
@@ -123,7 +125,8 @@ class Vocabulary:
     """Texts and kinds of the tokens. Raises ModelFilesError where a file's lists don't fit together."""
 
     def __init__(self, model: GgufModel) -> None:
-        self.model, self.file = model, model.files[0]
+        self.model = model
+        self.file = model.files[0]
         self.texts = model.array("tokenizer.ggml.tokens").texts()
         self.ids = {text: number for number, text in enumerate(self.texts)}
         if len(self.ids) < len(self.texts):
@@ -165,7 +168,8 @@ class Vocabulary:
 
 def refusal(model: GgufModel) -> str | None:
     """The reason for which the file's tokenizer can't be used, as far as names tell; None where it can."""
-    file, kind = model.files[0], model.text("tokenizer.ggml.model", "none")
+    file = model.files[0]
+    kind = model.text("tokenizer.ggml.model", "none")
     if kind == "none":
         return f"{file} has no tokenizer."
     if kind not in _MAKERS:
@@ -207,7 +211,8 @@ def read_tokenizer(model: GgufModel) -> tuple[str, dict[str, Any], list[int]]:
 
 def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
     """Tokens that a text spells out: control tokens are hidden from an answer, those of the user's are not."""
-    control, defined = list[AddedToken](), list[AddedToken]()
+    control = list[AddedToken]()
+    defined = list[AddedToken]()
     for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True):
         if kind == CONTROL and text:
             control.append(AddedToken(text, special=True, normalized=False))
@@ -247,7 +252,8 @@ def _sentencepiece(vocabulary: Vocabulary, special: dict[str, int]) -> tuple[Tok
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Each cut of a token into two tokens, the best score first: SentencePiece merges by the score of the result."""
-    ids, scores = vocabulary.ids, vocabulary.scores()
+    ids = vocabulary.ids
+    scores = vocabulary.scores()
     plain = {
         text for text, kind in zip(vocabulary.texts, vocabulary.kinds, strict=True) if kind in (NORMAL, USER_DEFINED)
     }
@@ -255,7 +261,8 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     for text in plain:
         rank = -scores[ids[text]]
         for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
+            left = text[:cut]
+            right = text[cut:]
             if left in plain and right in plain:
                 merges.append((rank, ids[text], left, right))
     merges.sort(key=lambda one: one[:2])
@@ -276,7 +283,8 @@ _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]
 KIND = "tokenizers"
 LEAST_TOKENS = 16_384
 """Tokens from which on reading a file saves time worth it."""
-MOST_BYTES, SPARE_BYTES = 2**28, 2**30
+MOST_BYTES = 2**28
+SPARE_BYTES = 2**30
 """Limit of all files together, and bytes of the disk that are left free."""
 
 

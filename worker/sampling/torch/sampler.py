@@ -75,7 +75,8 @@ def positions(ids: Sequence[Iterable[int]], logits: torch.Tensor) -> tuple[torch
     """Row and token index of each id in one list per row; ids beyond the vocabulary, never drawn, are left out."""
     each = [torch.tensor(list(row), dtype=torch.int64) for row in ids]
     counts = torch.tensor([len(row) for row in each])
-    rows, tokens = torch.repeat_interleave(torch.arange(len(each)), counts), torch.cat(each)
+    rows = torch.repeat_interleave(torch.arange(len(each)), counts)
+    tokens = torch.cat(each)
     present = (tokens >= 0) & (tokens < logits.shape[-1])
     return rows[present].to(logits.device), tokens[present].to(logits.device)
 
@@ -114,7 +115,8 @@ def remove(logits: torch.Tensor, ids: Sequence[Sequence[int]]) -> torch.Tensor:
 def keep_allowed(logits: torch.Tensor, rows: Sequence[int], allowed: Sequence[torch.Tensor]) -> None:
     """In each of `rows`, remove in place the tokens that are not in `allowed` [bytes] uint8, a bit per token, the
     lowest of a byte first. Adding a table's entry for each byte takes a tenth of a fill by mask."""
-    table, vocabulary = _terms(logits.dtype, logits.device), logits.shape[-1]
+    table = _terms(logits.dtype, logits.device)
+    vocabulary = logits.shape[-1]
     if logits.is_cuda:
         where = sent(rows, torch.int64, logits.device)
         bits = torch.stack(list(allowed)).to(logits.device, non_blocking=True)
@@ -404,7 +406,8 @@ def _draw_from_top_k(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch
 
 def _draw_from_top_p(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     scaled = _apply_temperature(logits, rows).to(torch.float64)
-    total, top_p = scaled.logsumexp(dim=-1, keepdim=True), _top_p(scaled, rows)
+    total = scaled.logsumexp(dim=-1, keepdim=True)
+    top_p = _top_p(scaled, rows)
     values, ids = scaled.topk(min(_HEAD, scaled.shape[-1]), dim=-1)
     flat = ((values - total).exp().sum(dim=-1) < top_p[:, 0]).nonzero()[:, 0].tolist()
     tokens = _draw(keep_top_p(values, top_p, total), ids, rows)

@@ -30,7 +30,8 @@ def generate(
 ) -> tuple[float, list[float], list[list[int]]]:
     """Greedy; when it began, when each token of all prompts was there (s, monotonic), and the tokens by prompt."""
     config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
-    sent, clock = time.monotonic(), _Clock()
+    sent = time.monotonic()
+    clock = _Clock()
     ids = torch.tensor(prompts, device=device)
     with torch.inference_mode():
         found = model.generate(
