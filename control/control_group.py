@@ -23,7 +23,7 @@ def folders(groups: Path, own_group: Path) -> Iterator[tuple[Path, str, str]]:
         for line in own_group.read_text(errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
             root = groups
-            names = ("memory.max", "memory.current")
+            names: tuple[str, str] = ("memory.max", "memory.current")
             if controllers:
                 root = groups / "memory"
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
