@@ -23,13 +23,13 @@ def folders(groups: Path, own_group: Path) -> Iterator[tuple[Path, str, str]]:
         for line in own_group.read_text(errors="replace").splitlines():
             _, controllers, path = line.split(":", 2)
             root = groups
-            names: tuple[str, str] = ("memory.max", "memory.current")
+            names = ("memory.max", "memory.current")
             if controllers:
                 root = groups / "memory"
                 names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
             if not controllers or "memory" in controllers.split(","):
                 own = root / path.lstrip("/")
-                yield from ((folder, *names) for folder in (own, *own.parents))
+                yield from ((folder, names[0], names[1]) for folder in (own, *own.parents))
 
 
 def number_in(file: Path) -> int | None:

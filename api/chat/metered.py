@@ -259,11 +259,11 @@ def _filter(value: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
     return made
 
 
+# Names that no source can write.
 _LOOP = " loop"
 _SLICE = " slice"
 _CONCAT = " concat"
 _COMPARE = " compare"
-"""Names that no source can write."""
 
 
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):

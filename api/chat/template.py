@@ -119,9 +119,9 @@ class MeteredTemplate:
 
     def __init__(self, source: str) -> None:
         self._metered: Metered | None = None
+        # Why it needs a process, and why it is no template.
         self._unfit = ""
         self._wrong = ""
-        """Why it needs a process, and why it is no template."""
         try:
             self._metered = metered(source, _metered_environment())
         except NeedsProcess as error:

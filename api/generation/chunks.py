@@ -1,4 +1,5 @@
-"""Chat completions and completions: from log entries to the chunks of a stream, or to a whole body.
+"""Chat completions and completions: from log entries to the chunks of a stream, or to a whole body; and the times of an
+answer, for all renderers.
 
 A pure state machine: event ids, joining of tokens, suppression after a resume. The event id `<rid>:<seq>.<part>` names
 a place: seq is the log entry up to which everything was sent, part what of that entry. A resumed stream replays the log
@@ -423,15 +424,15 @@ class Durations:
         )
 
 
+# Parts of an entry, in the order in which they are sent. Before entry 1, part k+1 of seq 0 opens choice k.
 _TEXT = 1
 _FINISH = 2
 _USAGE = 3
 _DONE = 4
-"""Parts of an entry, in the order in which they are sent. Before entry 1, part k+1 of seq 0 opens choice k."""
 
+# Of a token in an answer, and of one log probability, about.
 TEXT_BYTES = 4
 SCORE_BYTES = 30
-"""Of a token in an answer, and of one log probability, about."""
 
 
 def _scores_bytes(most_likely: int | None) -> int:

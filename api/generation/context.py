@@ -135,10 +135,10 @@ def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: 
 
 
 CLEARED = "[The result of this call was cleared to save context.]"
+# Anthropic's defaults.
 _TRIGGER_TOKENS = 100_000
 _KEPT_USES = 3
 _KEPT_TURNS = 1
-"""Anthropic's defaults."""
 
 
 async def edited(request: Converted, served: ServedModel, size: int, images: RequestImages) -> tuple[Converted, int]:

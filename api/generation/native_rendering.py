@@ -25,9 +25,9 @@ from api.schemas.llama_cpp import FIELDS, FILLS, PROMPT_TOKENS, PROMPTS, SETTING
 from api.schemas.view import Cursor, View
 from control.messages import LogEntry
 
+# Parts of an entry.
 _TEXT = 1
 _LAST = 2
-"""Parts of an entry."""
 _FAILED = ("cancelled", "expired", "unavailable", "error")
 
 

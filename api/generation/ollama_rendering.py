@@ -15,11 +15,11 @@ from api.generation.chunks import StreamRenderer, arguments_object, finite
 from api.http.errors import ollama_error, problem
 from api.schemas.answers import encode
 from api.schemas.ollama_answers import (
-    AnsweredCall,
-    AnsweredFunction,
-    AnsweredMessage,
     ChatAnswer,
     GenerateAnswer,
+    OllamaFunction,
+    OllamaMessage,
+    OllamaToolCall,
     TextAnswer,
     TokenScore,
 )
@@ -116,7 +116,7 @@ class OllamaRenderer(StreamRenderer):
             if thinking:
                 answer.thinking = thinking
         else:
-            message = AnsweredMessage(content=text)
+            message = OllamaMessage(content=text)
             if thinking:
                 message.thinking = thinking
             if answered := [_call(call) for call in calls]:
@@ -159,8 +159,8 @@ class OllamaRenderer(StreamRenderer):
         return encode(answer) + b"\n"
 
 
-def _call(call: CallDelta) -> AnsweredCall:
+def _call(call: CallDelta) -> OllamaToolCall:
     arguments = arguments_object(call.arguments)
-    return AnsweredCall(
-        id=call.id, function=AnsweredFunction(index=call.index, name=call.name or "", arguments=arguments)
+    return OllamaToolCall(
+        id=call.id, function=OllamaFunction(index=call.index, name=call.name or "", arguments=arguments)
     )

@@ -196,9 +196,9 @@ def _too_long(place: str, param: str, tokens: int, context: int, bound: str = ""
     return error
 
 
+# Inputs and tokens of one request of the queue, or one input of any length: so small that tenants take turns.
 PACK_INPUTS = 32
 PACK_TOKENS = 1_024
-"""Inputs and tokens of one request of the queue, or one input of any length: so small that tenants take turns."""
 
 
 def _views(body: InputsRequest, caller: Caller, served: ServedModel, members: list[GenerationRequest]) -> list[View]:

@@ -81,7 +81,7 @@ _INCOMPLETE: dict[str | None, Literal["max_output_tokens", "content_filter"]] = 
 }
 
 
-class Growing(ABC):
+class GrowingItem(ABC):
     """One output item while it grows. `at` is its place in the output."""
 
     kind: ClassVar[str]
@@ -118,7 +118,7 @@ class Growing(ABC):
         return []
 
 
-class GrowingMessage(Growing):
+class GrowingMessage(GrowingItem):
     kind = "message"
 
     def __init__(self, identity: str, at: int) -> None:
@@ -146,7 +146,7 @@ class GrowingMessage(Growing):
         return OutputText(logprobs=self._logprobs, text=self.text)
 
 
-class GrowingCompaction(Growing):
+class GrowingCompaction(GrowingItem):
     """A summary of the conversation, sealed once it is whole."""
 
     kind = "compaction"
@@ -162,7 +162,7 @@ class GrowingCompaction(Growing):
         return [*super().open(), Compacting(self.identity, self.at)]
 
 
-class GrowingReasoning(Growing):
+class GrowingReasoning(GrowingItem):
     """Thoughts: as reasoning text, or, where the request asks for summaries, whole as the summary's only part."""
 
     kind = "reasoning"
@@ -196,7 +196,7 @@ class GrowingReasoning(Growing):
         return [ReasoningTextDone(self.identity, self.at, 0, text), ContentPartDone(self.identity, self.at, 0, part)]
 
 
-class GrowingCall(Growing):
+class GrowingCall(GrowingItem):
     """The call of a function; its arguments are JSON text."""
 
     kind = "function_call"
@@ -349,8 +349,8 @@ class ResponseEventBuilder:
         self._view = view
         self._vocabulary = vocabulary
         self._seal = seal
-        self._items: list[Growing] = []
-        self._open: Growing | None = None
+        self._items: list[GrowingItem] = []
+        self._open: GrowingItem | None = None
         self._call = -1
         self._unshown: list[ScoredToken] = []
         self._begun = False
@@ -456,7 +456,7 @@ class ResponseEventBuilder:
     def _tools(self) -> dict[str, OfferedTool]:
         return {tool.name: tool for tool in read_tools(self._view.extra_fields["tools"]).offered}
 
-    def _begin_item(self, item: Growing) -> list[ResponseEvent]:
+    def _begin_item(self, item: GrowingItem) -> list[ResponseEvent]:
         events = self._close("completed")
         self._open = item
         self._items.append(item)
@@ -492,6 +492,11 @@ class ResponseEventBuilder:
 
     def _snapshot(self) -> ResponseObject:
         return structs.replace(self._response, output=[item.item() for item in self._items])
+
+
+_OF_THE_ANSWER = {"id", "created_at", "status", "model", "output", "user", "metadata"}
+REPEATED = frozenset(field.name for field in structs.fields(ResponseObject) if field.required) - _OF_THE_ANSWER
+"""Fields of a request that its response repeats: each view of a response has them."""
 
 
 def response_object(rid: str, view: View, status: Status) -> ResponseObject:

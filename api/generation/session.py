@@ -109,11 +109,11 @@ class Caller:
 
 ENTRY_BYTES = 20
 """Of an entry of the log in JSON without log probabilities, about."""
+# Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
+# costs thirty times as much, and one of a prompt has many tokens.
 TURN_ENTRIES = 1024
 TURN_SCORED = 64
 TURN_PROMPTS = 1
-"""Entries of the log that one turn of the event loop renders: some milliseconds. With twenty log probabilities an entry
-costs thirty times as much, and one of a prompt has many tokens."""
 
 
 def log_bytes(entries: int, renderer: StreamRenderer) -> int:

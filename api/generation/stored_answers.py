@@ -15,7 +15,7 @@ import structlog
 from api.generation.archive import Archive
 from api.generation.event_rendering import EventRenderer
 from api.generation.existing import ExistingRequests
-from api.generation.response_events import response_object
+from api.generation.response_events import REPEATED, response_object
 from api.generation.seals import Seals
 from api.generation.session import TURN_SCORED, log_bytes, renderer_of
 from api.http.turns import off_loop
@@ -55,13 +55,20 @@ def _failed(stored: StoredResponse, why: str) -> bytes:
 def view_of(stored: StoredResponse) -> View:
     """How the answer is shown. Raises Unreadable."""
     try:
-        return decode_view(stored.view)
+        view = decode_view(stored.view)
     except msgspec.MsgspecError as error:
-        raise Unreadable(
-            f"The record of the response 'resp_{stored.rid}' can't be read, as it was damaged or written by another "
-            f"version ({error}). Send the request again.",
-            code="response_not_found",
-        ) from error
+        raise _unreadable(stored, str(error)) from error
+    if view.endpoint == "responses" and (absent := REPEATED - view.extra_fields.keys()):
+        raise _unreadable(stored, f"it lacks {', '.join(sorted(absent))}")
+    return view
+
+
+def _unreadable(stored: StoredResponse, why: str) -> Unreadable:
+    return Unreadable(
+        f"The record of the response 'resp_{stored.rid}' can't be read, as it was damaged or written by another "
+        f"version ({why}). Send the request again.",
+        code="response_not_found",
+    )
 
 
 def _shown_state(fields: dict[str, str]) -> Status:

@@ -109,9 +109,9 @@ class Problem(msgspec.Struct):
         return headers
 
 
+# Characters. A message has the value that is refused, which may be megabytes.
 _LONGEST_MESSAGE = 2000
 _LONGEST_PARAM = 200
-"""Characters. A message has the value that is refused, which may be megabytes."""
 _LONGEST_RETRY_S = 60.0
 """SDKs wait no longer, whatever they are told."""
 
@@ -163,7 +163,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 def problem(error: BaseException, route: str = "this request") -> Problem:
     """Map any error to its status and body; an unexpected one is a 500 that tells nothing of the inside.
 
-    `asked`: method and path, for the refusals that are about them.
+    `route`: method and path, for the refusals that are about them.
     """
     if isinstance(error, errors.RequestError):
         status, code = next((status, code) for kind, status, code in _REFUSED if isinstance(error, kind))

@@ -35,9 +35,9 @@ PROTOCOL_ERROR = 1002
 NOT_TEXT = 1003
 NOT_UTF8 = 1007
 TOO_LARGE = 1009
+# Codes with which a connection closes.
 UNEXPECTED = 1011
 TRY_LATER = 1013
-"""Codes with which a connection closes."""
 
 
 class Memory(Protocol):

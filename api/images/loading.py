@@ -27,9 +27,9 @@ from control.requests import pieces_of
 _DATA = re.compile(r"data:(?P<type>[\w.+/-]*)(?P<parameters>(;[\w=.+-]+)*?);base64,", re.ASCII | re.IGNORECASE)
 
 
+# Codes of errors: an image that is not taken alone, and images that are too many or too large together.
 INVALID = "invalid_image"
 TOO_MANY = "too_many_images"
-"""Codes of errors: an image that is not taken alone, and images that are too many or too large together."""
 _HEAD_CHARACTERS = 256
 """Of a data URL's head."""
 _WHITE = b" \t\r\n\f"

@@ -12,9 +12,9 @@ _PIECES = 1024
 """Pieces of a text that are tokenised together."""
 _SNIPPET = "\n\n--- snippet ---\n\n"
 """Before a file of context where the family has no mark for files, as in llama.cpp."""
+# Names in the repository-level form, as in llama.cpp.
 _PROJECT = "myproject\n"
 _THIS_FILE = "filename\n"
-"""Names in the repository-level form, as in llama.cpp."""
 _NAME_TOKENS = 64
 """More than such a name has in any vocabulary."""
 

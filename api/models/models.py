@@ -212,11 +212,11 @@ class OverviewReader:
 
     async def read(self, shared: bool) -> dict[str, health.Overview]:
         """`shared`: as another process read them within the last second. Raises RedisUnavailable."""
-        rounds = health.reading_shared() if shared else health.reading_overviews()
+        steps = health.reading_shared() if shared else health.reading_overviews()
         if self._async_client is not None and self._size < LARGE:
-            overviews = await arun_steps(self._async_client, rounds)
+            overviews = await arun_steps(self._async_client, steps)
         else:
-            overviews = await asyncio.to_thread(run_steps, self._client, rounds)
+            overviews = await asyncio.to_thread(run_steps, self._client, steps)
         self._size = sum(len(one.replicas) for one in overviews)
         return {overview.model: overview for overview in overviews}
 

@@ -219,7 +219,7 @@ def _require_defaults(schema: JsonObject) -> None:
 
 
 def _complete_operation(
-    operation: JsonObject, answered: OperationAnswer | None, references: dict[Any, JsonObject]
+    operation: JsonObject, answer: OperationAnswer | None, references: dict[Any, JsonObject]
 ) -> None:
     text = operation.get("description") or ""
     operation["summary"] = text.partition("\n")[0].partition(". ")[0].rstrip(".") or operation.get("summary", "")
@@ -230,23 +230,23 @@ def _complete_operation(
     for response in operation["responses"].values():
         if not response.get("headers", True):
             del response["headers"]
-    if answered is None:
+    if answer is None:
         return
-    if answered.refusal is not Error:
-        content = {"application/json": {"schema": references[answered.refusal]}}
+    if answer.refusal is not Error:
+        content = {"application/json": {"schema": references[answer.refusal]}}
         refusal: JsonObject = {"description": "The error.", "content": content}
         operation["responses"] |= {"4XX": refusal, "5XX": refusal}
     content = {}
-    if answered.whole is not None:
-        content["application/json"] = {"schema": references[answered.whole]}
-    if answered.events:
-        content["text/event-stream"] = _stream([references[kind] for kind in answered.events])
-    if answered.lines:
-        content["application/x-ndjson"] = _lines([references[kind] for kind in answered.lines])
-    if answered.events or answered.lines:
+    if answer.whole is not None:
+        content["application/json"] = {"schema": references[answer.whole]}
+    if answer.events:
+        content["text/event-stream"] = _stream([references[kind] for kind in answer.events])
+    if answer.lines:
+        content["application/x-ndjson"] = _lines([references[kind] for kind in answer.lines])
+    if answer.events or answer.lines:
         parameters = {parameter["name"].lower() for parameter in operation.get("parameters", [])}
         headers = _HEADERS if operation.get("requestBody") else _HEADERS[:1]
-        headers = headers if answered.events else _HEADERS[1:]  # lines have no ids
+        headers = headers if answer.events else _HEADERS[1:]  # lines have no ids
         operation.setdefault("parameters", []).extend(
             {"in": "header", "required": False, **header}
             for header in headers
@@ -256,8 +256,8 @@ def _complete_operation(
         operation["responses"]["200"] = {"description": "The answer.", "content": content}
     else:
         del operation["responses"]["200"]
-    if answered.unready is not None:
-        content = {"application/json": {"schema": references[answered.unready]}}
+    if answer.unready is not None:
+        content = {"application/json": {"schema": references[answer.unready]}}
         operation["responses"]["503"] = {"description": "Not ready.", "content": content}
 
 

@@ -14,11 +14,11 @@ from api.http.turns import off_loop
 from api.routes.generation import Http, ParsedBody, model_for, process_of, serve
 from api.schemas.bodies import taking
 from api.schemas.ollama_answers import (
-    AnsweredMessage,
     ChatAnswer,
     EmbedAnswer,
     EmbeddingsAnswer,
     GenerateAnswer,
+    OllamaMessage,
 )
 from api.schemas.ollama_request import (
     EmbeddingsRequest,
@@ -49,9 +49,7 @@ async def chat(request: Http) -> Response[Any]:
         parsed = await off_loop(len(body), decode_text_request, body, OllamaChatRequest, caller.warnings)
         if not parsed.messages:
             model = await _loaded(request, parsed)
-            answer = ChatAnswer(
-                model=model, created_at=_now(), message=AnsweredMessage(), done=True, done_reason="load"
-            )
+            answer = ChatAnswer(model=model, created_at=_now(), message=OllamaMessage(), done=True, done_reason="load")
             return _response(answer, caller)
         return ParsedBody(body=await off_loop(len(body), chat_of, parsed, caller.warnings))
 

@@ -69,12 +69,12 @@ class LastItems:
 class ResponseSocket:
     """The conversation on one connection."""
 
-    def __init__(self, app: ASGIApp, upgrade: Upgrade, socket: WebSocket, most_kept: int) -> None:
-        """`app` serves HTTP. `most_kept`: bytes of the items that are kept of a response that is not stored."""
+    def __init__(self, app: ASGIApp, upgrade: Upgrade, socket: WebSocket, most_bytes: int) -> None:
+        """`app` serves HTTP. `most_bytes`: bytes of the items that are kept of a response that is not stored."""
         self._app = app
         self._upgrade = upgrade
         self._socket = socket
-        self._most_kept = most_kept
+        self._most_bytes = most_bytes
         self._last = LastItems()
 
     async def run(self) -> None:
@@ -131,7 +131,7 @@ class ResponseSocket:
             return
         response = msgspec.json.decode(last)["response"]
         items = [*_items(body.get("input")), *response["output"]]
-        if len(msgspec.json.encode(items)) <= self._most_kept:
+        if len(msgspec.json.encode(items)) <= self._most_bytes:
             self._last = LastItems(response["id"], items)
 
     def _scope(self, answer: _Exchange) -> Any:

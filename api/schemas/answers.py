@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, and what all answers share.
+"""The answers of /v1/chat/completions and /v1/completions, in OpenAI's form, llama.cpp's own, and what all share.
 
 They are encoded from these structs, and the OpenAPI document is made of the same ones. Fields that an answer may lack
 are UNSET; a field with another default is always there. The order of fields is that of the bytes.

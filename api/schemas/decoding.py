@@ -37,10 +37,10 @@ def refusal(name: str, remedy: str = "Remove it from the request.") -> RequestEr
     )
 
 
+# Names and texts of one header, and the characters of each: names are as many and as long as the client made them.
 _MOST = 8
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 200
-"""Names and texts of one header, and the characters of each: names are as many and as long as the client made them."""
 _UNSAFE = re.compile(r"[^ !#-\[\]-~]")
 """Characters that a quoted text in a header can't have: control characters, quotes, backslashes, all beyond ASCII."""
 

@@ -24,18 +24,18 @@ MAX_PARTS = 4_096
 MAX_STOP_CHARACTERS = 1_024
 MAX_STOP_IDS = 1_024
 MAX_ALLOWED_IDS = 16_384
+# Texts at which a repetition that DRY counts ends, and the characters of one.
 MAX_BREAKERS = 16
 MAX_BREAKER_CHARACTERS = 64
-"""Texts at which a repetition that DRY counts ends, and the characters of one."""
 MAX_BIASES = 4_096
+# OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label.
 MAX_PAIRS = 16
 MAX_PAIR_NAME = 64
 MAX_LABEL = 512
-"""OpenAI's bounds: pairs of metadata, characters of a name, and of a value or another label."""
+# Words, characters of one, and of all together.
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_CHARACTERS = 1_024
 MAX_BAD_WORDS_CHARACTERS = 65_536
-"""Words, characters of one, and of all together."""
 MAX_BAD_WORD_TOKENS = 16_384
 """Tokens of all spellings of the bad words: they travel with the request, and a leader indexes them."""
 MAX_DEPTH = 32
@@ -257,7 +257,7 @@ def check_bad_word_tokens(sequences: list[list[int]]) -> None:
 
 
 def check_number(name: str, value: float, allowed: Range | None = None) -> None:
-    """Raise RequestError where `value` is out of the range of `name` (or of `known`), naming all three."""
+    """Raise RequestError where `value` is out of the range of `name` (or of `allowed`), naming all three."""
     if (text := refusal(name, value, allowed)) is not None:
         raise RequestError(text, param=name)
 

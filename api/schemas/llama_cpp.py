@@ -18,10 +18,10 @@ from control.messages import Sampling
 SETTINGS = "generation_settings"
 PROMPTS = "prompts"
 PROMPT_TOKENS = "prompt_tokens"
+# Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown.
 FIELDS = "response_fields"
 SHOWS_IDS = "return_tokens"
 FILLS = "fills_context"
-"""Of `View.extra_fields`: what the last part of an answer repeats, and which fields are shown."""
 
 UNTIL_FULL = -2
 """llama.cpp's limit that is the context."""

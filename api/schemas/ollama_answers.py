@@ -12,22 +12,22 @@ from api.schemas.answers import Shape
 Unset = UnsetType
 
 
-class AnsweredFunction(Shape, kw_only=True):
+class OllamaFunction(Shape, kw_only=True):
     index: int
     name: str
     arguments: dict[str, Any]
 
 
-class AnsweredCall(Shape, kw_only=True):
+class OllamaToolCall(Shape, kw_only=True):
     id: str
-    function: AnsweredFunction
+    function: OllamaFunction
 
 
-class AnsweredMessage(Shape, kw_only=True):
+class OllamaMessage(Shape, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str = ""
     thinking: str | Unset = UNSET
-    tool_calls: list[AnsweredCall] | Unset = UNSET
+    tool_calls: list[OllamaToolCall] | Unset = UNSET
 
 
 class TokenScore(Shape, kw_only=True):
@@ -56,7 +56,7 @@ class TextAnswer(Shape, kw_only=True):
 
 
 class ChatAnswer(TextAnswer, kw_only=True):
-    message: AnsweredMessage
+    message: OllamaMessage
 
 
 class GenerateAnswer(TextAnswer, kw_only=True):

@@ -144,7 +144,7 @@ def _default(text: str) -> tuple[str, float]:
 
 
 def check_own_options(engine: str, options: Mapping[str, object]) -> None:
-    """Raise SettingsError for an option that only Furrow's own engine has; `given`: by option, None where it is not."""
+    """Raise SettingsError for an option that only Furrow's own engine has; `options`: by name, None where it is not."""
     for option, value in options.items():
         if value is not None:
             raise SettingsError(

@@ -51,7 +51,7 @@ class StoredResponse:
     """Of a chat completion: the model's name as the client sees it."""
     params: bytes = b""
     """Of a chat completion: its GenerationRequest, to compute it again; empty where that is not kept. It is not read
-    with the record (control.records.responses)."""
+    with the record (`stored_request`)."""
 
 
 @dataclass(frozen=True, slots=True)

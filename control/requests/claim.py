@@ -15,7 +15,7 @@ from control.replicas.lease import Lease, granted
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A request that the leader now owns. Its parameters and its log are read outside scripts: see history.py.
+    """A request that the leader now owns. Its parameters and its log are read outside scripts: see token_log.py.
 
     `seq` counts the entries that were emitted before (by an earlier epoch, or before a loss of data); the leader goes
     on after them with the `open` choices that have not ended. `attempts` counts the epochs that have had it, this one

@@ -1,4 +1,4 @@
-"""The token log of a request: written by leaders, staged page by page, and read outside scripts."""
+"""The token log of a request: written by leaders, staged by pages, read outside scripts, kept small in memory."""
 
 from __future__ import annotations
 

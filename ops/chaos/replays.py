@@ -27,10 +27,10 @@ from ops.common.sabotage import Sabotage
 KEEP_S = 86_400
 """Time for which requests of the run are kept."""
 AT_ONCE = 64
+# The load beside the replays.
 STREAMS = 16
 QUESTIONS = 16
 LENGTH = 96
-"""The load beside the replays."""
 THREADS = "2"
 """Of each rank, which has one during the run."""
 POLL_S = 0.05

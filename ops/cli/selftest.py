@@ -15,9 +15,9 @@ from ops.cli.tables import echo_table
 if TYPE_CHECKING:
     from worker.selftest import report
 
+# Exit statuses: a kernel does not work; the device is not there.
 SWITCHED_OFF = 1
 ABSENT = 2
-"""Exit statuses: a kernel does not work; the device is not there."""
 
 
 @click.command(short_help="Try every kernel of a device.")

@@ -52,9 +52,9 @@ from worker.repository.assets import read_assets
 
 START_LIMIT_S = 120.0
 TICK_S = 0.1
+# Between two steps; while no request runs.
 STEP_S = 0.002
 IDLE_S = 0.02
-"""Between two steps; while no request runs."""
 KV_TOKENS = 1 << 24
 """Large enough for any prompt; there is no such memory."""
 ANSWER = "I have no order."

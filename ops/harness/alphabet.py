@@ -1,7 +1,7 @@
 """A vocabulary in which each token is one character: every engine that is measured counts the same tokens.
 
 A prompt of n characters has n tokens for whoever tokenises it, and each token of an answer can be seen, and named, in
-its text. Ids 0 to 2 are the unknown, the begin and the end; a model made by `random_model` never samples them.
+its text. Ids 0 to 2 are the unknown, the begin and the end, which the random models never sample.
 """
 
 from __future__ import annotations

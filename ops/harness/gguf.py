@@ -28,10 +28,10 @@ Floats = NDArray[np.float32]
 _ALIGNMENT = 32
 _BLOCK = 32
 """Values that share a scale in the quantised types."""
+# Kinds of tokens.
 _NORMAL = 1
 _UNKNOWN = 2
 _CONTROL = 3
-"""Kinds of tokens."""
 
 NAMES = OUTER_NAMES | EXPERT_LAYER_NAMES
 ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}

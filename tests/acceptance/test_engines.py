@@ -1,7 +1,7 @@
 """Streams of external engines survive kills: of the engine, its leader and its agent.
 
 The engines are scripted servers, started by the farm as the real ones are. Their tokens follow from those before, so a
-stream that was struck equals one that was not. `ops/bench/engines/survival.py` does the same with real engines.
+stream that was struck equals one that was not. `ops/bench/recovery/survival.py` does the same with real engines.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pytest
 
 from control.engines import ENGINES
 from ops.demo import MODEL_DIR
+from ops.harness import scripted_engine
 from tests import gguf_models
 from tests.farm import Farm, furrow, serving_farm
 from tests.waiting import until
@@ -35,8 +36,7 @@ TOKENS = 120
 
 
 def command_of(shape: str) -> str:
-    program = Path(__file__).parents[2] / "ops/bench/engines/scripted.py"
-    return f"{shape}={sys.executable} {program} {shape}"
+    return f"{shape}={sys.executable} {scripted_engine.__file__} {shape}"
 
 
 @contextmanager

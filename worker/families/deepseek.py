@@ -47,9 +47,9 @@ _GGUF_NAMES = ROUTED_LAYER_NAMES | {
     f"self_attn.{KEYS_OF_HEADS}": "attn_k_b",
     f"self_attn.{VALUES_OF_HEADS}": "attn_v_b",
 }
+# How scores of experts are made; a file that does not say it is one of DeepSeek V2.
 _SHARES = 1
 _SIGMOIDS = 2
-"""How scores of experts are made; a file that does not say it is one of DeepSeek V2."""
 _LOGARITHM = "deepseek2.rope.scaling.yarn_log_multiplier"
 
 

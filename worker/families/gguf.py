@@ -68,9 +68,9 @@ FUSED_LAYER_NAMES = {
 """Of types whose gate and up projection are one matrix."""
 RATES = ".ssm_ba.weight"
 """Beta and alpha of recurrent layers in one tensor: for each key head the rows of beta, then those of alpha."""
+# What files have for `kv_b_proj`: a matrix of each head, of keys (latent, head) and of values (head, latent).
 KEYS_OF_HEADS = "k_b_proj"
 VALUES_OF_HEADS = "v_b_proj"
-"""What files have for `kv_b_proj`: a matrix of each head, of keys (latent, head) and of values (head, latent)."""
 _FUSED = {"ffn_gate_exps.weight": 0, "ffn_up_exps.weight": 1}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 

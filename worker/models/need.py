@@ -43,9 +43,9 @@ from worker.weights.quantizer import Quantizer
 from worker.weights.safetensors_header import text_tensors
 from worker.weights.stored_matrix import StoredMatrix, packed_bytes
 
+# The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`).
 STEP_TOKENS = 512
 STEP_ROWS = 256
-"""The largest step on a CPU: its tokens, and those of them whose logits are sampled (`LeaderLimits`)."""
 PROCESS_BYTES = 48 * 2**20
 """A rank without torch after some hundred requests: what it has of its own, and its part of what it shares with the
 standby that it was forked from. `python -m ops.bench.engine.memory` compares it with what ranks take."""

@@ -100,9 +100,9 @@ def _declare_steps(loaded: ctypes.CDLL) -> None:
     loaded.furrow_check.argtypes, loaded.furrow_check.restype = [address, number], ctypes.c_char_p
 
 
+# In place of a token (best.h, sample.h).
 NOT_FINITE = -1
 NO_TOKEN_LEFT = -2
-"""In place of a token (best.h, sample.h)."""
 
 
 class Threads:

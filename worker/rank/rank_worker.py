@@ -96,10 +96,10 @@ class RankWorker:
         self._model: ServedModel | None = None
         self._model_id: str | None = None
         self._shares: list[int] = []
+        # `_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read.
         self._loaded_in = 0
         self._read_bytes = 0
         self._weight_bytes = 0
-        """`_read_bytes`: those of the checkpoint's `_weight_bytes` that have been read."""
         self._parts_done = 0
         self._loading = False
         self._engine: Engine | None = None

@@ -13,9 +13,9 @@ from worker.repository.pooling import pooling_of, without_places
 from worker.weights.formats import StoredTensor
 from worker.weights.safetensors_header import read_headers
 
+# Places in each tensor that are read, evenly apart, and how much at each.
 SAMPLES = 8
 SAMPLE_BYTES = 32
-"""Places in each tensor that are read, evenly apart, and how much at each."""
 
 
 class Fingerprints(NamedTuple):

@@ -171,11 +171,11 @@ SERVED = "fp8, compressed-tensors (W8A8, W4A16, FP8), awq and gptq of 4 bits, mx
 MXFP4_GROUP = 32
 """Inputs that share a scale in MXFP4 (OCP Microscaling Formats 1.0)."""
 
+# Kinds of stored weights: 8-bit floats, whole numbers of 8 and 4 bits, and 4-bit floats.
 E4M3 = "e4m3"
 INT8 = "int8"
 INT4 = "int4"
 E2M1 = "e2m1"
-"""Kinds of stored weights: 8-bit floats, whole numbers of 8 and 4 bits, and 4-bit floats."""
 
 
 @dataclass(frozen=True)

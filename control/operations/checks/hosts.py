@@ -20,14 +20,14 @@ from control.version import VERSION
 
 SKEW_MS = 2_000
 """More is a warning. Furrow's own times are those of Redis; certificates, keys and logs go by the hosts' clocks."""
+# Free bytes of a disk below which there is a warning, and an error.
 LITTLE = 10 * 2**30
 TOO_LITTLE = 2**30
-"""Free bytes of a disk below which there is a warning, and an error."""
 LITTLE_CACHE = 2 * 2**30
 TOO_LITTLE_CACHE = 2**28
+# Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks.
 SHARED_TOTAL = 2**28
 SHARED_FREE = 2**25
-"""Bytes of /dev/shm: Docker's default of 64 MiB is too small for several groups of ranks."""
 
 ACCEPTS_WITHIN_S = 1.0
 ANSWERS_WITHIN_S = 4.0

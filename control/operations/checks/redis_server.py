@@ -1,4 +1,4 @@
-"""Checks of one Redis server by its INFO: version, role, eviction, persistence, memory, clients."""
+"""Checks of one Redis server: version, role, eviction, persistence, memory, clients, and the types of all keys."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from control.redis.versions import OLDEST_VERSION
 from control.sizes import in_words
 
 Info = dict[str, Any]
+# Limits of a round trip.
 SLOW_MS = 5.0
 TOO_SLOW_MS = 100.0
-"""Limits of a round trip."""
 MANY_CLIENTS = 0.8
 """Part of `maxclients`."""
 KEEP = "and write the same into its configuration file, or it is lost at the next start"

@@ -1,4 +1,4 @@
-"""Requests that have not ended, for an operator: lists of them, and the life of each."""
+"""Requests as an operator sees them: lists of those that have not ended, and the life of one."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from worker.weights.gguf import read_model
 
 MIB = 2**20
 EVERY_S = 0.005
+# Times the tensors' size.
 KEPT = 1.1
 PEAK = 1.2
-"""Times the tensors' size."""
 
 
 @benchmark

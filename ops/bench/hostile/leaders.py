@@ -29,10 +29,10 @@ from ops.harness.scripted_leader import ScriptedLeader
 from worker.leader.request import RunningRequest
 
 WAITING = "waiting"
+# Of the model `scripted`: its replicas, the requests of each, the steps a second of each.
 REPLICAS = 4
 SLOTS = 64
 RATE = 20.0
-"""Of the model `scripted`: its replicas, the requests of each, the steps a second of each."""
 WAITING_SLOTS = 2
 
 

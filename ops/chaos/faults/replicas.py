@@ -31,9 +31,9 @@ from ops.chaos.faults.processes import proved
 from ops.chaos.system.target import Target
 from ops.harness.client import Base, request
 
+# A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL.
 CRASHING_TOKEN = 11
 CRASHING_TOKENS = 512
-"""A prompt of this one token crashes the leader that feeds it, by sabotage.FRAIL."""
 TOLD_WITHIN_S = 5.0
 """Limit until clients get the cause after the only replica of a model was given up."""
 START_WITHIN_S = 480.0

@@ -19,9 +19,9 @@ from control.replicas import health
 from control.replicas.memory_deaths import CAUSE
 from control.requests.upkeep.dead import count_letters
 
+# So many faults of a replica in the last hour are a warning.
 FAULTS = 3
 WITHIN_MS = 3_600_000
-"""So many faults of a replica in the last hour are a warning."""
 
 
 def check_models(client: SyncRedis, cards: Sequence[HostCard], facts: Mapping[str, HostFacts | None]) -> list[Finding]:

@@ -1,6 +1,6 @@
 // A row's token, drawn from its logits after penalties, masks and filters, and the log probabilities of the raw logits.
 //
-// The order, the formulas and the types of the numbers are those of worker/sampling/tensor_sampler.py, and so are the
+// The order, the formulas and the types of the numbers are those of worker/sampling/torch/sampler.py, and so are the
 // tokens: a row's depends on its own numbers alone.
 #pragma once
 

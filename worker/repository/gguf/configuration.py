@@ -92,9 +92,9 @@ def _feed_forward_length(model: GgufModel) -> int:
 
 
 FACTORS = "rope_freqs.weight"
+# The frequency factors of all models with Llama 3's embedding. A file has what follows from them and the length.
 LOW = 1.0
 HIGH = 4.0
-"""The frequency factors of all models with Llama 3's embedding. A file has what follows from them and the length."""
 USUAL_LENGTH = 8192
 """The original length of Llama 3.1 to 3.3."""
 BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}

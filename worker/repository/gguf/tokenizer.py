@@ -283,9 +283,9 @@ _MAKERS: dict[str, Callable[[Vocabulary, dict[str, int]], tuple[Tokenizer, bool]
 KIND = "tokenizers"
 LEAST_TOKENS = 16_384
 """Tokens from which on reading a file saves time worth it."""
+# Limit of all files together, and bytes of the disk that are left free.
 MOST_BYTES = 2**28
 SPARE_BYTES = 2**30
-"""Limit of all files together, and bytes of the disk that are left free."""
 
 
 class Converted(msgspec.Struct, frozen=True):

@@ -116,9 +116,16 @@ async def test_an_answer_whose_vocabulary_is_gone_names_the_cause(farm_of: Calla
     assert (farm.written, farm.dropped) == ([], [])
 
 
-async def test_an_unreadable_record_is_dropped_with_its_log(farm_of: Callable[..., Farm]) -> None:
+def _of_another_version() -> str:
+    """A view without a field that a response repeats."""
+    fields = {name: value for name, value in VIEW.extra_fields.items() if name != "truncation"}
+    return msgspec.structs.replace(VIEW, extra_fields=fields).encode()
+
+
+@pytest.mark.parametrize("view", ["{", _of_another_version()], ids=["damaged", "of another version"])
+async def test_an_unreadable_record_is_dropped_with_its_log(farm_of: Callable[..., Farm], view: str) -> None:
     """A reader gets the cause; while the log is there, a process of another version may still read the record."""
-    broken = replace(STORED, view="{")
+    broken = replace(STORED, view=view)
     farm = farm_of(RUNNING | {"state": "finished", "t_last": "5000"}, broken)
     with pytest.raises(RequestNotFound, match="can't be read, as it was damaged"):
         await farm.answers.current(broken)
