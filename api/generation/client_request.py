@@ -530,7 +530,7 @@ async def text_request(
     if served.assets.kind != "generate":
         raise _no_text(served)
     with naming(_names(body)):
-        return await _tokenized(body, caller, served, grammars, strict)
+        return await _checked_request(body, caller, served, grammars, strict)
 
 
 def _no_text(served: ServedModel) -> RequestError:
@@ -550,7 +550,7 @@ def _names(body: Body) -> Names:
     return FUNCTION_NAMES if isinstance(body, ChatRequest) and body.functions else {}
 
 
-async def _tokenized(
+async def _checked_request(
     body: Body, caller: Caller, served: ServedModel, grammars: GrammarChecks, strict: bool
 ) -> ClientRequest:
     size = max(caller.body_bytes, size_of(body))

@@ -57,6 +57,11 @@ class MessageEventBuilder:
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
         self._usage = MessageUsage(input_tokens=0, output_tokens=0)
+        self._edits: AppliedEdits | UnsetType = UNSET
+        """The edits of the conversation, where the client asked for some."""
+        applied = view.extra_fields.get("applied_edits")
+        if applied is not None:
+            self._edits = AppliedEdits(msgspec.convert(applied, list[AppliedEdit]))
 
     def begin(self) -> list[MessageEvent]:
         return []  # the message begins with its first token: only then it is known what was read from the cache
@@ -94,7 +99,7 @@ class MessageEventBuilder:
             return [anthropic_error(problem(failure), self._rid)]
         self._usage = _usage(counts)
         delta = StopDelta(self._stop_reason, self._stop_sequence)
-        return [MessageDelta(delta, self._usage, self._edits()), MessageStop()]
+        return [MessageDelta(delta, self._usage, self._edits), MessageStop()]
 
     def whole(self) -> MessageObject:
         return MessageObject(
@@ -104,13 +109,8 @@ class MessageEventBuilder:
             stop_reason=self._stop_reason,
             stop_sequence=self._stop_sequence,
             usage=structs.replace(self._usage, service_tier="standard"),
-            context_management=self._edits(),
+            context_management=self._edits,
         )
-
-    def _edits(self) -> AppliedEdits | UnsetType:
-        """The edits of the conversation, where the client asked for some."""
-        applied = self._view.extra_fields.get("applied_edits")
-        return UNSET if applied is None else AppliedEdits(msgspec.convert(applied, list[AppliedEdit]))
 
     def interrupted(self, error: BaseException) -> MessageEvent:
         refusal = problem(error)

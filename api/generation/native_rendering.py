@@ -122,7 +122,11 @@ class NativeRenderer(StreamRenderer):
             completion_probabilities=scores or UNSET,
         )
         fields: list[str] = self._fields.get(FIELDS) or []
-        return selected(msgspec.to_builtins(result), fields) if fields else result
+        if not fields:
+            return result
+        if not any(path.startswith("completion_probabilities") for path in fields):
+            result.completion_probabilities = UNSET  # they may be many, and would be copied
+        return selected(msgspec.to_builtins(result), fields)
 
     def _evaluated(self, index: int) -> int:
         """Tokens of the prompt that a choice continues."""

@@ -90,7 +90,7 @@ class Submitter:
         if not caller.idempotency_key:  # with one it may join a request that is queued already
             self._backpressure.check(*queue)
         caller.check_present(body.on_disconnect)
-        request = await self._tokenized(body, caller, served)
+        request = await self._client_request(body, caller, served)
         caller.check_present(body.on_disconnect)
         caller.request_log.know(prompt_tokens=request.prompt_tokens)
         view = request.view
@@ -116,7 +116,7 @@ class Submitter:
         renderer = renderer_of(feeds.rid, view, served.vocabulary, request.prompt_tokens, seal=seal)
         return self._sessions.open(feeds, renderer, caller)
 
-    async def _tokenized(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> ClientRequest:
+    async def _client_request(self, body: Body | InputsRequest, caller: Caller, served: ServedModel) -> ClientRequest:
         if isinstance(body, InputsRequest):
             return await pooling_request(body, caller, served)
         return await text_request(body, caller, served, self._grammars, strict=self._settings.strict)

@@ -121,8 +121,8 @@ def keep(one: PlotSample) -> list[Call[str]]:
 
 def samples(client: SyncRedis) -> list[PlotSample]:
     """Those of the last hour, oldest first. Raises RedisUnavailable."""
-    samples = run(client, read("XREVRANGE", keys.PLOTS, "+", "-", "COUNT", _MOST, parse=_samples))
-    return [one for one in reversed(samples) if one.at_ms >= samples[0].at_ms - KEPT_MS]
+    newest_first = run(client, read("XREVRANGE", keys.PLOTS, "+", "-", "COUNT", _MOST, parse=_samples))
+    return [one for one in reversed(newest_first) if one.at_ms >= newest_first[0].at_ms - KEPT_MS]
 
 
 def _samples(reply: list[tuple[str, dict[str, str]]]) -> list[PlotSample]:

@@ -353,17 +353,17 @@ def _device_memory(beat: HostBeat, assignments: list[Assignment], facts: HostFac
             assigned[device] += size
             if not size:
                 unknown.add(device)
-    planned = beat.memory
-    left = beat.free if planned is None else max(0, planned - assigned["cpu"])
-    memory = [DeviceMemory(device="cpu", given=planned, assigned=assigned["cpu"], left=left, free=beat.free)]
+    limit = beat.memory
+    left = beat.free if limit is None else max(0, limit - assigned["cpu"])
+    memory = [DeviceMemory(device="cpu", given=limit, assigned=assigned["cpu"], left=left, free=beat.free)]
     spaces = facts.devices if facts is not None else {}
     for device in beat.devices:
-        planned = beat.device_memory.get(device)
+        limit = beat.device_memory.get(device)
         space = spaces.get(device)
-        if planned is not None:
-            left = 0 if device in unknown else max(0, planned - assigned[device])
+        if limit is not None:
+            left = 0 if device in unknown else max(0, limit - assigned[device])
             free = space.free if space is not None else None
-            memory.append(DeviceMemory(device=device, given=planned, assigned=assigned[device], left=left, free=free))
+            memory.append(DeviceMemory(device=device, given=limit, assigned=assigned[device], left=left, free=free))
     return memory
 
 
