@@ -79,10 +79,12 @@ def ids_of(farm: Farm, first: int) -> list[int]:
 def engine_process(farm: Farm) -> psutil.Process:
     """The engine of this farm."""
 
+    program = Path(scripted_engine.__file__).name
+
     def look() -> psutil.Process | None:
         for child in psutil.Process(farm.process.pid).children(recursive=True):
             with suppress(psutil.Error):  # it has just ended
-                if "scripted.py" in " ".join(child.cmdline()[:3]) and child.status() != psutil.STATUS_ZOMBIE:
+                if program in " ".join(child.cmdline()[:3]) and child.status() != psutil.STATUS_ZOMBIE:
                     return child
         return None
 

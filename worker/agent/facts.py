@@ -148,6 +148,9 @@ class ModelFingerprints:
             return here
         except (FurrowError, OSError, ValueError) as error:
             return FilesHere(error=str(error))
+        except Exception as error:  # files of one model end no facts of the others
+            log.exception("the files of a model can't be read", source=source, action="read_files")
+            return FilesHere(error=f"{type(error).__name__}: {error}")
 
 
 def _signature(place: Path) -> Signature:

@@ -1,4 +1,4 @@
-// One rank's exchanges with its peers on the same host, through memory that all of them map (layout: segment.py).
+// One rank's exchanges with its peers on the same host, through memory that all of them map (layout: shared_memory.py).
 //
 // An exchange is a number of rounds; rounds are counted alike on every rank. In a round a rank writes its data into its
 // own slot and publishes the round's number, then it reads the slots of those that have published it too. Each rank has
@@ -34,7 +34,7 @@ constexpr int64_t LOOK_NS = 1'000'000;
 constexpr int64_t LONGEST_SLEEP_NS = 5'000'000;
 constexpr int64_t STRIPED_FROM_BYTES = 32 * 1024;  // with three ranks and more: below, a second round costs more
 
-// Outcomes of an exchange; native.py has the same list.
+// Outcomes of an exchange; shared_memory.py has the same list.
 enum Outcome : int { DONE, DEAD, LEFT, ABORTED, LATE, ASTRAY };
 enum Kind : uint64_t { REDUCE = 1, STRIPES, GATHER, BROADCAST };
 
@@ -47,7 +47,7 @@ struct alignas(128) RankState {
   int64_t times[2];  // when they were published
 };
 
-struct Group {  // as in native.py
+struct Group {  // as in shared_memory.py
   char* base;
   const std::atomic<int32_t>* abort;
   const int32_t* processes;  // a pidfd per rank, -1 for this one

@@ -3,7 +3,7 @@ weighted."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from worker.families.family import Experts, Family, TextPart
 from worker.families.gguf import LAYER_NAMES, Gguf, Metadata, layers_described, sparse_layers
@@ -36,10 +36,13 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
         )
     )
     numbers = (layers, period, step)
+    rotated = config.get("no_rope_layers")
     if not all(isinstance(one, int) and 1 <= one <= _MOST_LAYERS for one in numbers):
         return config
-    rotated = config.get("no_rope_layers") or [int((layer + 1) % period != 0) for layer in range(layers)]
-    kinds = [CHUNKED if one else FULL for one in rotated]
+    if rotated is not None and not isinstance(rotated, list):
+        return config
+    rotated = cast(list[Any], rotated) or [int((layer + 1) % period != 0) for layer in range(layers)]
+    kinds = [CHUNKED if one else FULL for one in rotated[:layers]]
     sparse = list(range(step - 1, layers, step))
     return config | {
         "no_rope_layers": rotated,

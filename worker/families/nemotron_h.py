@@ -43,7 +43,9 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the kinds of all layers and their number, which files have as a text of letters, or not
     at all. Raises ModelFilesError."""
     pattern = config.get(_PATTERN)
-    kinds: Any = config.get(_KINDS, config.get("layer_types"))
+    kinds: Any = config.get(_KINDS)
+    if kinds is None:
+        kinds = config.get("layer_types")
     if kinds is None and pattern is None:
         kinds = list(_DEFAULT_KINDS)
     elif kinds is None and isinstance(pattern, str):

@@ -2,7 +2,7 @@
 
 The generator is splitmix64: a counter with an odd constant, and a finaliser. (Steele, Lea, Flood: Fast Splittable
 Pseudorandom Number Generators, 2014.) Its numbers for tokens are made where the logits are: in C++ (sample.h), or by
-torch (torch/noise.py).
+torch (torch/sampler.py).
 """
 
 from __future__ import annotations

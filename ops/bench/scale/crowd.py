@@ -1,4 +1,4 @@
-"""Fills a server as a large farm does, through the calls that API processes and leaders make; agents.py adds hosts."""
+"""Fills a server as a large farm does, by the calls of API processes and leaders; processes.py adds hosts."""
 
 from __future__ import annotations
 

@@ -344,6 +344,7 @@ def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: 
         ({"model_type": "ernie4_5_moe", "moe_layer_end_index": -2}, "moe_layer_end_index = -2; a layer, or -1"),
         ({"model_type": "nemotron_h", "layers_block_type": "M*"}, r"layers_block_type = M\*; a list of the kinds"),
         ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size = null; remove"),
+        ({"model_type": "llama4_text", "no_rope_layers": 5}, "no_rope_layers = 5; a list of"),
         ({"model_type": "llama4_text", "moe_layers": "all"}, "moe_layers = 'all'; a list of whole numbers"),
         ({"model_type": "nemotron_h", "conv_kernel": 1}, "conv_kernel = 1; at least 2"),
         ({**FALCON, "mlp_multipliers": [1.0]}, r"mlp_multipliers = \[1\.0\]; a list of 2 numbers"),

@@ -61,6 +61,7 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ({"model_type": "newer", "v_head_dim": 64}, 1, "heads of its values have another width"),
         ({"model_type": "lfm3"}, 1, "its attention has a gate for each head"),
         ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "wide"]}, 1, "a layer of type 'wide' in layers_bl"),
+        ({"model_type": "nemotron_h", "layers_block_type": None, "layer_types": ["mlp", "wide"]}, 1, "of type 'wide'"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-"}, 1, "no layer of type full_attention in layers"),
         ({"model_type": "jamba"}, 1, "'jamba' is not supported: its layers keep a recurrent state"),
         (
