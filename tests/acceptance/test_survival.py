@@ -277,7 +277,8 @@ def test_a_stream_goes_on_when_the_password_is_rotated(farm: Farm, expected: Rec
         assert received.errors == []
         assert farm.furrow("doctor").returncode == 2, "the old password is still good"
         until(farm.ready)
-        assert farm.processes() == pids, "a process was started again"
+        # One that was about to end may be gone.
+        assert set(farm.processes()) <= set(pids), "a process was started again"
     finally:
         rotate(farm, password)
 
