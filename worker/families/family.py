@@ -66,6 +66,12 @@ def listed_sparse(fields: Fields, layer: int) -> bool:
     return is_sparse(fields, layer) if kinds is None else kinds[layer] == "sparse"
 
 
+def sparse_but_first(fields: Fields, layer: int) -> bool:
+    """The same, of types of which all layers but the first have experts where nothing is listed."""
+    kinds = fields["mlp_layer_types"]
+    return layer > 0 if kinds is None else kinds[layer] == "sparse"
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts."""
@@ -220,6 +226,8 @@ class Family:
     """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""
     rotates: Callable[[Fields, int, str], bool] = lambda fields, layer, kind: True
     """True if a layer of a kind rotates its queries and keys."""
+    has_sinks: Callable[[str], bool] = lambda kind: True
+    """True if a layer of a kind has the parameter `sinks`, in a type that has a role for it."""
     queries_grow: bool = False
     """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
     unturned_queries_grow: str | None = None

@@ -72,7 +72,6 @@ REFUSED: dict[str, str] = {
     "doge": "its attention has a learned mask",
     "jetmoe": "its attention is a mixture of experts",
     "nemotron": "one is added to the weights of its layer norms",
-    "mimo_v2_flash": _TWO_WIDTHS,
     "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),

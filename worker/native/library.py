@@ -316,6 +316,7 @@ class Layer(ctypes.Structure):
         ("recurrent", c_int64),
         ("shared_heads", c_int64),
         ("head_dim", c_int64),
+        ("value_dim", c_int64),
         ("stored", c_int32),
         ("value", Norm),
         ("slab", c_int64),

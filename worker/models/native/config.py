@@ -50,6 +50,9 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
     activation: Any = next((fields[name] for name in ACTIVATION_NAMES if name in fields), "silu")
     require(activation in family.activations, f"its activation is {activation}")
+    value_dim = None if latent else fields.get("v_head_dim")
+    require((value_dim or 0) % WHOLE_VECTORS == 0, f"its values are {value_dim} wide")
+    require((value_dim or 0) <= head_dim, f"its values are wider than its keys, {value_dim} and {head_dim}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
     widths = {(kind, one.head_dim) for kind, one in zip(kinds, by_layer, strict=True)}
@@ -75,6 +78,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
         latent=latent,
+        v_head_dim=value_dim,
         rope_neighbours=bool(fields.get("rope_interleave", family.rope_neighbours)),
         is_heterogeneous=True,
         per_layer_config=by_layer,
@@ -92,7 +96,11 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
         scaling=scaling * attention_in**2 * fields.get("key_multiplier", 1.0),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
-        attended_scale=residual * attention_in * fields.get("attention_out_multiplier", 1.0),
+        # A scale of values is one of what attention makes of them.
+        attended_scale=residual
+        * attention_in
+        * fields.get("attention_out_multiplier", 1.0)
+        * (fields.get("attention_value_scale") or 1.0),
         fed_scale=residual * down_scale,
         gate_scale=gate_scale,
         logit_scale=fields.get("logit_scale", fields.get("lm_head_multiplier", 1.0))

@@ -174,7 +174,7 @@ class Plan:
             if attends(kind):
                 place = sum(map(attends, config.layer_types[: len(layers) - 1]))
                 if config.latent is None:
-                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
+                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place], config.v_head_dim)
                 else:
                     self._add_latent(layers[-1], one.self_attn, config.latent)
                 if family.value_norm:
@@ -237,6 +237,7 @@ class Plan:
         to.attention_out = _packed(attention.o_proj).struct
         to.shared_heads = 1
         to.head_dim = widths.row
+        to.value_dim = widths.row
 
     def _unweighted_norm(self, width: int, eps: float) -> Norm:
         self._ones.append(np.ones(width, np.float32))
@@ -273,7 +274,7 @@ class Rotaries:
 def _heads(layers: list[Layer], config: Any) -> int:
     """Query heads of this rank."""
     first = next(one for one in layers if one.shared_heads)
-    return first.attention_out.inputs // (first.head_dim if config.latent is None else config.latent.value_dim)
+    return first.attention_out.inputs // (first.value_dim if config.latent is None else config.latent.value_dim)
 
 
 def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
@@ -339,7 +340,7 @@ def _softplus(number: float) -> float:
     return number if number > SOFTPLUS_IS_LINEAR else math.log1p(math.exp(number))
 
 
-def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache) -> None:
+def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, value_dim: int | None) -> None:
     sinks = getattr(attention, "sinks", None)
     query, key = (getattr(attention, name, None) for name in family.head_norm_names)
     to.query = _norm(query)
@@ -361,6 +362,7 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache)
     to.chunk = to.window if cache.chunked else 0
     to.shared_heads = cache.kv_heads
     to.head_dim = cache.head_dim
+    to.value_dim = value_dim or cache.head_dim
 
 
 def _norm(norm: modules.Norm | None) -> Norm:

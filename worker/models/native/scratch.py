@@ -59,7 +59,7 @@ class _Widths:
                 self.width = (self.heads + 1) * cache.head_dim
             else:
                 self.width = max(self.width, _projected(one.self_attn))
-                self.heads = self.heads or one.self_attn.o_proj.inputs // cache.head_dim
+                self.heads = self.heads or one.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
             self.attended = max(self.attended, self.heads * cache.head_dim)
         self.inner = max(self.inner, config.hidden_size_per_layer_input)
 

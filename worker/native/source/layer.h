@@ -189,6 +189,7 @@ struct Layer {
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down` or beside them; -1: none
   int64_t recurrent;    // index into the model's, instead of attention or beside it; -1: none
   int64_t shared_heads, head_dim;  // of keys and values, of all heads; no shared heads: the layer does not attend
+  int64_t value_dim;               // numbers of a head's value, at most head_dim; its row in a slab is as long as a key's
   KeysAndValues stored;
   Norm value;      // of a head's value
   int64_t slab;    // index into those of a span: layers of one shape have one

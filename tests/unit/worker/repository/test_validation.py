@@ -57,7 +57,6 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v2"}, 1, "'deepseek_v2' is not supported: its attention keeps compressed .*MLA"),
-        ({"model_type": "mimo_v2_flash"}, 1, "heads of its values have another width than those of its keys"),
         ({"model_type": "newer", "v_head_dim": 64}, 1, "heads of its values have another width"),
         ({"model_type": "lfm3"}, 1, "its attention has a gate for each head"),
         ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "wide"]}, 1, "a layer of type 'wide' in layers_bl"),
