@@ -276,6 +276,13 @@ FAMILY_SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 33,
         "routed_scaling_factor": 1.5,
     },
+    "lfm3": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+        "sliding_window": 12,
+        "conv_bias": True,
+        "tie_word_embeddings": True,
+    },
     "llama4_text": {
         "intermediate_size": 33,
         "intermediate_size_mlp": 90,

@@ -185,6 +185,9 @@ class Family:
     """config.json of the type with fields that follow from others, or that older files have under other names."""
 
     norms: Norms = ONLY_BEFORE
+    after_norm_switch: str | None = None
+    """The field that says if a model of the type has the norms after attention and feed-forward network; None where all
+    have."""
     norm_kind: NormKind = "rms"
     parallel: bool = False
     """True if the feed-forward network has the input of attention, and the outputs of both are added to the hidden
@@ -209,6 +212,9 @@ class Family:
     """False if the output of attention has no bias, even where the other projections have one."""
     output_gate: bool = False
     """True if the query projection has a gate of the attention's output behind the query of each head."""
+    head_gates: str | None = None
+    """The field that says if the output of each head is multiplied by the sigmoid of a gate of its own, an output of
+    `g_proj`; None for a type without."""
     scaled_embedding: bool = False
     """True if embeddings are multiplied by the root of the hidden size."""
     layer_scales: bool = False

@@ -33,6 +33,7 @@ from worker.weights.stored_matrix import StoredMatrix
 from worker.weights.stored_together import StoredAbove, StoredTogether
 
 SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj", "g_proj"),
     ("q_proj", "k_proj", "v_proj"),
     ("q_proj", "k_proj"),  # where the values are the keys
     ("gate_proj", "up_proj"),

@@ -51,6 +51,8 @@ SWITCHES = {
         "attention_k_eq_v",
         "enable_moe_block",
         "use_double_wide_mlp",
+        "use_sandwich_norm",
+        "use_attention_gate",
         "use_expert_bias",
         "lm_head_bias",
         "rope_interleave",

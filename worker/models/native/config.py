@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.families.family import Family, Fields
+from worker.families.family import Family, Fields, Norms
 from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
 from worker.families.recurrence import FULL, DeltaRule
@@ -63,6 +63,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     # A scale of inputs is one of queries, keys and values.
     attention_in = fields.get("attention_in_multiplier", 1.0)
     require(attention_in == 1 or not attention_bias, "the inputs of its attention have a scale")
+    head_gates = bool(fields.get(family.head_gates or ""))
+    require(not (head_gates and attention_bias), "its attention has gates of heads without a bias beside others")
     residual = fields.get("residual_multiplier", 1.0)
     gate_scale, down_scale = fields.get("mlp_multipliers") or (1.0, 1.0)
     scaling = _latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim)
@@ -109,6 +111,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
         logit_cap=fields.get("final_logit_softcapping") or 0.0,
+        norms=_norms(family, fields),
+        head_gates=head_gates,
         query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),
         output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
@@ -178,6 +182,13 @@ def _sharing_modes(kinds: list[str], shared: int) -> list[str | None]:
     for kind in set(kinds[first:]):
         modes[max(layer for layer in range(first) if kinds[layer] == kind)] = "store"
     return modes
+
+
+def _norms(family: Family, fields: Fields) -> Norms:
+    """Those of a layer, without what the type has only by a switch."""
+    before_attention, _, before_feed_forward, _ = family.norms
+    has_all = fields.get(family.after_norm_switch or "", True)
+    return family.norms if has_all else (before_attention, None, before_feed_forward, None)
 
 
 def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | None]) -> list[int | None]:

@@ -73,7 +73,7 @@ class _Layer(Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         family = FAMILIES[config.model_type]
         roles = family.natively_named().roles
-        norms = family.norms
+        norms = config.norms
         kind = config.layer_types[layer]
         if recurs(kind):
             if "conv.in_proj" in roles:
@@ -122,6 +122,8 @@ class _Attention(Module):
                 self.k_proj = Linear(hidden, shared, config.query_key_value_bias)
             if has_keys and not config.keys_are_values[layer]:
                 self.v_proj = Linear(hidden, shared_heads * value_width, config.query_key_value_bias)
+            if config.head_gates:
+                self.g_proj = Linear(hidden, config.num_attention_heads, False)
         self.o_proj = Linear(config.num_attention_heads * value_width, hidden, config.output_bias)
         if config.head_norms is not None:
             shapes = {

@@ -283,7 +283,7 @@ def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
     beside = family.experts is not None and family.experts.beside is not None
     dense = feed_forward is not None and (mixture < 0 or beside)
     has_input = hasattr(layer, "per_layer_input_gate")
-    norms = [_norm(getattr(layer, name) if name else None) for name in family.norms]
+    norms = [_norm(getattr(layer, name) if name else None) for name in config.norms]
     before_attention, after_attention, before_feed_forward, after_feed_forward = norms
     return Layer(
         before_attention=before_attention,
@@ -355,7 +355,9 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache,
         to.query_key_value = _packed(attention.q_proj_k_proj).struct
     else:
         to.stored = BOTH
-        to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
+        with_gates = "q_proj_k_proj_v_proj_g_proj"
+        to.query_key_value = _joined(attention, with_gates, "q_proj_k_proj_v_proj", "qkv_proj")
+        to.head_gates = int(hasattr(attention, with_gates))
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0

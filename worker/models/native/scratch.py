@@ -91,7 +91,7 @@ class _Widths:
 
 def _projected(attention: Any) -> int:
     """The outputs of the product of queries, keys and values."""
-    names = ("q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
+    names = ("q_proj_k_proj_v_proj_g_proj", "q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
     return next(getattr(attention, name).outputs for name in names if hasattr(attention, name))
 
 

@@ -337,6 +337,7 @@ class Step {
         const Task one = task(layer, pieces_[i / shared], i % shared);
         attend(one, scratch_.attention(hand.thread));
         if (model_.output_gate) gate_heads(one);
+        if (layer.head_gates) weigh_heads(layer, pieces_[i / shared], i % shared, one);
       }
     });
     if (layer.latent) latent(layer).expand(hand, scratch_.attended);
@@ -351,6 +352,16 @@ class Step {
       for (int64_t head = 0; head < task.heads; ++head)
         gate_output(task.queries + token * task.stride + head * task.head_stride + task.dim, task.dim,
                     task.out + token * task.out_stride + head * task.dim);
+  }
+
+  // Multiplies what a task made by its heads' gates.
+  void weigh_heads(const Layer& layer, const Piece& piece, int64_t shared, const Task& task) const {
+    const int64_t behind = model_.heads * layer.head_dim + layer.shared_heads * (layer.head_dim + layer.value_dim);
+    for (int64_t token = 0; token < task.tokens; ++token) {
+      const float* gates = projected(layer, piece.span.first + piece.first + token) + behind + shared * task.heads;
+      for (int64_t head = 0; head < task.heads; ++head)
+        multiply_all(task.out + token * task.out_stride + head * task.value_dim, task.value_dim, 1.0f / (1.0f + std::exp(-gates[head])));
+    }
   }
 
   void recur(Hand& hand, int64_t number) {

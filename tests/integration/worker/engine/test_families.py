@@ -20,7 +20,7 @@ from worker.families.registry import FAMILIES
 from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
-WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2"}
+WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2", "lfm3"}
 """Types of which transformers has no plan."""
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
@@ -334,6 +334,11 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
     "lfm2": [
         *(convolving, tied, biased("conv.in_proj"), biased("conv.conv"), biased("conv.out_proj")),
         *(part("self_attn.k_layernorm"), part("feed_forward.w3"), part("operator_norm"), part("ffn_norm")),
+    ],
+    "lfm3": [
+        *(tied, biased("conv.in_proj"), biased("conv.conv"), norm_over(16), part("self_attn.g_proj")),
+        *(part("post_operator_norm"), part("post_ffn_norm"), part("feed_forward.w3"), config("sliding_window", 12)),
+        lambda model: set(model.config.layer_types) == {"conv", "full_attention", "sliding_attention"},
     ],
     "lfm2_moe": [
         *(biased("conv.in_proj"), part("self_attn.k_layernorm"), part("operator_norm"), part("feed_forward.w3")),

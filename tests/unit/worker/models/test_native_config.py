@@ -76,6 +76,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"]},
     "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 16},
 }
 """Fields without which a type's models are refused, or are torch's."""
@@ -156,9 +157,11 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     """False for what a family's class, or the gate, refuses."""
     if family == "deepseek_v3" and "num_local_experts" in changes:  # fewer experts than groups
         return False
+    if family == "lfm3" and ("attention_bias" in changes or changes.get("sliding_window", 0) is None):
+        return False
     if "hidden_act" in changes:
         return family == "gemma"
-    if family in ("lfm2", "lfm2_moe") and "layer_types" in changes:
+    if family in ("lfm2", "lfm2_moe", "lfm3") and "layer_types" in changes:
         return False
     recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
@@ -331,6 +334,7 @@ def rotates(attention: Any) -> bool:
             {**FALCON, "attention_bias": True, "attention_in_multiplier": 0.5},
             "the inputs of its attention have a scale",
         ),
+        ({"model_type": "lfm3", "attention_bias": True}, "gates of heads without a bias"),
         ({"model_type": "mimo_v2_flash", "v_head_dim": 64}, "its values are wider than its keys, 64 and 16"),
         ({"model_type": "mimo_v2_flash", "v_head_dim": 24}, "its values are 24 wide"),
         ({**FALCON, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "the inputs of its Mamba layers have a scale"),
