@@ -9,7 +9,7 @@ from redis import exceptions as redis_errors
 
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, servers_of
 from control.sizes import in_words
 
 NEARLY_FULL = 0.9
@@ -42,7 +42,7 @@ class ServerMemory:
 def server_memory(client: SyncRedis) -> list[ServerMemory]:
     """Of each primary; empty where INFO is not allowed. Raises RedisUnavailable."""
     try:
-        servers = client.primaries() if isinstance(client, Cluster) else [client]
+        servers = servers_of(client)
         return [_memory(address(server), server.info("memory")) for server in servers]
     except ABSENT as error:
         raise unavailable(client, error) from error

@@ -11,7 +11,7 @@ from redis import exceptions as redis_errors
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster, servers_of
 from control.redis.transient import transient
 from control.redis.versions import OLDEST_VERSION
 
@@ -49,7 +49,7 @@ def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
     """The error that makes Redis unusable for now, or None. Raises an error that waiting can't cure."""
     try:
         clustered = isinstance(client, Cluster)
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             server.ping()
             _check_fitness(server, say, clustered)
             if clustered and "cluster_state:ok" not in _cluster_info(server):

@@ -27,7 +27,7 @@ from control.records import catalog
 from control.records.breaches import Breach, breaches_of
 from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, servers_of
 from control.replicas.health import Overview
 
 
@@ -102,7 +102,7 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
     cards: list[RedisCard] = []
     findings: list[Finding] = []
     try:
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             info = server.info()
             cards.append(_card(address(server), info))
             checks = Checks("redis", address(server))

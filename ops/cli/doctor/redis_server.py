@@ -25,7 +25,7 @@ from control.redis.address import address, endpoint
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import connect, read, run
 from control.redis.round_trip import RoundTrip, measure
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster, servers_of
 from control.redis.transient import lacks_right
 
 GREETING_S = 0.3
@@ -51,7 +51,7 @@ def check_redis(named: str) -> RedisOutcome:
     try:
         _check_connection(client, checks)
         clustered = isinstance(client, Cluster)
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             own = Checks("redis", address(server))
             _check_server(server, own, clustered)
             checks.findings += own.findings
@@ -83,7 +83,7 @@ def _check_server(server: SyncRedis, checks: Checks, clustered: bool) -> None:
 
 def _check_connection(client: SyncRedis, checks: Checks) -> None:
     """A server that anybody in its network can use. Raises what a first command raises."""
-    for server in client.primaries() if isinstance(client, Cluster) else [client]:
+    for server in servers_of(client):
         server.ping()
     place = endpoint(client)
     _, password = credentials_of(client)
