@@ -22,9 +22,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from control.errors import RedisUnavailable, SettingsError
-from control.redis.address import address
 from control.redis.routing import AsyncCluster, Cluster
-from control.redis.urls import RedisUrl, credentials_in, parse_redis_url, without_credentials
+from control.redis.urls import RedisUrl, address, credentials_in, parse_redis_url, without_credentials
 from control.settings import redis_url
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from control.placement.kv_cost import PLAIN
+from control.placement.need import PLAIN
 from worker.kv.base import Extent, Stateless, WholeLayout
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from control.messages import Assignment, ModelAssets
 from control.placement import farm
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 from control.records import catalog
 from control.redis.connection import Call
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from control.errors import RequestTooLarge
-from control.placement.kv_cost import PLAIN, KVCost
+from control.placement.need import PLAIN, KVCost
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup
