@@ -30,7 +30,7 @@ from control.redis.servers import RoundTrip, measure_round_trip
 from control.version import VERSION
 from worker.agent.devices import device_memory
 from worker.native import compiled, host
-from worker.native.builds import builds
+from worker.native.compiled import builds
 from worker.rank.address import rendezvous_address
 from worker.repository.files import inspect
 from worker.repository.fingerprint import fingerprints

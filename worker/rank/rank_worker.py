@@ -40,8 +40,7 @@ from control.errors import CollectiveFailed, RankError, RankErrorKind, collectiv
 from control.redis.clients import SyncRedis
 from control.replicas.lease import Lease
 from worker.collective import Collective, Solo, rendezvous
-from worker.collective.abort import Abort
-from worker.collective.base import sendable
+from worker.collective.base import Abort, sendable
 from worker.collective.rendezvous import Store, all_ready
 from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step
