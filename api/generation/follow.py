@@ -30,6 +30,7 @@ from api.generation.recovery import Recovery, origin_of, set_back
 from api.http.tasks import PeriodicTask, end
 from api.settings import ApiSettings
 from control import keys, requests
+from control.backoff import doubling, pause_after
 from control.clock import now_ms
 from control.constants import PLACES
 from control.errors import RedisUnavailable, RequestNotFound
@@ -45,6 +46,8 @@ log = structlog.stdlib.get_logger(__name__)
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
 """After so long without a message the server is asked whether it is there, and has as long to answer."""
+_RESUBSCRIBE_S = doubling(0.05, 1.0)
+"""Pauses between tries to come back to the channels."""
 
 
 class EventChannel:
@@ -129,7 +132,7 @@ class EventChannel:
 
     async def _resubscribe(self) -> None:
         """Come back to every channel, for as long as it takes; what was missed is in the logs."""
-        wait = 0.05
+        failures = 0
         while True:
             try:
                 await self._pubsub.aclose()
@@ -137,8 +140,8 @@ class EventChannel:
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):
-                await asyncio.sleep(wait)
-                wait = min(1.0, wait * 2)
+                failures += 1
+                await asyncio.sleep(pause_after(failures, _RESUBSCRIBE_S))
         self._on_break()
 
 
