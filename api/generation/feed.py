@@ -32,6 +32,8 @@ class Feed:
         self.rid = rid
         self.tenant = tenant
         self.wake = wake
+        self.on_entries: Callable[[], object] = wake.set
+        """Called where entries have come that the reader has not taken."""
         self.heard_at = now
         """Loop time of the last news, live or read."""
         self.quiet_reads = 0
@@ -140,7 +142,7 @@ class Feed:
                 have = seq
         if have > self._taken:
             self.quiet_reads = 0
-            self.wake.set()
+            self.on_entries()
         self._ask()
 
     def placed(self, place: Place, now: float) -> bool:
