@@ -143,7 +143,8 @@ class Feed:
         if have > self._taken:
             self.quiet_reads = 0
             self.on_entries()
-        self._ask()
+        if self.diverged or self._newest > have:
+            self._ask()
 
     def placed(self, place: Place, now: float) -> bool:
         """It waits at this place. True if the reader is woken, because the client is to be shown it."""
@@ -161,14 +162,17 @@ class Feed:
 
     def take(self, most: int | None = None) -> list[LogEntry]:
         """The entries that are ready, at most so many: the reader is woken again for the rest. No entry is no end."""
-        ready = self.have - self._taken
-        count = ready if most is None else min(ready, most)
         start = self._taken
-        self._taken = self._taken + count
-        taken = self.entries.since(start) if count == ready else self.entries[start : start + count]
-        if count < ready:
+        have = self.have
+        ready = have - start
+        if most is None or ready <= most:
+            taken = self.entries.since(start)
+            self._taken = have
+        else:
+            taken = self.entries[start : start + most]
+            self._taken = start + most
             self.wake.set()
-        if taken:
+        if taken and (self.diverged or self._newest > have):
             self._ask()
         return taken
 

@@ -440,12 +440,14 @@ class _DirectWriter:
         try:
             if self._body.ready:
                 data = b""
+                ends = False
                 for member, entries in session.take():
                     data += renderer.feed(member, entries)
+                    ends = ends or entries[-1].finish is not None
                 if data:
                     self._body.write(data)
                     self.written_at = session.caller.request_log.waited
-                if not renderer.finished:
+                if not (ends and renderer.finished):
                     return
         except Exception as error:
             self.failure = error
