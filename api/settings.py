@@ -1,4 +1,4 @@
-"""How one API process is set up."""
+"""The settings of one API process."""
 
 from __future__ import annotations
 

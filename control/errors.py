@@ -273,7 +273,7 @@ class UnsupportedArchitecture(FurrowError):
 
 
 class CompilerMissing(SettingsError):
-    """What is asked for is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
+    """The request is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
 
 
 class NotMappable(SettingsError):

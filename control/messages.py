@@ -42,7 +42,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a request's tokens are chosen; every default has been resolved by the API.
+    """The parameters by which a request's tokens are sampled; every default has been resolved by the API.
 
     `seed` is a decimal string of an unsigned 64-bit number ("" until enqueue draws one): Lua's numbers are doubles.
     `stop_ids` holds every end-of-sequence id of the model too, unless `ignore_eos`.
@@ -306,8 +306,8 @@ class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels. `square`: both
-    sides become `side`. Each square of `unit` pixels is one token."""
+    """The form in which a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels.
+    `square`: both sides become `side`. Each square of `unit` pixels is one token."""
 
     kind: Literal["grid", "square"]
     token: int

@@ -74,7 +74,7 @@ class OwnEncoder:
 
 
 class NoEncoder:
-    """Where texts are never tokenised."""
+    """The encoder of a process that never tokenises texts."""
 
     def encode(self, texts: Sequence[str | tuple[str, str]], special: bool) -> list[Tokenized]:
         raise NotImplementedError

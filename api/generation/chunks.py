@@ -114,7 +114,7 @@ class Writer(ABC, Generic[Chunk]):
         self._encode_around()
 
     def _encode_around(self) -> None:
-        """What stands before and after the choice of a chunk without counts: it is the same in all of them."""
+        """The bytes before and after the choice of a chunk without counts, which are the same in all of them."""
         self.chunk.choices = list[Any]()
         self.chunk.usage = self._no_usage
         before, after = encode(self.chunk).split(_NO_CHOICES)

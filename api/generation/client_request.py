@@ -329,7 +329,7 @@ class ClientRequest:
     served: ServedModel
     members: list[GenerationRequest]
     views: list[View]
-    """How each member's answer is shown."""
+    """The view of each member's answer."""
     priority: str
     deadline_ms: int
     on_disconnect: str
@@ -342,7 +342,7 @@ class ClientRequest:
 
     @property
     def view(self) -> View:
-        """How the whole answer is shown."""
+        """The view of the whole answer."""
         return self.views[0]
 
     def tell_allowance(self, allowance: Allowance) -> None:
@@ -457,7 +457,7 @@ def _views(
     echo: list[str],
     reading: Reading | None,
 ) -> list[View]:
-    """How each member's answer is shown. `echo`: the text of each prompt, where it is shown again."""
+    """The view of each member's answer. `echo`: the text of each prompt, where it is shown again."""
     prompt_ids = [member.prompt for member in members] if body.return_token_ids else []
     return [
         View(

@@ -122,7 +122,7 @@ def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
 
 
 def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: int) -> int:
-    """How many steps must go because what is left would be too much, however it is tokenised."""
+    """The number of steps that must go because the rest would be too long, however it is tokenised."""
     sizes = [size_of(item) for item in items]
     gone: set[int] = set()
     characters = sum(sizes)

@@ -55,7 +55,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(slots=True)
 class Shutdown:
-    """How far the process is on its way to its end."""
+    """The stage of the process's end."""
 
     draining: bool = False
     """Set at SIGTERM: nothing new is taken, what runs goes on."""

@@ -1,4 +1,5 @@
-"""Who sends a request, and whether it is let in: its tenant, key and rights; operators; pages of other origins.
+"""Identifies the sender of a request and admits or refuses it: its tenant, key and rights; operators; pages of other
+origins.
 
 Tenant, key and rights follow from the secret alone. No header can set them.
 

@@ -15,7 +15,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def needs_more(size: int, width: int, height: int, room: int) -> str:
-    """Why an image of `size` bytes of pixels is refused where `room` are left; it follows the image's name."""
+    """The reason why an image of `size` bytes of pixels is refused where `room` are left; it follows the image's
+    name."""
     return (
         f"needs {size} bytes as the model takes it ({width} × {height} pixels), but {room} are left for the images of "
         "this request; send fewer or smaller ones"

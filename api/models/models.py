@@ -393,7 +393,7 @@ class Models:
         return text + (IMAGE_BYTES if any(one.images is not None for one in models) else 0)
 
     def load_stage(self, name: str) -> str | None:
-        """How far a model is that is being loaded, for its requests; None where it serves, as last seen."""
+        """The stage of a model's load, for its requests; None if it serves, as last seen."""
         overview = self._overviews.get(name)
         if overview is None or overview.state not in ("sleeping", "loading"):
             return None
@@ -403,12 +403,12 @@ class Models:
         return f"loading {100 * done // total} %" if total else "loading"
 
     def overview(self, name: str) -> health.Overview | None:
-        """How the farm has a model, as last seen; None for a name that it does not know."""
+        """The state of a model on the farm, as last seen; None for an unknown name."""
         real = self._real_name(name)
         return self._overviews.get(real) if real is not None else None
 
     def steps(self, name: str) -> int:
-        """How far the model's ranks are, as last seen: it changes with each command and inside a long one."""
+        """The progress of the model's ranks, as last seen: it changes with each command and inside a long one."""
         overview = self._overviews.get(name)
         replicas = overview.replicas if overview is not None else []
         beats = [beat for replica in replicas for beat in replica.beats if beat is not None]
@@ -677,7 +677,7 @@ def _content(path: str | None, read: Callable[[str], Any]) -> Any:
 
 
 def _refusal(name: str, error: Exception) -> ModelFileRefused | None:
-    """What a client is told of a model whose tokenizer can't be used; None where only the log says it."""
+    """The message to clients about a model whose tokenizer can't be used; None if only the log says it."""
     if isinstance(error, ModelFileBreach):
         return ModelFileRefused(name, error.file, f"it {error.deed}")
     return error if isinstance(error, ModelFileRefused) else None

@@ -88,7 +88,7 @@ Endpoint = Literal[
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How to show a request's tokens. Written once at enqueue, as JSON text, in the field `view`."""
+    """The form in which a request's tokens are shown. Written once at enqueue, as JSON text, in the field `view`."""
 
     endpoint: Endpoint
     created: int

@@ -494,7 +494,7 @@ def assignments_of(host_id: str) -> Call[list[Assignment]]:
 
 
 def assignment_of(host_id: str, model: str, replica: str) -> Call[Assignment | None]:
-    """What a host was given of a replica; None where it has none of it."""
+    """The assignment of a replica's ranks to a host; None if it has none."""
 
     def parse(reply: str | None) -> Assignment | None:
         return None if reply is None else _decode_assignment(reply)

@@ -99,7 +99,7 @@ def _least_tokens(place: tuple[str, str], parts: Parts, needs: Needs, uses: Uses
 
 
 class Asking:
-    """What is asked of replicas for those that have no place, in the order of their coming."""
+    """Asks replicas for KV memory, for models without a place in the order in which they came."""
 
     def __init__(self, held: Held, room: Room, uses: Uses) -> None:
         """`room`: beside all that hosts hold."""

@@ -96,7 +96,7 @@ class DeviceRoom(NamedTuple):
 
 
 class HostFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the ranks of one replica fit on the CPUs of a host, or one of them on an accelerator; in bytes."""
+    """The memory of a host's CPUs, or of an accelerator, beside the need of a replica's ranks there; in bytes."""
 
     host: str
     device: str = "cpu"

@@ -211,7 +211,7 @@ def _standing(
 
 
 def _room(hosts: list[Host], held: dict[str, list[Assignment]], needs: Needs | None) -> Room:
-    """What is left beside all that hosts hold."""
+    """The room that is left beside all that hosts hold."""
     room = Room(hosts, needs)
     for host_id, assignments in held.items():
         for assignment in assignments:

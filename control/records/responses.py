@@ -187,7 +187,7 @@ def note_bytes(owner: str, stored: Trimmed) -> list[Call[None]]:
 
 
 def owners() -> Call[int]:
-    """How many owners store responses."""
+    """The number of owners that store responses."""
     return read("ZCARD", keys.RESPONSE_OWNERS, parse=int)
 
 

@@ -136,7 +136,7 @@ def _calls(step: Step) -> Sequence[Call[Any]]:
 
 
 def _answers(step: Step, values: list[Any]) -> Any:
-    """What the generator receives for a step."""
+    """The value that the generator receives for a step: one answer, or a list of them."""
     return values[0] if isinstance(step, Call) else values
 
 

@@ -138,7 +138,7 @@ def server_ms() -> Call[int]:
 
 
 def note_load(client: SyncRedis, host: str, model: str, replica: str, revision: int) -> int:
-    """When the host first got this revision of a replica; now, if it has just got it."""
+    """The time at which the host first got this revision of a replica; now, if it has just got it."""
     key = keys.host_loads(host)
     field = f"{model} {replica}"
     stored, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])

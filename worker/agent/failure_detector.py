@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 
 def context_switches(pid: int) -> int:
-    """How often the main thread of a process has given up a processor so far; 0 for one that has ended. A signal that
-    stops or continues the thread counts too."""
+    """The number of times that the main thread of a process has given up a processor; 0 for one that has ended. A
+    signal that stops or continues the thread counts too."""
     try:
         switches = psutil.Process(pid).num_ctx_switches()
     except psutil.Error:
@@ -239,7 +239,7 @@ class EngineStall:
         """Seconds of processors that its processes had used when they were seen to work last."""
 
     def judge(self, pid: int, *, loads: bool) -> str:
-        """How the process hangs, if it does; to be called at every look."""
+        """The way in which the process hangs, or None; to be called at every look."""
         now = time.monotonic()
         if pid != self._pid:
             self._pid = pid

@@ -219,7 +219,8 @@ class ReplicaProcesses:
 
     @property
     def _engine_address(self) -> Address:
-        """Where this replica's external engine listens. Raises OSError, or SettingsError on a host without it."""
+        """The address at which this replica's external engine listens. Raises OSError, or SettingsError on a host
+        without it."""
         name = self.assignment.spec.engine
         return address_of(name, settings_of(name), self.host_id, *self.place)
 
@@ -282,7 +283,7 @@ class ReplicaProcesses:
         return process
 
     def _ending(self, rank: int) -> Ending:
-        """How the rank ends where there is no agent: the leader first; at once where the leader is on another host."""
+        """The end of the rank without an agent: the leader first; at once where the leader is on another host."""
         if 0 not in self.assignment.ranks:
             return AT_ONCE
         return Ending(order=min(rank, 1))
@@ -326,8 +327,8 @@ class ReplicaProcesses:
 
     @property
     def cause(self) -> str:
-        """Why the group does not serve: the first of the failures that explain most. One rank's error is followed by
-        the ends of others, which tell nothing."""
+        """The cause for which the group does not serve: the first of the failures that explain most. One rank's error
+        is followed by the ends of others, which tell nothing."""
         return max(self.failures.values(), key=lambda failure: failure.weight).message if self.failures else ""
 
     def give_up(self, why: str, *, elsewhere: bool = False) -> None:
@@ -411,7 +412,7 @@ class ReplicaProcesses:
 
     @property
     def occupant(self) -> Occupant:
-        """What it takes of this host's memory."""
+        """The memory of this host that it takes."""
         model, replica = self.place
         return Occupant(
             model=model,
@@ -432,7 +433,7 @@ class ReplicaProcesses:
         return None if self.assignment.spec.engine == OWN else self.processes.get(ENGINE_RANK)
 
     def describe(self, rank: int) -> str:
-        """What a process of it is, in a message."""
+        """The name of one of its processes, in a message."""
         spec = self.assignment.spec
         return f"the engine {spec.engine}" if rank >= spec.group_size else f"rank {rank}"
 

@@ -1,4 +1,4 @@
-"""How another thread gets a rank's main thread out of a wait for its peers."""
+"""Lets another thread end a rank's wait for its peers."""
 
 from __future__ import annotations
 

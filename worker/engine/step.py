@@ -391,7 +391,7 @@ class CommandCheck:
                     raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
 
     def prefixes(self, change: BatchChange) -> dict[int, int]:
-        """How many positions each sequence has that begins with another's."""
+        """The number of shared positions of each sequence that begins with another's."""
         begun: dict[int, int] = {}
         fed = {row.sid for row in change.rows} if change.prefixes else set[int]()
         for prefix in change.prefixes:

@@ -1,4 +1,5 @@
-"""What an external engine is to its leader: a command, a readiness, and a request by token ids with its answers.
+"""The interface of an external engine to its leader: a command, a readiness, and a request by token ids with its
+answers.
 
 An engine is one module. It knows its HTTP interface and nothing of Redis, requests or epochs.
 """
@@ -22,7 +23,7 @@ ENGINE_LOST = "engine_lost"
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine listens: a Unix socket in a folder of its user alone, or a port of this host."""
+    """The address of an engine: a Unix socket in a folder of its user alone, or a port of this host."""
 
     socket: str = ""
     url: str = ""
@@ -43,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Launch:
-    """What an engine is started for."""
+    """The model and the options with which an engine is started."""
 
     model: Path
     """A folder, or the first GGUF file."""
@@ -91,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an answer of the engine brings: the next tokens of a piece, in order, each once."""
+    """A part of an answer of the engine: the next tokens of a piece, in order, each once."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
@@ -193,7 +194,7 @@ class Engine(ABC):
 
     @classmethod
     def most_sequences(cls, arguments: Mapping[str, str]) -> int:
-        """How many sequences it runs at once."""
+        """The number of sequences that it runs at once."""
         option, default = cls.sequences
         return int(arguments.get(option, default))
 

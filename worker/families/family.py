@@ -142,7 +142,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Images:
-    """What distinguishes the image parts that one reader reads."""
+    """The properties by which image parts of one reader differ."""
 
     tower: Literal["siglip", "qwen"]
     token: int

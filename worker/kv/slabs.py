@@ -176,7 +176,7 @@ OVERHEAD = 2
 
 
 def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
-    """How many cached tokens to promise for so much free memory."""
+    """The number of cached tokens to promise for so much free memory."""
     return max(0, free_bytes) // (OVERHEAD * layout.bytes_per_token)
 
 

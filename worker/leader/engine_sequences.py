@@ -55,7 +55,8 @@ class _Running:
 
 @dataclass(slots=True)
 class SequenceNews:
-    """What has come of a sequence: tokens in order, then perhaps the end that the engine gave, or why it failed."""
+    """The new output of a sequence: tokens in order, then perhaps the end that the engine gave, or the cause of its
+    failure."""
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list[int])
@@ -201,7 +202,7 @@ class EngineSequences:
         return sequences
 
     def news(self, seconds: float) -> list[SequenceNews]:
-        """What came of sequences that are still here, each once; waits for the first, `seconds` at most."""
+        """The new outputs of running sequences, each once; waits for the first, `seconds` at most."""
         news: dict[int, SequenceNews] = {}
         unfed = self._unfed
         outputs = self._client.outputs(seconds)

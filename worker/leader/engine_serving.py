@@ -33,7 +33,7 @@ together, so that it is asked soon after one has come, and then less and less of
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What the loop of one epoch works with."""
+    """The objects that the loop of one epoch needs."""
 
     title: str
     """The engine's name in messages."""

@@ -189,7 +189,7 @@ class Leader(ABC):
             self._trying = loop.trying
 
     def _records(self, backend: Backend | None) -> list[Call[Any]]:
-        """What other replicas must know of this one before it claims."""
+        """The calls that publish what other replicas need of this one before it claims."""
         name = self._spec.name
         assigned = catalog.Assigned(revision=self._spec.revision, tp=self._world_size)
         return [

@@ -34,7 +34,7 @@ IDLE_PING_S = 5.0
 
 @dataclass
 class StopSignals:
-    """What the signals to a leader's process ask for."""
+    """The stops that signals have requested of a leader's process."""
 
     stopping: bool = False
     """True if the leader stops at once; another one continues its requests."""

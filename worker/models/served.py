@@ -54,7 +54,7 @@ class Row:
 
     @property
     def samples(self) -> int:
-        """How many of its positions are sampled."""
+        """The number of its positions that are sampled."""
         return 1 + self.guesses if self.sample else 0
 
 
@@ -172,7 +172,7 @@ class ServedModel:
 
     @property
     def kernels(self) -> str | None:
-        """What the bits of the C++ products depend on; None for a model without any."""
+        """The kernels on which the bits of the C++ products depend; None for a model without any."""
         raise NotImplementedError
 
     @property

@@ -49,7 +49,8 @@ class Served:
 
 @dataclass
 class Deadlines:
-    """How long a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt tokens."""
+    """The time for which a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt
+    tokens."""
 
     _decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     _observed: int = 0
@@ -72,7 +73,7 @@ class Deadlines:
 
 
 class Gauges(Protocol):
-    """What a rank's worker shows of itself, for any thread."""
+    """The figures that a rank's worker shows, for any thread."""
 
     @property
     def progress(self) -> int:

@@ -195,7 +195,7 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where the files of one repository come from, and where they go."""
+    """The source of one repository's files, and the folder to which they are downloaded."""
 
     repository: str
     revision: str

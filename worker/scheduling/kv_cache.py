@@ -204,7 +204,7 @@ class Snapshots:
         return max((place for place in places if place <= most), default=0)
 
     def due(self, sequence: Sequence, count: int) -> int | None:
-        """How many of a sequence's next `count` tokens end at a planned copy; None where there is none."""
+        """The number of a sequence's next `count` tokens up to a planned copy; None if there is none."""
         planned = sequence.planned_snapshots
         while planned and planned[0] <= sequence.cached:
             planned.pop(0)
@@ -247,7 +247,8 @@ class Snapshots:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How a sequence can begin: with the first `count` positions of the donor's KV, or with nothing (0)."""
+    """The prefix with which a sequence can begin: with the first `count` positions of the donor's KV, or with nothing
+    (0)."""
 
     donor: int = 0
     count: int = 0
@@ -463,8 +464,8 @@ class KVMemory:
             self.snapshots.plan(sequence, match.alike)
 
     def until_snapshot(self, sequence: Sequence, count: int, *, spare: int) -> int | None:
-        """How many of the next `count` tokens of a sequence end where the ranks are to keep a copy of its state, for
-        which memory is reserved; None where there is no such place, or no room but that of other copies."""
+        """The number of a sequence's next `count` tokens up to the position where the ranks are to keep a copy of its
+        state, for which memory is reserved; None where there is no such place, or no room but that of other copies."""
         snapshots = self.snapshots
         account = self.account
         if snapshots is None or not self._sharing or (due := snapshots.due(sequence, count)) is None:

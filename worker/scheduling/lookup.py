@@ -111,7 +111,7 @@ class ContextLookup:
 
 
 def _past(tokens: Tokens, index: int, last: Tokens) -> int:
-    """How many tokens before `index` equal the `last` ones of the context."""
+    """The number of tokens before `index` that equal the `last` ones of the context."""
     count = min(index, len(last))
     same = tokens[index - count : index] == last[len(last) - count :]
     return count if same.all() else int(np.argmin(same[::-1]))

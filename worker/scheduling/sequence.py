@@ -1,4 +1,4 @@
-"""What is scheduled: a running generation, which is a choice of a request with its tokens and its slot in the
+"""The objects of scheduling: a running generation, which is a choice of a request with its tokens and its slot in the
 scheduler, and the plan of a step, which a GenerateStep command carries."""
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """How many positions can come from another sequence. The logits of the later ones are needed: those of a
-        position score or sample the token after it."""
+        """The number of positions that can come from another sequence. The logits of the later ones are needed: those
+        of a position score or sample the token after it."""
         return max(0, self.scored - 1) if self.unscored else self.length - 1
 
     def to_score(self, start: int, stop: int) -> range:
@@ -266,7 +266,7 @@ class StepPlan:
 
     @property
     def fed(self) -> dict[int, int]:
-        """How many positions the step adds to each sequence's KV, if all guesses are right."""
+        """The number of positions that the step adds to each sequence's KV, if all guesses are right."""
         return dict.fromkeys(self.continuing, 1) | {row.sid: len(row.tokens) for row in self.change.rows}
 
     @property

@@ -26,7 +26,7 @@ WORD_CHARACTERS = 256
 
 
 class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one call looks like: text with holes, and what stands around several of them.
+    """The shape of one call, a text with holes, and the texts around several calls.
 
     White space is written as it stands here, and may be any when it is read.
     """
@@ -62,7 +62,7 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
 
     @cached_property
     def head(self) -> str:
-        """What stands before the arguments."""
+        """The text before the arguments."""
         return re.split(r"\{(?:arguments|parameters)\}", self.call)[0]
 
     @cached_property
@@ -85,7 +85,7 @@ class CallForm(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
 
     @cached_property
     def triggers(self) -> tuple[str, ...]:
-        """What opens a call."""
+        """The marks that open a call."""
         starts = [start for shape in self.shapes for start in shape.starts]
         return tuple(dict.fromkeys(text.strip() for text in [*self.open, *starts] if text.strip()))
 

@@ -35,7 +35,7 @@ class Brackets:
         self._string = self._escaped = False
 
     def scan(self, text: str) -> int | None:
-        """How much of `text` belongs to the value, None where all of it does and it goes on.
+        """The number of characters of `text` that belong to the value, None if all do and the value goes on.
 
         A character that JSON has only in strings ends the value before it.
         """

@@ -1,4 +1,4 @@
-"""What ranks and agents report of a replica: heartbeats, ends, epochs, poison, status."""
+"""The reports of ranks and agents on a replica: heartbeats, ends, epochs, poison, status."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call
 
 
 class Formation(msgspec.Struct, frozen=True):
-    """When an epoch's group reached each stage, in ms since 1970 on its leader's clock."""
+    """The times at which an epoch's group reached each stage, in ms since 1970 on its leader's clock."""
 
     epoch: int
     led: int
@@ -225,7 +225,7 @@ def read_poison(client: SyncRedis, model: str, replica: str) -> Poison | None:
 
 
 def poison_history(model: str, replica: str) -> Call[list[Poison]]:
-    """How the replica's epochs ended that were poisoned, newest first; one entry per epoch."""
+    """The ends of the replica's poisoned epochs, newest first; one entry per epoch."""
 
     def parse(reply: list[Entry]) -> list[Poison]:
         return [Poison(int(one["epoch"]), int(one["rank"]), one["kind"], one["message"]) for _, one in reply]

@@ -141,7 +141,8 @@ MOST_A_LOOK = 2_000
 
 
 def given_up(statuses: Mapping[str, Status | None]) -> str | None:
-    """Why a model with these replicas can't serve: the first one's cause; None while one may come to serve."""
+    """The cause for which a model with these replicas can't serve: the first one's; None while one may come to
+    serve."""
     replicas = [(name, statuses[name]) for name in in_order(statuses)]
     if not replicas or any(status is None or status.state != "failed" for _, status in replicas):
         return None

@@ -1,4 +1,4 @@
-"""Which models can be stepped through in C++, and their description for it."""
+"""Decides whether C++ computes a model, and describes the model for it."""
 
 from __future__ import annotations
 
