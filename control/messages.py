@@ -12,8 +12,8 @@ LOOKUP_TOKENS = 8
 # --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
-"""Why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up or
-unloaded, a failure."""
+"""The reason why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up
+or unloaded, a failure."""
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
@@ -63,7 +63,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    """How many of the context's last tokens are compared; -1: all of them."""
+    """The number of the context's last tokens that are compared; -1: all of them."""
     dry_sequence_breakers: list[str] = []
     """Texts across which no repetition is counted."""
     xtc_probability: float = 0.0
@@ -198,7 +198,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """A folder, a GGUF file, or a Hugging Face repository id."""
     gguf: str | None = None
-    """Which GGUF file of the source: `Q4_K_M`, or a file's name."""
+    """The GGUF file of the source: `Q4_K_M`, or a file's name."""
     tp: int = 1
     replicas: int = 1
     """The most that run, and the least as well where `min_replicas` is not given."""
@@ -343,7 +343,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds at which the model was loaded first."""
     pooling: PoolingAssets | None = None
-    """How inputs of a model are prepared that gives vectors or scores; None for one that generates text."""
+    """The preparation of inputs for a model that gives vectors or scores; None for one that generates text."""
 
     @property
     def kind(self) -> ModelKind:
@@ -352,7 +352,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     images: ImageInput | None = None
     """None: it takes text only."""
     engine: str = "furrow"
-    """What computes its tokens; it says which requests can be served (control/engines.py)."""
+    """The engine that computes its tokens, by which requests are admitted (control/engines.py)."""
     adapters: list[str] = []
     """Names of its adapters: clients write `MODEL:NAME`."""
 

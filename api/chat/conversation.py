@@ -53,7 +53,7 @@ class ChatPrompt:
     images: list[ImageSource] = field(default_factory=list[ImageSource])
     """In the order of their placeholders in the text."""
     warnings: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """What of the request has not its whole effect, and the parameter."""
+    """The parts of the request without their whole effect, each with its parameter."""
 
 
 def chat_prompt(

@@ -20,7 +20,7 @@ Messages = list[dict[str, Any]]
 
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NONE = re.compile(r"\bcontent(?:['\"]\])? is (?:not )?none")
-"""How a template asks for a message without content, which one with calls alone is."""
+"""The test by which a template recognises a message without content, as one with calls alone is."""
 _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 

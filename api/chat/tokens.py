@@ -24,7 +24,7 @@ _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
 """Tokens that cutting a text may add at the two ends of a piece; far more than it does in practice."""
 _MARK = re.compile(r"[<>\[\]|｜]")
-"""What tells a mark from a word or white space that was added to a vocabulary."""
+"""The characters by which a mark differs from a word or white space that was added to a vocabulary."""
 
 
 class _AddedToken(msgspec.Struct):

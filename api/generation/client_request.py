@@ -77,7 +77,7 @@ class RenderedPrompts:
     constraint: Constraint | None
     images: list[ImageSource]
     warnings: Sequence[tuple[str, str]] = ()
-    """What of the body has not its whole effect, and the parameter."""
+    """The parts of the body without their whole effect, each with its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def prediction_of(body: Body, served: ServedModel) -> list[int]:
 
 
 _SPARED = 4
-"""Where an answer has no limit of its own, this part of the context is left for it."""
+"""The part of the context that is left for an answer without a limit of its own: one in so many."""
 
 
 def bad_words(request: ChatRequest | CompletionRequest, vocabulary: Vocabulary) -> list[list[int]]:

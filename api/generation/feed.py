@@ -43,7 +43,7 @@ class Feed:
         self.slot = 0
         """The tick of `QueuedFeeds` that looks at it next."""
         self.looks = 0
-        """How often it was looked at."""
+        """The number of times that it was looked at."""
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
         self.shown: int | None = None

@@ -137,7 +137,7 @@ class Session:
     settings: ApiSettings
     shutdown: Shutdown
     load_stage: Callable[[], str | None]
-    """How far the load of the model is; None where it serves."""
+    """The stage of the model's load; None if it serves."""
     complete: Callable[[bytes, bytes], Awaitable[object]]
     """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None

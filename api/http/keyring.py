@@ -27,7 +27,7 @@ LOOK_EVERY_S = 1.0
 STALE_S = 3.0
 """Without a look for so long, what is in memory is no longer taken to be true."""
 AWAY_S = 600.0
-"""How long a known key works while Redis can't be asked."""
+"""Seconds for which a known key works while Redis is away."""
 FORGET_S = 60.0
 """Read again after so long, whatever the number says: a change may have been cut off before it was counted."""
 MOST = 10_000

@@ -74,9 +74,9 @@ class ServedModel:
     text_bytes: int
     """The size of a body that holds a text of a whole context."""
     forms: Forms
-    """How the model writes its reasoning and its calls."""
+    """The forms of the model's reasoning and calls."""
     gaps: FillInMiddle | None = None
-    """How the model fills a gap in a text; None where it can't."""
+    """The marks by which the model fills a gap in a text; None if it can't."""
     images: ImageLoader | None = None
     """None where it takes text only."""
     made_of: bytes = b""
@@ -232,14 +232,14 @@ LEFT_S = ASSETS_LEFT_MS / 1000
 
 FILES_WAIT_S = 5.0
 FILES_LOOK_S = 0.1
-"""How long, and how often, a request looks for the tokenizer of a model whose files are being read."""
+"""Seconds for which a request waits for the tokenizer of a model whose files are being read, and between its looks."""
 KEPT_ASLEEP = 4
 """Models that sleep whose tokenizers are kept, those with the latest requests."""
 
 TRIALS_AT_ONCE = 4
 """Each may take a processor and 2 GiB."""
 TRIAL_WAIT_S = 1.0
-"""How long a request waits for the trial of its model's tokenizer; most trials end sooner."""
+"""Seconds for which a request waits for the trial of its model's tokenizer; most trials end sooner."""
 
 _LOST = "its specification is not in Redis just now; retry shortly"
 _ON_TRIAL = "its tokenizer has unusual parts and is being tried; retry shortly"
@@ -293,7 +293,7 @@ class Models:
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
         self._read_at = 0.0
-        """When this process read the overviews itself, by the monotonic clock."""
+        """The monotonic time at which this process read the overviews itself."""
         self.seen = False
         """True if the farm answered when it was last looked at."""
 

@@ -94,7 +94,7 @@ class View(msgspec.Struct, kw_only=True, omit_defaults=True):
     created: int
     """Unix seconds; the same in every chunk."""
     received_ms: int = 0
-    """When the request came, in Unix milliseconds."""
+    """The time at which the request came, in Unix milliseconds."""
     timed: bool = False
     """True if the answer, and each of its parts, has llama.cpp's `timings`."""
     model: str

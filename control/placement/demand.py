@@ -47,15 +47,15 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0
     """Of the specification whose assets are published, or whose replicas publish them."""
     changed: int = 0
-    """When `replicas` was changed last."""
+    """The time at which `replicas` was changed last."""
     loaded: int = 0
-    """When the first replica served after a wake."""
+    """The time at which the first replica served after a wake."""
     load_ms: int = 0
     """From the last wake to `loaded`."""
     used: int = 0
-    """When the model had a request last."""
+    """The last time at which the model had a request."""
     requested: int = 0
-    """When the last request came."""
+    """The time at which the last request came."""
     pause_ms: int = 0
     """The usual time between two requests; 0 before the second."""
     enqueued: int = 0

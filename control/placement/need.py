@@ -18,7 +18,7 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     kv: int
     """Keys, values and states of `kv_tokens` positions."""
     step: int
-    """What the largest step works in."""
+    """Bytes of scratch memory of the largest step."""
     process: int
     exact: bool = True
     """False where the weights are estimated."""

@@ -85,7 +85,7 @@ Needs = Mapping[str, ModelNeed]
 
 
 ReplicaCounts = Mapping[str, int]
-"""How many replicas are to run now, by model on demand."""
+"""The number of replicas that are to run now, by model on demand."""
 
 
 def count_of(spec: ModelSpec, counts: ReplicaCounts) -> int:

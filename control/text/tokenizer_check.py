@@ -110,9 +110,9 @@ class Judgement(msgspec.Struct, frozen=True):
     """The objections to a tokenizer; empty if there are none."""
 
     encoding: str = ""
-    """Why it is to encode in a process of its own."""
+    """The reason why it is to encode in a process of its own; "" if it is not."""
     decoding: str = ""
-    """Why it is not to be used at all."""
+    """The reason why it is not to be used at all; "" if it is."""
 
 
 class _Unusual(Exception):

@@ -62,7 +62,7 @@ class FailureDetector:
         self._reachability = Reachability(grace_s=RANK_SILENT_S)
         self._silent_since: dict[int, float] = {}
         self._run: dict[int, int] = {}
-        """How often each process had run at the last look."""
+        """The number of times that each process had run at the last look."""
         self._absence = Absence()
         self._engine_stall = EngineStall()
 
@@ -186,7 +186,7 @@ class Absence:
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
         self._run: dict[int, int] = {}
-        """How often each stopped process had run at the last look."""
+        """The number of times that each stopped process had run at the last look."""
 
     def forget(self) -> None:
         """Begin anew after an absence of Redis, or of this process."""

@@ -118,7 +118,7 @@ class ReplicaProcesses:
     killed: dict[int, str] = field(default_factory=dict)
     """The reasons for which this agent killed processes that are not reaped yet, by pid."""
     loaded_ms: int = 0
-    """When this host first got this revision, by the server's clock; 0 until that is known."""
+    """The time at which this host first got this revision, by the server's clock; 0 until that is known."""
     memory: dict[int, int] = field(default_factory=dict)
     """By rank, the most bytes that a process of it was seen to use."""
 

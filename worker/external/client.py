@@ -35,7 +35,8 @@ STATS_EVERY_S = 2.0
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([-+0-9.eE]+|NaN|[+-]Inf)$", re.MULTILINE)
 
 Failure = Literal["", "refused", "failed", "lost"]
-"""Why a piece brings nothing more: the engine refused the request, it failed at it, or its connection is gone."""
+"""The reason why a piece brings nothing more: the engine refused the request, it failed at it, or its connection is
+gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,9 @@ class Part:
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     """One for each token where the request wants them."""
     end: str = ""
-    """Why the piece ended, in the engine's word; empty while it goes on."""
+    """The end of the piece in the engine's word; empty while it goes on."""
     error: str = ""
-    """What the engine says went wrong; empty for a piece that did not fail."""
+    """The engine's message of failure; empty for a piece that did not fail."""
     vector: list[float] = field(default_factory=list[float])
     """Of a piece that embeds."""
     cached: int = 0

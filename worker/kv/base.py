@@ -138,7 +138,7 @@ class CacheLayout:
     """As torch names it: "cpu", "cuda:0"."""
     state: StateLayout | None = None
     stored: KVType | None = None
-    """How keys and values are stored; None: in `dtype`."""
+    """The type of stored keys and values; None: `dtype`."""
 
     @property
     def element(self) -> np.dtype[Any]:

@@ -181,7 +181,7 @@ def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
 
 
 LIMITS = "`ulimit -v`, vm.overcommit_memory"
-"""What may keep a process from mapping memory that is free."""
+"""Limits that may keep a process from mapping free memory."""
 
 
 def slab_capacity(length: int, most: int) -> int:

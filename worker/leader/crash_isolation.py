@@ -51,7 +51,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     rest: list[str] = []
     """Suspects to be tried afterwards, of whom nothing else is known."""
     lone: dict[str, int] = {}
-    """How often a request was alone when its group was ended by what may have come from outside."""
+    """The number of times that a request was alone when its group was ended by what may have come from outside."""
 
     def joined(self, other: CrashRecord) -> CrashRecord:
         """With what `other` knows: the suspects that another replica left. Both have been judged."""

@@ -41,7 +41,7 @@ class _Running:
 
     sequence: Sequence
     started: float = 0.0
-    """When its piece was submitted; 0 before."""
+    """The time at which its piece was submitted; 0 before."""
     most: int = 0
     """Tokens that its piece has at most."""
     brought: int = 0
@@ -100,7 +100,7 @@ class EngineSequences:
         self._token_s = 0.0
         """Seconds a token of a short piece took lately."""
         self._heard_at = 0.0
-        """When the engine brought a token last, or got its first piece after it had none."""
+        """The time at which the engine brought a token last, or got its first piece after it had none."""
         self.deadlines = Deadlines()
         """Learns from the times between tokens."""
 

@@ -57,7 +57,7 @@ class EngineServing(RequestLoop):
         self._sequences = context.sequences
         self._decode = context.decode
         self._asked_at = 0.0
-        """When Redis was asked last."""
+        """The time of the last call to Redis."""
         self._ask_after = HEAR_S
 
     def _step(self) -> None:

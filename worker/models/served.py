@@ -38,7 +38,7 @@ class Row:
     scored: range = range(0)
     """Its positions whose logits are wanted too, to score the tokens that came after them."""
     guesses: int = 0
-    """How many of its last tokens are guesses, which the logits before them confirm or not."""
+    """The number of its last tokens that are guesses, which the logits before them confirm or not."""
     second: int = 0
     """The position at which the second text of a pair begins, 0 for a single text."""
     snapshot: bool = False

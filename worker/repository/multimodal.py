@@ -24,7 +24,7 @@ from worker.weights.safetensors_header import FLOATS, image_tensors
 
 
 FIELD = "image_part"
-"""Where the configuration of a model has its image part."""
+"""The field of a model's configuration that has its image part."""
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class TokenConstraints:
     forced: dict[int, int] = field(default_factory=dict[int, int])
     """Tokens that reasoning budgets force."""
     reductions: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
-    """What DRY takes from the logits of tokens."""
+    """The numbers that DRY subtracts from the logits of tokens."""
     impossible: frozenset[int] = frozenset()
     """Rows of which no token is allowed."""
 

@@ -49,7 +49,7 @@ class SamplingRow:
     forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
     reductions: Mapping[int, float] = field(default_factory=dict[int, float])
-    """What is taken from logits of tokens that would repeat a sequence of the context, by token."""
+    """The numbers subtracted from logits of tokens that would repeat a sequence of the context, by token."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
     allowed: NDArray[np.uint8] | None = None

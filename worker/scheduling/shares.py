@@ -141,7 +141,7 @@ class PrefillTurns:
         self._now = 0.0
         """The start of the turn that was served last."""
         self._ends: dict[Flow, float] = {}
-        """Where the last turn of each flow ends; flows that ended before now are not kept."""
+        """The virtual time at which the last turn of each flow ends; flows that ended before now are not kept."""
 
     def next(self, flows: Iterable[Flow]) -> Flow:
         return min(flows, key=self._start)

@@ -57,7 +57,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     progress: int = 0
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0
-    """How long the current command has not got on, on any rank as far as this one knows; 0 where none is under way."""
+    """Milliseconds for which the current command has made no progress on any rank, as far as this one knows; 0 without
+    a command."""
     forward_ms: int = 0
     """Of the last five seconds those in forwards, each from its first exchange between ranks on."""
     waited_ms: int = 0

@@ -160,7 +160,7 @@ class StrandedRequests:
         self._client = client
         self._looked = 0.0
         self._since: dict[str, float] = {}
-        """When a model was first seen without a replica that may serve."""
+        """The time at which a model was first seen without a replica that may serve."""
 
     def end(self, specs: Sequence[ModelSpec], replicas: Mapping[str, Sequence[str]]) -> None:
         """End what is open of the models of which all `replicas`, by model, were given up.
