@@ -89,5 +89,5 @@ class ApiSettings:
 
     @property
     def farm_open(self) -> bool:
-        """True if the operator's routes need no key: on loopback only, where no key is asked for."""
+        """True if the operator's routes need no key: on loopback only, where no key is required."""
         return not self.asks_for_key and is_loopback(self.host)

@@ -252,7 +252,7 @@ class Vocabulary:
         return [bos, *ids[start:]]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; several tokens may be needed for one character."""
+        """The bytes of one token; several tokens may be needed for one character."""
         piece = self.tokenizer.id_to_token(token)
         if piece is None:
             return b""
@@ -265,7 +265,7 @@ class Vocabulary:
         return {token: self.tokenizer.id_to_token(token) or "" for token in sorted(self._special)}
 
     def single_bytes(self) -> dict[int, bytes]:
-        """Id and byte of every token that stands for one byte."""
+        """Id and byte of every token of one byte."""
         pieces = [piece for byte in range(256) for piece in byte_pieces(byte, self._byte_level)]
         ids = [self.tokenizer.token_to_id(piece) for piece in pieces]
         return {token: self.token_bytes(token) for token in ids if token is not None}

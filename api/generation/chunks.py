@@ -196,7 +196,7 @@ class Writer(ABC, Generic[Chunk]):
         return f"token_id:{token}" if self._view.token_ids else self._vocabulary.token_text(token)
 
     def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
-        """The prompt's tokens by id, as vLLM shows them, where they were asked for."""
+        """The prompt's tokens by id, as vLLM shows them, if they were requested."""
         return UNSET if self._view.prompt_logprobs is None else piece.encoded_prompt
 
     def _prompt_token(self, token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:

@@ -1,4 +1,4 @@
-"""One reader's place in one request's token log: what it has been given, and a little that waits for it."""
+"""One reader's place in one request's token log: the seq of its last entry, and a few entries that wait for it."""
 
 from __future__ import annotations
 

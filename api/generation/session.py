@@ -201,7 +201,7 @@ class Session:
         return pieces
 
     async def store(self) -> None:
-        """Complete the stored response, if there is one, before the client is told that it has ended."""
+        """Complete the stored response, if there is one, before the client gets the end."""
         if not self.renderer.view.extra_fields:
             return
         if (body := await off_loop(self.renderer.body_bytes, lambda: self.renderer.to_store)) is not None:
@@ -310,7 +310,7 @@ class Sessions:
         self._load_stage = load_stage
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
-        """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
+        """Feeds for the answer `rid`, without a member yet; subscribes to the model's events."""
         await self._follower.subscribe(model)
         return Feeds(self._follower, model, tenant, rid)
 

@@ -633,7 +633,7 @@ class BoundedConnection(HttpConnection):
         return True
 
     def _stop_reading(self) -> None:
-        """End after the answers that were asked for; what else has come is not looked at."""
+        """End the connection after the pending answers; further requests are not read."""
         self._refused = True
         self._rest = self.config.limits.rest_bytes
         self.flow.pause_reading()

@@ -132,7 +132,7 @@ class Keyring:
         return entry.key
 
     async def _bring_back(self) -> None:
-        """Redis has lost changes, or everything: what it lacks of the keys in memory is written back."""
+        """Write back the keys in memory that Redis lacks, after it has lost changes or everything."""
         lost = [entry.key for entry in self._known.values() if entry.key is not None]
         log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
         for key in lost:

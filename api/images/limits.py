@@ -1,4 +1,4 @@
-"""Limits on the images of one request. Each is checked before what it limits is read or decoded."""
+"""Limits on the images of one request. Each is checked before the data is read or decoded."""
 
 from __future__ import annotations
 

@@ -415,7 +415,7 @@ class Models:
         return sum(replica.epoch + replica.seq for replica in replicas) + sum(beat.progress for beat in beats)
 
     def real_name(self, name: str) -> str:
-        """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
+        """The catalog's name of the model that a client named; the client's name if the farm has no such model."""
         return self._real_name(name) or name
 
     def assets(self, name: str) -> ModelAssets | None:
@@ -485,8 +485,8 @@ class Models:
         self._begin_trials()
 
     def _unknown_calls(self) -> list[str]:
-        """Models that take tools and write calls in a form that is not known, of which operators are to be told now:
-        again, as long as they are served."""
+        """Models that take tools and write calls in an unknown form, for a report to operators, which is repeated while
+        they are served."""
         late = time.monotonic() - KEPT_S / 2
         return [
             name

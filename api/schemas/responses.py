@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat request that it stands for."""
+"""The body of POST /v1/responses, and its translation to a chat request."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Asking:
         return self._asked.get(place, part.kv_tokens)
 
     def _pending(self, host_id: str) -> int:
-        """Bytes that are being given back, or were asked for just now."""
+        """Bytes that are being given back, or whose return was requested just now."""
         pending = 0
         for place, parts in self._lenders.items():
             part = parts.get(host_id)

@@ -157,7 +157,7 @@ def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
 
 
 def retire(client: SyncRedis, model: str, replica: str) -> int | None:
-    """Forget a replica that no host has any more, and give what it left back to the queue; how many requests that was.
+    """Forget a replica that no host has any more, and return its requests to the queue; their number.
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """

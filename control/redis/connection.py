@@ -285,7 +285,7 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[An
 
 
 def _outcome(call: Call[Any], reply: Any) -> Any:
-    """The parsed answer, or the exception that stands for it."""
+    """The parsed answer, or the exception for the reply."""
     if isinstance(reply, Exception):
         if out_of_memory(reply):
             return RedisFull()

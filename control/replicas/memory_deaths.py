@@ -133,7 +133,7 @@ def forget_deaths(client: SyncRedis, host: str) -> None:
 
 
 def server_ms() -> Call[int]:
-    """The server's clock, by which deaths and loads are told."""
+    """The server's clock, by which deaths and loads are recorded."""
     return read("TIME", parse=lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
 
 

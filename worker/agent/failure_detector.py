@@ -73,7 +73,8 @@ class FailureDetector:
         return {pid: self._seen[pid] for pid in pids if pid in self._seen}
 
     def adopt(self, seen: dict[int, int]) -> None:
-        """Go on where an earlier agent was. What happened since is not known, so every rank gets time to be heard."""
+        """Continue from an earlier agent. Its silence may have hidden faults, so every rank gets time for a
+        heartbeat."""
         self._seen = dict(seen)
         self._reachability.start_grace()
 

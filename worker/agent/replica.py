@@ -136,7 +136,7 @@ class ReplicaProcesses:
 
     @property
     def draining(self) -> bool:
-        """Asked to go: it finishes what it runs, and what dies meanwhile is started again for that."""
+        """True while it drains: it finishes its requests, and a rank that dies meanwhile is started again for that."""
         return self.drain_by is not None
 
     @property
@@ -198,7 +198,7 @@ class ReplicaProcesses:
         process.when_ended(lambda _: process.forget())
 
     def _duty(self, rank: int, device: str) -> dict[str, str]:
-        """The environment that tells a rank process what it is."""
+        """The environment of a rank process, from which it reads its rank and settings."""
         assignment = self.assignment
         if assignment.kv_limit is not None:  # what it was given of the host's memory
             spec = msgspec.structs.replace(assignment.spec, kv_tokens=assignment.kv_limit)
@@ -359,7 +359,8 @@ class ReplicaProcesses:
             self.processes[rank].send_signal(signal.SIGKILL)
 
     def drain(self, led: bool) -> None:
-        """Let it finish what it runs. Call in every tick: a leader that is only starting does not hear it.
+        """Let it finish its requests. To be called in every tick, as a leader that is only starting gets no signal. A
+        replica that has never served has nothing to finish; past the limit the rest is given back.
 
         One that has never served has nothing to finish, and past the limit the rest is given back. Ranks whose leader
         is on another host hear of the end from it; `led` says whether there is one.

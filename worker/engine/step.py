@@ -85,7 +85,7 @@ class Engine:
             self.graphs.prepare()
 
     def leave(self) -> None:
-        """Forget every sequence and let go of the group, before it is destroyed."""
+        """Forget every sequence and the group, before it is destroyed."""
         self.clear()
         if self.graphs is not None:
             self.graphs.release()
@@ -276,7 +276,7 @@ class CommandCheck:
         self._error = error
 
     def row(self, row: Row, cached: int | None) -> None:
-        """That a row goes on where its sequence's cache, of `cached` positions, ends."""
+        """Check that a row continues at the end of its sequence's cache, of `cached` positions."""
         sid = row.sid
         tokens = row.tokens
         offset = row.offset

@@ -79,7 +79,7 @@ class EngineClient:
         self._call(self._begin(key, path, msgspec.json.encode(body), piece))
 
     def cancel(self, key: int) -> None:
-        """Let go of a piece: the engine is told by the end of the connection. Outputs on their way still come."""
+        """Cancel a piece by closing its connection. Outputs on their way still come."""
         self._loop.call_soon_threadsafe(self._cancel, key)
 
     def outputs(self, seconds: float) -> list[Output]:

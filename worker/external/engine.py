@@ -38,7 +38,7 @@ class Address:
 
     @property
     def base_url(self) -> str:
-        """For an HTTP client, which is told of the socket apart."""
+        """The base URL for an HTTP client; the socket is an argument of its own."""
         return "http://engine" if self.socket else self.url
 
 

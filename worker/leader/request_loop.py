@@ -143,7 +143,7 @@ class RequestLoop(ABC):
             self._settle(answer)
 
     def _settle(self, answer: EmissionAnswer) -> None:
-        """Apply Redis's answer to an emission: what it took, whose requests ended, and what was claimed."""
+        """Apply Redis's answer to an emission: its entries, ended requests, and claims."""
         result = answer.result
         for rid in result.taken:
             self._forget(rid)

@@ -209,8 +209,8 @@ class RunningRequests:
             self._finisher.adopt(sequence)
 
     def hold(self, rid: str) -> None:
-        """Take a request's sequences from the scheduler while others are on trial; it goes on later from what it has
-        produced."""
+        """Take a request's sequences from the scheduler while others are on trial; it continues later from its
+        tokens."""
         request = self._requests[rid]
         self._drop(request)
         self._uncompiled.discard(rid)

@@ -314,7 +314,7 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
 
 @contextlib.contextmanager
 def _alone(folder: Path | None) -> Generator[None]:
-    """The ranks of a host start together and want the same: one compiles, the others take what it made."""
+    """Lock under which one rank of a host compiles; the others, which start at the same time, take its result."""
     if folder is None:
         yield
         return

@@ -121,7 +121,7 @@ class NoTokenLeft(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's token, and its log probabilities where the row asked for them."""
+    """A row's token, and its log probabilities if they were requested."""
 
     token: int
     logprobs: TokenLogprobs | None = None

@@ -66,7 +66,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:
-    """Say it; heard for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
+    """Write the heartbeat, which lives for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
     keys = ReplicaKeys(model, replica)
     fields: dict[str, Any] = msgspec.to_builtins(word)
 

@@ -85,14 +85,14 @@ GRACE_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """The requests whose end was asked for; `more` where another call may find some."""
+    """The requests whose end was requested; `more` if another call may find some."""
 
     rids: list[str]
     more: bool
 
 
 def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
-    """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
+    """All batches; the requests whose end was requested. Raises RedisUnavailable."""
     rids = list[str]()
     more = True
     while more:
