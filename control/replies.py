@@ -36,7 +36,7 @@ class RankBackend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     dtype: str
     kv_type: str = ""
-    """The type of stored keys and values; "" from a rank of an older version."""
+    """How keys and values are stored; "" from a rank of an older version."""
     kernels: str
     """The code that computes, with its versions."""
     collective: str = ""

@@ -36,7 +36,7 @@ def read_farm_view(client: SyncRedis) -> FarmView:
 
 
 FRESH_S = 3.0
-"""Age from which a reading is not used: another agent may have planned since."""
+"""What was read longer ago says nothing: another agent may have planned since."""
 WHOLE_EVERY_S = 10.0
 """Everything is read so often at least."""
 

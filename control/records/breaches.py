@@ -11,7 +11,7 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import read, run_every, write
 
 KEPT_S = 3600
-"""Seconds for which a breach is shown after the last one."""
+"""How long a breach is told after the last one."""
 CALLS = "calls"
 """In place of a file: the form in which the model writes calls of tools is not known to an API process."""
 

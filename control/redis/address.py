@@ -32,7 +32,7 @@ def password_in(url: str) -> str | None:
 
 
 def address(client: Any) -> str:
-    """The address to which a sync or asyncio client connects, as a URL without credentials."""
+    """Where a sync or asyncio client connects to, as a URL without credentials."""
     pool = client.connection_pool
     kwargs: dict[str, Any] = pool.connection_kwargs
     database = kwargs.get("db") or 0

@@ -119,7 +119,7 @@ def connect_async(named: str) -> AsyncRedis:
 
 
 def _place(named: str, retry: Any, timeout_s: float) -> tuple[RedisUrl, dict[str, Any]]:
-    """The address, and the options of the client. Raises SettingsError."""
+    """Where to connect, and the options of the client. Raises SettingsError."""
     url = redis_url(named)
     options = _options(retry, timeout_s)
     if named == url:
