@@ -59,7 +59,7 @@ class _Widths:
                 self.width = (self.heads + 1) * cache.head_dim
             else:
                 self.width = max(self.width, _projected(one.self_attn))
-                self.heads = self.heads or one.self_attn.o_proj.inputs // cache.head_dim
+                self.heads = self.heads or one.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
             self.attended = max(self.attended, self.heads * cache.head_dim)
         self.inner = max(self.inner, config.hidden_size_per_layer_input)
 
@@ -91,7 +91,7 @@ class _Widths:
 
 def _projected(attention: Any) -> int:
     """The outputs of the product of queries, keys and values."""
-    names = ("q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
+    names = ("q_proj_k_proj_v_proj_g_proj", "q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
     return next(getattr(attention, name).outputs for name in names if hasattr(attention, name))
 
 
