@@ -70,7 +70,7 @@ class EventChannel:
         self._wanted = asyncio.Event()
 
     async def subscribe(self, model: str) -> None:
-        """Be sure that the model's events are heard. Must come before a request is enqueued."""
+        """Subscribe to the model's events, before a request is enqueued."""
         channel = keys.ModelKeys(model).events(self._api_id)
         confirmed = self._confirmed.get(channel)
         if confirmed is None:
@@ -408,7 +408,7 @@ class Follower:
     # --- live ---
 
     def last_token(self, model: str) -> float:
-        """Monotonic time at which this process last heard of a token of the model; 0 if never."""
+        """Monotonic time at which this process last received a token of the model; 0 if never."""
         return self._token_at.get(model, 0.0)
 
     def _heard(self, model: str, rows: list[EventRow]) -> None:
@@ -462,7 +462,7 @@ class Follower:
         self._task.wake()
 
     async def _catch_up(self) -> None:
-        """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
+        """Read the logs of all feeds with a gap or without an event for a while."""
         due = self._due(asyncio.get_running_loop().time())
         if not due:
             return
@@ -667,7 +667,7 @@ class Feeds:
 
     @property
     def expected_wait_ms(self) -> int | None:
-        """Time until the last member that still waits is expected to be claimed; None where that can't be told."""
+        """Time until the last member that still waits is expected to be claimed; None if that is unknown."""
         at = [feed.claim_at for feed in self.members if feed.have == 0 and feed.claim_at is not None]
         rest = max(at, default=0.0) - asyncio.get_running_loop().time()
         return round(1000 * rest) if rest > 0 else None

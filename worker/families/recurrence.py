@@ -440,13 +440,5 @@ def _whole(config: dict[str, Any], name: str, default: int) -> int:
     return value
 
 
-def switch(config: dict[str, Any], name: str, default: bool) -> bool:
-    """Raises ModelFilesError naming the field and its value."""
-    value = config.get(name, default)
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
-
-
 def _wrong(name: str, value: object, needed: str) -> ModelFilesError:
     return ModelFilesError(f"config.json has {name} = {str(value)[:60]}; {needed} is needed.")

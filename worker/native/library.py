@@ -60,7 +60,7 @@ def load_library(kinds: Iterable[str] | None = None, shapes: Shapes | None = Non
 
 
 def reason_missing() -> str:
-    """Why `load_library` returned None, as part of a sentence; "" where it did not, or was not called."""
+    """The reason why `load_library` returned None, as part of a sentence; "" if it did not, or was not called."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     return switches.reason_off("cpp") or compiled.reason(SOURCE)

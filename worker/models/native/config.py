@@ -197,7 +197,7 @@ def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | No
 
 
 def _scaling(family: Family, fields: Fields, head_dim: int) -> float:
-    """What the products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     if not family.scores_scaled:
         return 1.0
     return fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5

@@ -253,8 +253,8 @@ class _Reduction:
 
 
 def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[library.Slab]]:
-    """Where each sequence's tokens are in the batch, and its keys and values in memory: by sequence a slab for each of
-    the layout's groups."""
+    """The places of each sequence's tokens in the batch, and of its keys and values in memory: by sequence a slab for
+    each of the layout's groups."""
     spans = (library.Span * len(step.extents))()
     slabs = (library.Slab * sum(len(slab.pool.memories) for slab in step.slabs))()
     first = place = 0
