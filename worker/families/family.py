@@ -119,7 +119,7 @@ class Experts:
     correction_switch: str | None = None
     """The field that says if a model of the type has `correction`; None where all have."""
     least_sum: float = 1e-20
-    """What is added to the sum by which the weights of a token's experts are divided."""
+    """The number added to the sum by which the weights of a token's experts are divided."""
     jitter: str | None = None
     """The field with the jitter noise of a sparse mixer (https://arxiv.org/abs/2409.12136): an expert's weight is its
     share among those whose outputs of the router are near its own, within twice this part."""
@@ -139,7 +139,7 @@ class TextPart:
     always: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the text part that its class does not have, as its model computes one thing alone."""
     images: Images | None = None
-    """How images are read; None where they are not served."""
+    """The reader of images; None where they are not served."""
 
     @property
     def defaults(self) -> Fields:
@@ -148,7 +148,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Images:
-    """What distinguishes the image parts that one reader reads."""
+    """The properties by which image parts of one reader differ."""
 
     tower: Literal["siglip", "qwen"]
     token: int
@@ -284,8 +284,8 @@ class Family:
     gguf: tuple[Gguf, ...] = ()
     """The architectures of GGUF files with models of the type."""
     pooling: Literal["causal", "bidirectional"] | None = None
-    """How positions see each other in a model for vectors or scores; None where such models are not served. A causal
-    one pools by its last token; a bidirectional one is one where config.json says so."""
+    """The attention of a model for vectors or scores; None where such models are not served. A causal one pools by its
+    last token; a bidirectional one is one where config.json says so."""
 
     @cached_property
     def defaults(self) -> Fields:

@@ -93,7 +93,7 @@ _PARTS = ("_text", "_vision", "_audio", "_text_model", "_vision_model", "_talker
 
 
 def mechanism_of(config: Mapping[str, Any]) -> str:
-    """Why a type that has no record can't be served, as far as its config.json tells."""
+    """The mechanism for which a type without a record can't be served, as far as its config.json shows it."""
     kind = str(config.get("model_type"))
     if (known := REFUSED.get(kind)) is not None:
         return known

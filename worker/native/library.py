@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.native import compiled
-from worker.native.builds import digest
+from worker.native.compiled import digest
 from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes
@@ -60,7 +60,7 @@ def load_library(kinds: Iterable[str] | None = None, shapes: Shapes | None = Non
 
 
 def reason_missing() -> str:
-    """Why `load_library` returned None, as part of a sentence; "" where it did not, or was not called."""
+    """The reason why `load_library` returned None, as part of a sentence; "" if it did not, or was not called."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     return switches.reason_off("cpp") or compiled.reason(SOURCE)

@@ -8,11 +8,9 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.families.family import Family, Fields, Norms
-from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
-from worker.families.recurrence import FULL, DeltaRule
+from worker.families.recurrence import FULL, DeltaRule, Mamba, ShortConvolution
 from worker.families.registry import FAMILIES
-from worker.families.short_convolution import ShortConvolution
 from worker.models.native.module import NotNative, require
 from worker.models.native.rotary import mscale
 from worker.native.library import GELU_TANH, MOST_STREAMS, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
@@ -219,7 +217,7 @@ def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | No
 
 
 def _scaling(family: Family, fields: Fields, head_dim: int) -> float:
-    """What the products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     if not family.scores_scaled:
         return 1.0
     return fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5

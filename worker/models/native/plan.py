@@ -1,4 +1,4 @@
-"""Which models can be stepped through in C++, and their description for it."""
+"""Decides whether C++ computes a model, and describes the model for it."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def _heads(layers: list[Layer], config: Any) -> int:
 
 
 def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
-    """A layer but for its attention, or what it has instead."""
+    """The description of a layer without its attention, or the layer that it has instead."""
     feed_forward = getattr(layer, "mlp", None)
     beside = family.experts is not None and family.experts.beside is not None
     dense = feed_forward is not None and (mixture < 0 or beside)

@@ -152,7 +152,7 @@ def scratch_bytes(
 
 
 def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> int:
-    """What attention over compressed keys and values works in."""
+    """The scratch memory of attention over compressed keys and values."""
     if widths is None:
         return 0
     heads = sizes.heads
@@ -168,7 +168,7 @@ def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> i
 
 
 def _mixture(model: CausalModel, sizes: _Widths, tokens: int, lanes: int) -> int:
-    """What the largest of the mixtures works in."""
+    """The scratch memory of the largest mixture of experts."""
     config = model.config
     hidden = model.config.hidden_size
     shared = max(int(_shared(one) is not None) for one in sizes.mixtures)
