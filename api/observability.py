@@ -22,8 +22,8 @@ from prometheus_client import (
 from api.http.tasks import PeriodicTask
 from api.schemas.answers import TokenCounts
 from control.clock import now_ms
-from control.records.ended import LONGEST_ERROR, EndedRequest
-from control.redis.memory import ServerMemory
+from control.records.api_reports import LONGEST_ERROR, EndedRequest
+from control.redis.servers import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -106,7 +107,7 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     """An image in a prompt: `count` placeholders from position `start` on stand for it.
 
     `height` and `width` are those of its pixels as the model takes them; `digest` is the SHA-256 of these and the
-    pixels, in hexadecimal. The pixels lie beside the request (control.requests.images).
+    pixels, in hexadecimal. The pixels lie beside the request (control.requests.enqueue).
     """
 
     start: int
@@ -376,3 +377,24 @@ encode = msgspec.json.Encoder().encode
 
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode
+
+
+# --- Descriptions of structs -----------------------------------------------------------------------------------------
+
+# msgspec's descriptions of struct types, made before a process has threads.
+
+
+def describe_structs() -> None:
+    """Make the description of every struct type that is imported; call it before the first thread starts.
+
+    msgspec 0.22 makes it when a type is first decoded, and shares it before it is complete: a second thread that
+    decodes the same type in this moment ends the process with a segmentation fault.
+    """
+    for kind in dict.fromkeys(_subclasses(msgspec.Struct)):
+        msgspec.json.Decoder(kind)
+
+
+def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

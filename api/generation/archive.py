@@ -33,8 +33,8 @@ from control.records.responses import (
 )
 from control.redis.batches import Batches
 from control.redis.connection import Call
-from control.redis.memory import ServerMemory
-from control.requests.images import ImageBounds
+from control.redis.servers import ServerMemory
+from control.requests.enqueue import ImageBounds
 from control.sizes import in_words
 
 log = structlog.stdlib.get_logger(__name__)

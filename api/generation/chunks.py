@@ -529,7 +529,9 @@ class StreamRenderer:
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
         self._durations.note_token()
-        self._computed_by(self.answers[member].fingerprint or (entries[0].fingerprint if entries else None))
+        answer = self.answers[member]
+        had = self._had[member]
+        self._computed_by(answer.fingerprint or (entries[0].fingerprint if entries else None))
         events: list[bytes] = [] if self._opened else self._open()
         pending: Piece | None = None
         for entry in entries:
@@ -538,9 +540,10 @@ class StreamRenderer:
                     self._write(member, pending, events)
                     pending = None
                 self._computed_by(entry.fingerprint)
-            piece = self.answers[member].feed(entry)
-            self._keep(member, piece)
-            if (piece.seq, _TEXT) <= self._had[member]:
+            piece = answer.feed(entry)
+            if self._kept is not None:
+                self._keep(member, piece, self._kept)
+            if (piece.seq, _TEXT) <= had:
                 piece.mute()
             if pending is None:
                 pending = piece
@@ -564,12 +567,11 @@ class StreamRenderer:
         events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
         return b"".join(events)
 
-    def _keep(self, member: int, piece: Piece) -> None:
+    def _keep(self, member: int, piece: Piece, kept: list[Piece]) -> None:
         """Add a copy to the answer that is to be stored: the piece itself is joined with others and muted."""
-        if self._kept is not None:
-            copied = copy.copy(piece)
-            copied.calls = [replace(delta) for delta in piece.calls]
-            self._writer.collect(self._kept[member * self._view.n + piece.choice], copied)
+        copied = copy.copy(piece)
+        copied.calls = [replace(delta) for delta in piece.calls]
+        self._writer.collect(kept[member * self._view.n + piece.choice], copied)
 
     def _computed_by(self, fingerprint: str | None) -> None:
         """Show this fingerprint from now on, where one is known."""
@@ -639,10 +641,11 @@ class StreamRenderer:
 
     def _write(self, member: int, piece: Piece, events: list[bytes]) -> None:
         index = member * self._view.n + piece.choice
-        if not piece.silent:
+        if piece.text or not piece.silent:
             self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
-        failed = piece.finish in ("cancelled", "expired", "unavailable", "error")
-        if piece.finish is not None and not failed:
+        if piece.finish is None:
+            return
+        if piece.finish not in ("cancelled", "expired", "unavailable", "error"):
             self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish, piece.tokens), events)
 
     def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:

@@ -39,6 +39,7 @@ from api.http.errors import (
 from api.http.gate import ANONYMOUS, Identity
 from api.http.limits import Settler
 from api.http.turns import off_loop
+from api.http.uvicorn_hooks import BodyWriter
 from api.images.loading import RequestImages
 from api.models.models import ServedModel
 from api.observability import RequestLog, WaitLog
@@ -388,7 +389,10 @@ class EventStream(Response[None]):
 
 
 async def events(session: Session) -> AsyncGenerator[bytes]:
-    """All bytes of a stream. No exception leaves the generator: it would cut the connection without an error event."""
+    """All bytes of a stream, but those that a `_DirectWriter` sends meanwhile. Begun after the answer's head was sent.
+
+    No exception leaves the generator: it would cut the connection without an error event.
+    """
     renderer = session.renderer
     failure: BaseException | None = None
     try:
@@ -417,24 +421,61 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
         session.release(status=problem(failure).status, error=str(failure), delivered=True)
 
 
+class _DirectWriter:
+    """Writes the tokens of a stream as they come, while its task waits: to wake the task costs as much as all the rest.
+
+    Where the client reads too slowly, the answer has ended or something has failed, the task is woken to see to it.
+    """
+
+    def __init__(self, session: Session, body: BodyWriter) -> None:
+        self._session = session
+        self._body = body
+        self.written_at = 0.0
+        """Time of the last part, in seconds since the request came."""
+        self.failure: Exception | None = None
+
+    def write(self) -> None:
+        session = self._session
+        renderer = session.renderer
+        try:
+            if self._body.ready:
+                data = b""
+                ends = False
+                for member, entries in session.take():
+                    data += renderer.feed(member, entries)
+                    ends = ends or entries[-1].finish is not None
+                if data:
+                    self._body.write(data)
+                    self.written_at = session.caller.request_log.waited
+                if not (ends and renderer.finished):
+                    return
+        except Exception as error:
+            self.failure = error
+        session.feeds.wake.set()
+
+
 async def _tokens(session: Session) -> AsyncGenerator[bytes]:
-    """Bytes until every choice has ended. Raises what ended the request from outside."""
+    """As `events`, until every choice has ended. Raises what ended the request from outside."""
     feeds = session.feeds
     renderer = session.renderer
     request_log = session.caller.request_log
     settings = session.settings
+    body = session.caller.client.body_writer()
+    direct = None if body is None else _DirectWriter(session, body)
     sent_at = request_log.waited
     shown_stage: str | None = None
     if request_log.before_first_token:
         feeds.watch_place()
     if prelude := renderer.prelude():
         yield prelude
-    if renderer.finished:
-        return
-    while True:
+    while not renderer.finished:
         feeds.wake.clear()
         session.check_present()
         session.check_interrupted()
+        if direct is not None:
+            sent_at = max(sent_at, direct.written_at)
+            if direct.failure is not None:
+                raise direct.failure
         if feeds.ready:
             data = b""
             for member, entries in session.take():
@@ -466,4 +507,5 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
             yield renderer.keep_alive()
             sent_at = request_log.waited
             pause = settings.keep_alive
-        await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S))
+        write = None if direct is None or request_log.before_first_token else direct.write
+        await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S), write)

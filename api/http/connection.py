@@ -32,7 +32,7 @@ import uvicorn
 from api.http.bodies import KIB, MIB
 from api.http.errors import ClientDisconnected, problem, refusal_bytes
 from api.http.turns import Turn
-from api.http.uvicorn_hooks import HttpConnection, RequestResponseCycle
+from api.http.uvicorn_hooks import BodyWriter, HttpConnection, RequestResponseCycle
 from api.http.websocket import GOING_AWAY, NORMAL, UNEXPECTED, WebSocket, accept
 
 log = structlog.stdlib.get_logger(__name__)
@@ -75,6 +75,11 @@ class Client:
             if connection is not None and client_left(connection):
                 self.leave()
         return self.left
+
+    def body_writer(self) -> BodyWriter | None:
+        """Writes parts of the answer that has begun; None where the server has no such way."""
+        cycle = self.cycle() if self.cycle is not None else None
+        return BodyWriter.of(cycle) if cycle is not None else None
 
     def receive(self, size: int) -> bool:
         """Count bytes of a body; False where requests that wait hold too many."""

@@ -47,7 +47,7 @@ from control.keys import METERED
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.records import catalog
-from control.records.breaches import CALLS, KEPT_S, note_breach
+from control.records.api_reports import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm, rebalance
-from control.placement.farm_view import read_farm_view
+from control.placement.farm import read_farm_view
 from control.placement.need import ModelNeed
 from control.placement.placement import Host
 from control.placement.rebalance import Move

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from control.commands import RankBackend
 from control.keys import ModelKeys
 from control.redis.connection import Call, read, write
-from control.replies import RankBackend
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

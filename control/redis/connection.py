@@ -149,9 +149,9 @@ class Posted:
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client = client
         self._calls = calls
-        self._under_way: Wire | Routed | Exception | None = self._send()
+        self._under_way: Wire | Routed[list[Any]] | Exception | None = self._send()
 
-    def _send(self) -> Wire | Routed | Exception:
+    def _send(self) -> Wire | Routed[list[Any]] | Exception:
         self._sending = _Sending(self._calls)
         return _depart(self._client, self._sending.commands())
 
@@ -255,7 +255,7 @@ class _Sending:
         ]
 
 
-def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed | Exception:
+def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed[list[Any]] | Exception:
     """The first half of a pipelined round trip; the exception that it failed with is its result."""
     try:
         return client.depart(commands) if isinstance(client, Cluster) else Wire(client, commands)
@@ -264,7 +264,7 @@ def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed | E
         return error
 
 
-def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | Exception:
+def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> list[Any] | Exception:
     """The second half: the replies, or the exception that it failed with."""
     if isinstance(wire, Exception):
         return wire

@@ -23,7 +23,7 @@ from control.placement.demand import (
     rooms_for_turns,
     with_replicas,
 )
-from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
+from control.placement.farm import FRESH_S, WHOLE_EVERY_S, FarmView
 from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis

@@ -11,7 +11,7 @@ import structlog
 
 from control.messages import Assignment, ModelAssets, ModelSpec
 from control.placement import farm
-from control.placement.farm_view import FarmReader, FarmView
+from control.placement.farm import FarmReader, FarmView
 from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan

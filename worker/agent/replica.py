@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from control.backoff import doubling
 from control.engines import OWN
 from control.errors import ModelFilesError, SettingsError
 from control.messages import Assignment, encode
@@ -39,7 +40,7 @@ from worker.repository.pooling import MODULES
 
 log = structlog.get_logger()
 
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = (0.0, *doubling(0.5, 8.0))
 """Pauses before the n-th spawn without a ready group in between; after the last one the replica is `failed`."""
 STOP_LIMIT_S = 75.0
 """Time for a leader to finish its step and give back its requests before it is killed."""

@@ -29,8 +29,7 @@ from control.errors import CollectiveFailed
 from control.keys import ReplicaKeys
 from control.redis.clients import SyncRedis
 from worker.collective import shared_memory
-from worker.collective.abort import Abort
-from worker.collective.base import Collective
+from worker.collective.base import Abort, Collective
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective
 from worker.detectors import COLLECTIVE_S
 from worker.selftest import switches

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from control.errors import CollectiveFailed, CollectiveLeft
-from worker.collective.abort import Abort
-from worker.collective.base import Numbers, Waits
+from worker.collective.base import Abort, Numbers, Waits
 from worker.detectors import COLLECTIVE_S
-from worker.native import builds, compiled
+from worker.native import compiled
 
 # --- The memory ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class Peers:
 # The exchanges of exchange.cpp, compiled on this host. The interpreter is free for other threads while one waits.
 
 
-SOURCE = builds.EXCHANGE
+SOURCE = compiled.EXCHANGE
 LONG_NS = 500_000_000
 
 

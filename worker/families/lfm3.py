@@ -7,9 +7,8 @@ from typing import Any, cast
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import BATCHABLE_ROPE, Family
 from worker.families.parts import ATTENTION, SLIDING
-from worker.families.recurrence import FULL, LINEAR, size
+from worker.families.recurrence import CONVOLUTION, FULL, LINEAR, ShortConvolution, size, switch
 from worker.families.roles import Roles
-from worker.families.short_convolution import CONVOLUTION, ShortConvolution, switch
 
 _ROLES: Roles = {
     **ATTENTION,

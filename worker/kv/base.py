@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 
 if TYPE_CHECKING:  # numpy holds the KV memory of a CPU; torch's tensors are those of a model that it computes
     from torch import Tensor

@@ -17,7 +17,7 @@ import structlog
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
-from control.placement.kv_cost import FREED_TOKENS
+from control.placement.need import FREED_TOKENS
 from control.sizes import in_words
 from worker.kv.base import DOUBLED_BYTES, Attention, CacheLayout, Extent
 from worker.kv.states import State, States

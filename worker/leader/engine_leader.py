@@ -29,7 +29,7 @@ from worker.leader.leader import Leader
 from worker.leader.running_requests import RunningRequests
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, NoGauges, Progress
-from worker.sampling.vocabularies import vocabulary_of
+from worker.sampling.grammars import vocabulary_of
 from worker.scheduling.sequence import Finisher
 
 log = structlog.get_logger()

@@ -16,14 +16,21 @@ import structlog
 from control.clock import now_ms
 from control.commands import (
     AnyCommand,
+    AnyReply,
     BatchChange,
     Command,
+    ErrorReply,
     GenerateStep,
+    GenerateStepOk,
     GenerateStepWithImages,
     Init,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
     StepImage,
 )
@@ -32,7 +39,6 @@ from control.redis.clients import SyncRedis
 from control.replicas import commands
 from control.replicas.health import Formation
 from control.replicas.lease import Lease
-from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.detectors import LOAD_STALL_S
 from worker.engine.step import Step
 from worker.leader.exchange import BackgroundCall

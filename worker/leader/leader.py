@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from control import requests
+from control.backoff import doubling, pause_after
 from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
 from control.messages import Assignment
 from control.records import catalog
@@ -30,15 +31,14 @@ POLL_S = 0.05
 """Interval between attempts to take the lock."""
 DISPLACED_S = 5.0
 """A lock that is held for longer is another leader's, not one that this host's last process left."""
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-"""Of the pauses between epochs that end in their first step."""
+PAUSES_S = doubling(0.1, 5.0)
+"""Pauses between epochs that end in their first step."""
 
 
 class Backoff:
     """The pause before the next epoch when epochs keep ending in their first step: a fault that repeats must not spin.
 
-    It doubles from epoch to epoch; one that completed a step, or ended for another reason, starts it over.
+    It grows from epoch to epoch; one that completed a step, or ended for another reason, starts it over.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,8 @@ class Backoff:
         if steps or not failed:
             self._fruitless = 0
             return 0.0
-        pause = min(FIRST_PAUSE_S * 2**self._fruitless, LONGEST_PAUSE_S)
         self._fruitless += 1
-        return pause
+        return pause_after(self._fruitless, PAUSES_S)
 
 
 class Leader(ABC):

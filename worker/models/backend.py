@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from control.replies import RankBackend
+from control.commands import RankBackend
 from worker.kv.base import WholeLayout
 from worker.models.served import ServedModel
 

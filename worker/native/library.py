@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.native import compiled
-from worker.native.builds import digest
+from worker.native.compiled import digest
 from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes

@@ -8,12 +8,11 @@ from typing import get_args
 import msgspec
 import structlog
 
-from control.commands import AnyCommand, Shutdown, decode_command
+from control.commands import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from control.replicas import commands, health
-from control.replies import Bye, ErrorReply, Reply
 from worker.detectors import UNKNOWN_STEP_S
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Progress

@@ -15,35 +15,32 @@ import structlog
 
 from control.commands import (
     AnyCommand,
+    Bye,
     ClearKvCache,
     Command,
+    ErrorReply,
     GenerateStep,
+    GenerateStepOk,
     GenerateStepWithImages,
     Init,
+    InitOk,
+    KvCacheCleared,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
+    Unloaded,
     UnloadModel,
 )
 from control.errors import CollectiveFailed, RankError, RankErrorKind, collective_failure
 from control.redis.clients import SyncRedis
 from control.replicas.lease import Lease
-from control.replies import (
-    Bye,
-    ErrorReply,
-    GenerateStepOk,
-    InitOk,
-    KvCacheCleared,
-    LoadDenseShardOk,
-    NcclSanityResult,
-    Pong,
-    Reply,
-    Unloaded,
-)
 from worker.collective import Collective, Solo, rendezvous
-from worker.collective.abort import Abort
-from worker.collective.base import sendable
+from worker.collective.base import Abort, sendable
 from worker.collective.rendezvous import Store, all_ready
 from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step

@@ -19,9 +19,8 @@ import structlog
 
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.settings import host_id
-from worker.repository.chat_templates import WITH_TOOLS
 from worker.repository.download_progress import Tell
-from worker.repository.files import INDEX, SINGLE, inspect
+from worker.repository.files import INDEX, SINGLE, WITH_TOOLS, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from control.commands import Prefix
-from control.placement.kv_cost import AHEAD_TOKENS, PLAIN, KVCost
+from control.placement.need import AHEAD_TOKENS, PLAIN, KVCost
 from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK_TOKENS = 64

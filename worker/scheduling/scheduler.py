@@ -3,7 +3,7 @@
 KV of ended sequences is kept while there is room; a sequence with the same beginning copies it instead of computing it.
 
 Sequences wait in one line per flow (a tenant's priority class). The flow that uses least of its share is admitted
-first, and a flow above its share is preempted for a waiting one (see shares.py). A flow is served in order of arrival.
+first, and a flow above its share is preempted for a waiting one (admission.py). A flow is served in order of arrival.
 Admission reserves KV for the context only, not for later output. When KV runs out the youngest sequence of the flow
 with the most KV is preempted and recomputed later. The oldest never is, and every sequence fits alone, so each plan
 makes progress.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from control.errors import RequestTooLarge
-from control.placement.kv_cost import PLAIN, KVCost
+from control.placement.need import PLAIN, KVCost
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup

@@ -14,8 +14,7 @@ from control.commands import BatchChange, StepImage, StepRow
 from control.messages import FinishReason, PromptImage, Sampling
 from control.text.text_stream import Decode, TextStream
 from worker.scheduling.constraint import Constraint
-from worker.scheduling.lookup import ContextLookup
-from worker.scheduling.prediction import Prediction
+from worker.scheduling.lookup import ContextLookup, Prediction
 
 
 class Flow(NamedTuple):

@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
 
+from control.backoff import doubling, pause_after
 from control.process import adopt_orphans
 from worker.agent.supervision.children import Children, HostShutdown
 from worker.agent.supervision.forks import Forks
@@ -33,7 +34,7 @@ from worker.rank.exit_codes import describe
 # The times of a host's supervisor. An operator or a test may set those of `Limits`.
 
 
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = (0.0, *doubling(0.5, 8.0))
 """Pauses before the n-th start in a row of an agent that ended soon."""
 FAILURES = 3
 """Agents in a row that ended soon, after which the supervisor's own build is started."""
@@ -381,7 +382,7 @@ class HostSupervisor:
     def _pause(self, now: float) -> float:
         """Plan the next start; the seconds until then."""
         self._failures = 0 if now - self._started > STEADY_S else self._failures
-        pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
         self._failures += 1
+        pause = pause_after(self._failures, PAUSES_S)
         self._due = now + pause
         return pause

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 from worker.kv.base import CacheLayout, Extent, Stateless, Variant
 from worker.tensors import torch_type
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from control.errors import ModelFilesError
 from worker.families.family import Family, Fields, Norms
-from worker.families.mamba import Mamba
 from worker.families.parts import SLIDING
-from worker.families.recurrence import FULL, DeltaRule
+from worker.families.recurrence import FULL, DeltaRule, Mamba, ShortConvolution
 from worker.families.registry import FAMILIES
-from worker.families.short_convolution import ShortConvolution
 from worker.models.native.module import NotNative, require
 from worker.models.native.rotary import mscale
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU

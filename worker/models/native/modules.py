@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from worker.families.family import Family
-from worker.families.mamba import Mamba
-from worker.families.recurrence import FEED_FORWARD_ALONE, attends, recurs
+from worker.families.recurrence import FEED_FORWARD_ALONE, Mamba, attends, recurs
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
 from worker.models.native.config import Latent

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.families.mamba import Mamba
-from worker.families.recurrence import DeltaRule, Recurrence, recurs
-from worker.families.short_convolution import ShortConvolution
+from worker.families.recurrence import DeltaRule, Mamba, Recurrence, ShortConvolution, recurs
 from worker.kv.base import StateLayout
 from worker.models.native.linear import PackedLinear
 from worker.models.native.module import Module, NotNative

@@ -11,7 +11,7 @@ import torch
 from transformers import Lfm2Config, Lfm2Model
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.families.short_convolution import feed_forward_width
+from worker.families.recurrence import feed_forward_width
 from worker.repository import validation
 from worker.selftest import shapes
 
