@@ -106,12 +106,11 @@ def _farm(base_url: str | None) -> Generator[tuple[str, str]]:
     if base_url is not None:
         yield base_url, ""
         return
-    options = ("--keep-alive", str(KEEP_ALIVE_S))
     with (
-        private_farm(demo_spec(tp=2, dtype="float64"), (1,), *options) as (url, redis_url, _),
-        leader_faults(redis_url, DEMO) as fault_url,
+        private_farm(demo_spec(tp=2, dtype="float64"), "--keep-alive", str(KEEP_ALIVE_S)) as farm,
+        leader_faults(farm.redis_url, DEMO) as fault_url,
     ):
-        yield f"{url}/v1", fault_url
+        yield f"{farm.url}/v1", fault_url
 
 
 def _chosen(names: tuple[str, ...]) -> list[Client]:

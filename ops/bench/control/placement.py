@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Annotated
 
 import click
 import msgspec
@@ -18,7 +19,7 @@ from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Place, plan
 from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import benchmark, run
 
 GIB = 2**30
 MOST_TURNS = 60
@@ -36,9 +37,10 @@ VIOLATIONS = (
 
 
 @benchmark
-@option("--farms", 10_000)
-@option("--seed", 0, type=int)
-def placement(farms: int, seed: int) -> list[Figure]:
+def placement(
+    farms: int = 10_000,
+    seed: Annotated[int, int] = 0,
+) -> list[Figure]:
     """Play random farms and changes, each at the planner's functions alone; exit status 1 for any violation."""
     began = time.monotonic()
     counts: Counter[str] = Counter()

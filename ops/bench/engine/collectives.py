@@ -8,13 +8,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Annotated
 
 import click
 import torch
 from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ops.harness.figures import Figure, Summary, summarise
-from ops.harness.program import Outcome, benchmark, option, run
+from ops.harness.program import Outcome, benchmark, run
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
 
@@ -38,10 +39,11 @@ class Measured:
 
 
 @benchmark
-@option("--ranks", 2, type=click.IntRange(2, 8))
-@option("--repeat", 3000, "Exchanges for each figure.", type=click.IntRange(20))
-@click.option("--pin/--no-pin", default=False, show_default=True, help="Bind each rank to a processor of its own.")
-def collectives(ranks: int, repeat: int, pin: bool) -> Outcome:
+def collectives(
+    ranks: Annotated[int, click.IntRange(2, 8)] = 2,
+    repeat: Annotated[int, click.IntRange(20), "Exchanges for each figure."] = 3000,
+    pin: Annotated[bool, "Bind each rank to a processor of its own."] = False,
+) -> Outcome:
     """Time all-reduce and all-gather between processes: over gloo, and through shared memory."""
     click.echo(f"{ranks} ranks of one thread{', bound' if pin else ''}")
     found: list[Measured] = []

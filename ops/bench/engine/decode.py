@@ -15,7 +15,7 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import click
 import torch
@@ -28,18 +28,7 @@ from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
 from ops.harness.figures import Figure
 from ops.harness.models import Models
-from ops.harness.program import (
-    PATH,
-    Outcome,
-    benchmark,
-    models_option,
-    option,
-    quant_option,
-    run,
-    several,
-    shape_option,
-    threads_option,
-)
+from ops.harness.program import PATH, ModelsFolder, Outcome, Quant, Shape, ThreadCount, benchmark, run
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.engine.step import Engine
@@ -280,43 +269,21 @@ def compare(engines: dict[str, Decoder], prompts: list[list[int]], tokens: int, 
 
 
 @benchmark
-@shape_option("tiny")
-@click.option("--model", type=PATH, help="Or this model folder.")
-@models_option
-@click.option(
-    "--engine",
-    "names",
-    type=click.Choice(list(ENGINES)),
-    multiple=True,
-    default=(CPP, TORCH),
-    show_default=True,
-    help="Taken in turns.",
-)
-@several("--batch", "batches", (1, 8))
-@option("--prompt", 64, "Prompt tokens.")
-@option("--tokens", 64, "Tokens to generate.", type=click.IntRange(2))
-@option("--rounds", 5, "Measured rounds, taken in turns.")
-@option("--dtype", "float32", "The checkpoint's.", type=click.Choice(("float32", "float64", "bfloat16", "float16")))
-@quant_option
-@click.option("--kv-type", type=click.Choice(list(STORED_TYPES)), help="Keys and values of Furrow's engines.")
-@option("--device", "cpu", "cpu or cuda:0.")
-@option("--tp", 2, "Ranks of the engines that have several.", type=click.IntRange(2, 8))
-@threads_option
 def decode(
-    shape: str,
-    model: Path | None,
-    folder: Path | None,
-    names: tuple[str, ...],
-    batches: tuple[int, ...],
-    prompt: int,
-    tokens: int,
-    rounds: int,
-    dtype: str,
-    quant: str | None,
-    kv_type: str | None,
-    device: str,
-    tp: int,
-    threads: int | None,
+    shape: Shape = "tiny",
+    model: Annotated[Path | None, PATH, "Or this model folder."] = None,
+    folder: ModelsFolder = None,
+    names: Annotated[tuple[str, ...], "--engine", click.Choice(list(ENGINES)), "Taken in turns."] = (CPP, TORCH),
+    batches: Annotated[tuple[int, ...], "--batch"] = (1, 8),
+    prompt: Annotated[int, "Prompt tokens."] = 64,
+    tokens: Annotated[int, click.IntRange(2), "Tokens to generate."] = 64,
+    rounds: Annotated[int, "Measured rounds, taken in turns."] = 5,
+    dtype: Annotated[str, click.Choice(("float32", "float64", "bfloat16", "float16")), "The checkpoint's."] = "float32",
+    quant: Quant = None,
+    kv_type: Annotated[str | None, click.Choice(list(STORED_TYPES)), "Keys and values of Furrow's engines."] = None,
+    device: Annotated[str, "cpu or cuda:0."] = "cpu",
+    tp: Annotated[int, click.IntRange(2, 8), "Ranks of the engines that have several."] = 2,
+    threads: ThreadCount = None,
 ) -> Outcome:
     """Decode greedily with each engine, in turns: medians, and fastest steps, which other work disturbs least.
 

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 import click
 import psutil
@@ -18,7 +19,7 @@ from tokenizers import pre_tokenizers
 from control.messages import Grammar, ModelAssets, Sampling
 from control.text.grammar import tokenizer_of
 from control.text.vocabulary import read_token_bytes
-from ops.harness.program import Outcome, benchmark, option, run, several, threads_option
+from ops.harness.program import Outcome, ThreadCount, benchmark, run
 from worker.engine.step import Forward
 from worker.sampling.constraints import Masks
 from worker.sampling.grammars import Grammars
@@ -59,12 +60,13 @@ class StepCost:
 
 
 @benchmark
-@several("--rows", "counts", (1, 8, 64))
-@option("--vocabulary", 151_936, "Tokens.", type=click.IntRange(1000))
-@option("--steps", 30)
-@threads_option
 @torch.inference_mode()
-def grammars(counts: tuple[int, ...], vocabulary: int, steps: int, threads: int | None) -> Outcome:
+def grammars(
+    counts: Annotated[tuple[int, ...], "--rows"] = (1, 8, 64),
+    vocabulary: Annotated[int, click.IntRange(1000), "Tokens."] = 151_936,
+    steps: int = 30,
+    threads: ThreadCount = None,
+) -> Outcome:
     """Time grammars on a vocabulary of made-up words: compiling, and each step of constrained rows."""
     if threads is not None:
         torch.set_num_threads(threads)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ops.harness.models import SHAPES
-from ops.harness.program import Outcome, benchmark, option, run, several, shape_option, threads_option
+from ops.harness.program import Outcome, Shape, ThreadCount, benchmark, run
 from worker.models.torch.layers import Matrix, NativeLinear
 from worker.native.library import Threads, threads_here
 from worker.tensors import as_array
@@ -124,13 +124,14 @@ def layers_of(shape: dict[str, Any]) -> list[Layer]:
 
 
 @benchmark
-@shape_option("qwen3-0.6b")
-@several("--rows", "counts", (1, 8, 64, 512))
-@click.option("--kernel", "names", type=click.Choice([one.name for one in KERNELS]), multiple=True, help="Only these.")
-@option("--passes", 5, "Measured passes over the weights.")
-@threads_option
 @torch.inference_mode()
-def linears(shape: str, counts: tuple[int, ...], names: tuple[str, ...], passes: int, threads: int | None) -> Outcome:
+def linears(
+    shape: Shape = "qwen3-0.6b",
+    counts: Annotated[tuple[int, ...], "--rows"] = (1, 8, 64, 512),
+    names: Annotated[tuple[str, ...], "--kernel", click.Choice([one.name for one in KERNELS]), "Only these."] = (),
+    passes: Annotated[int, "Measured passes over the weights."] = 5,
+    threads: ThreadCount = None,
+) -> Outcome:
     """Time a step's linear layers, each with every kernel, on weights that no cache holds."""
     if threads is not None:
         torch.set_num_threads(threads)

@@ -7,12 +7,13 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 import psutil
 
 from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, quant_option, run
+from ops.harness.program import Outcome, Quant, benchmark, run
 from worker.repository.files import inspect, is_gguf
 from worker.weights.gguf import read_model
 
@@ -24,10 +25,11 @@ PEAK = 1.2
 
 
 @benchmark
-@click.option("--model", required=True, type=click.Path(path_type=Path), help="A folder or a GGUF file.")
-@quant_option
-@option("--rounds", 3)
-def loading(model: Path, quant: str | None, rounds: int) -> Outcome:
+def loading(
+    model: Annotated[Path, click.Path(path_type=Path), "A folder or a GGUF file."],
+    quant: Quant = None,
+    rounds: int = 3,
+) -> Outcome:
     """Load a folder or GGUF file in a process of its own. Pages of files, which the kernel can drop, count nowhere."""
     size = tensor_bytes(model)
     click.echo(f"{model.name}: {size / MIB:.0f} MiB of tensors in the files")

@@ -9,13 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import click
 import numpy as np
 
 from ops.harness.figures import Figure
 from ops.harness.models import Models
-from ops.harness.program import PATH, Outcome, benchmark, models_option, option, quant_option, run, shape_option
+from ops.harness.program import PATH, ModelsFolder, Outcome, Quant, Shape, benchmark, run
 from worker.collective import Solo
 from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore
@@ -58,23 +59,14 @@ class LongContext:
 
 
 @benchmark
-@shape_option("tiny")
-@models_option
-@click.option("--model", type=PATH, help="Or this model: a folder or a GGUF file.")
-@quant_option
-@option("--positions", 16_384)
-@option("--steps", 24)
-@click.option(
-    "--kv-type", "types", type=click.Choice(list(STORED_TYPES)), multiple=True, default=("f32", "f16", "q8_0")
-)
 def long_context(
-    shape: str,
-    folder: Path | None,
-    model: Path | None,
-    quant: str | None,
-    positions: int,
-    steps: int,
-    types: tuple[str, ...],
+    shape: Shape = "tiny",
+    folder: ModelsFolder = None,
+    model: Annotated[Path | None, PATH, "Or this model: a folder or a GGUF file."] = None,
+    quant: Quant = None,
+    positions: int = 16_384,
+    steps: int = 24,
+    types: Annotated[tuple[str, ...], "--kv-type", click.Choice(list(STORED_TYPES))] = ("f32", "f16", "q8_0"),
 ) -> Outcome:
     """Median and fastest step with each type."""
     click.echo(f"{model.name if model else shape} {quant or ''}, {positions} positions")

@@ -2,7 +2,8 @@
 In a control the API process has one mechanism switched off.
 
 The attacker, the other tenant, /health and the leaders are processes of their own (`crowd`, `neighbour`, `leaders`), on
-the cores that the API process does not have."""
+the cores that the API process does not have.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +11,31 @@ import math
 import signal
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-import msgspec
 
 from control import access
 from control.errors import FurrowError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, run
 from control.replicas.health.overview import load_of
-from ops.bench.fanout.fanout import api, place_of, wait_for_end, wait_for_model
+from ops.bench.fanout.fanout import api, wait_for_end, wait_for_model
 from ops.bench.fanout.leaders import MODEL
-from ops.bench.hostile.crowd import Deeds
-from ops.bench.hostile.exchange import Target
-from ops.bench.hostile.leaders import HOSTILE_MODELS, WAITING, Claim
-from ops.bench.hostile.neighbour import Seen
+from ops.bench.hostile.attacks import Target
+from ops.bench.hostile.crowd import Deeds, attack
+from ops.bench.hostile.leaders import HOSTILE_MODELS, WAITING, Claim, lead_noting
+from ops.bench.hostile.neighbour import Seen, ask_and_probe
 from ops.common.sabotage import Sabotage
 from ops.common.waiting import until
 from ops.harness.client import CHAT
+from ops.harness.exchange import Address
 from ops.harness.farm import say
 from ops.harness.figures import Figure, Summary, percentile, summarise, table
-from ops.harness.processes import Meter, Part, running
+from ops.harness.processes import Meter, Part, calling
 from ops.local.embedded import EmbeddedServer
 
 BEYOND_MS = 500.0
@@ -142,12 +143,11 @@ def measure(
         TemporaryDirectory(prefix="furrow-bench-") as folder,
         EmbeddedServer(Path(folder) / "redis") as url,
         api(own, url, environment=control.write(Path(folder) / "control") if control else {}) as (part, address),
-        running(others, "ops.bench.hostile.leaders", environment={"FURROW_REDIS_URL": url}) as leading,
+        calling(others, lead_noting, redis_url=url) as leading,
+        connect(url) as client,
     ):
-        wait_for_model(address, MODEL)
-        for model in (WAITING, *HOSTILE_MODELS):
+        for model in (MODEL, WAITING, *HOSTILE_MODELS):
             wait_for_model(address, model)
-        client = connect(url)
         farm = _Farm(others, part, leading, address, client)
         if ADMISSION in names:
             outcome.admission = farm.admission()
@@ -164,15 +164,14 @@ def measure(
             click.echo(row_line(measured))
             if not measured.alive:
                 break
-        client.close()
-        outcome.claims = msgspec.json.decode(leading.stop(), type=list[Claim])
+        outcome.claims = leading.stop(list[Claim])
     return outcome
 
 
 class _Farm:
     """Runs rows against one API process."""
 
-    def __init__(self, others: set[int], part: Part, leading: Part, address: str, client: SyncRedis) -> None:
+    def __init__(self, others: set[int], part: Part, leading: Part, address: Address, client: SyncRedis) -> None:
         self._others = others
         self._address = address
         self._client = client
@@ -185,7 +184,7 @@ class _Farm:
     def quiet(self, seconds: float) -> tuple[Seen, dict[str, float]]:
         with self._neighbour(seconds) as neighbour:
             shares = self._shares(neighbour, {})
-            return _seen(neighbour), shares
+            return neighbour.result(Seen), shares
 
     def run(self, row: Row, seconds: float) -> Measured:
         """The attack ends when the time is over; the answers that the other tenant then still lacks are waited for."""
@@ -195,15 +194,15 @@ class _Farm:
         with self._crowd(row.attack, row.models, row.connections) as crowd:
             if row.attack == "wait":
                 crowd.process.send_signal(signal.SIGUSR1)
-                assert crowd.line() == "waiting\n"
+                crowd.await_line("waiting")
             with self._neighbour(seconds) as neighbour:
                 began = time.monotonic()
                 if row.attack != "wait":
                     crowd.process.send_signal(signal.SIGUSR1)
                 shares = self._shares(neighbour, {"attacker": crowd.pid})
                 ended = time.monotonic()
-                deeds = msgspec.json.decode(crowd.stop(), type=Deeds)
-                seen = _seen(neighbour)
+                deeds = crowd.stop(Deeds)
+                seen = neighbour.result(Seen)
         alive = self._api.process.poll() is None
         if alive:
             wait_for_end(self._address)
@@ -214,7 +213,7 @@ class _Farm:
     def _tokenizer_is_tried(self) -> bool:
         """Until then requests of its model get 503."""
         body = {"model": HOSTILE_MODELS[1], "messages": [{"role": "user", "content": "stream 0"}]}
-        target = Target(*place_of(self._address), self._attacker, 0)
+        target = Target(self._address, self._attacker, 0)
         return target.post(CHAT, body, f"authorization: Bearer {self._attacker}") == 422
 
     def admission(self) -> Admission:
@@ -234,7 +233,7 @@ class _Farm:
                     since = time.monotonic()
                 time.sleep(0.01)
             spent = meter.spent()["api"]
-            crowd.stop()
+            crowd.stop(Deeds)
         wait_for_end(self._address)
         return Admission(ADMITTED, queued, 1000 * spent / queued)
 
@@ -246,42 +245,30 @@ class _Farm:
         meter = Meter({**self._pids, "other tenant": neighbour.pid, **attacker})
         began = time.monotonic()
         waited = _waited_s(self._pids["api"])
-        assert neighbour.line() == "sent\n"
+        neighbour.await_line("sent")
         starved = (_waited_s(self._pids["api"]) - waited) / (time.monotonic() - began)
         return {**meter.shares(), STARVED: starved}
 
     @contextmanager
     def _neighbour(self, seconds: float) -> Generator[Part]:
-        arguments = ["--address", self._address, "--model", MODEL, "--seconds", str(seconds)]
-        arguments += ["--first", str(self._first + NUMBERS // 2)]
-        with self._part("neighbour", self._other, arguments) as neighbour:
-            assert neighbour.line() == "begin\n"
+        asking = {"address": self._address, "key": self._other, "model": MODEL, "seconds": seconds}
+        with calling(self._others, ask_and_probe, first=self._first + NUMBERS // 2, **asking) as neighbour:
+            neighbour.await_line("begin")
             yield neighbour
 
     @contextmanager
-    def _crowd(self, attack: str, models: Sequence[str], connections: int) -> Generator[Part]:
+    def _crowd(self, kind: str, models: Sequence[str], connections: int) -> Generator[Part]:
         self._first += NUMBERS
-        arguments = ["--address", self._address, "--attack", attack]
-        for model in models:
-            arguments += ["--model", model]
-        arguments += ["--connections", str(connections), "--first", str(self._first)]
-        with self._part("crowd", self._attacker, arguments) as crowd:
-            assert crowd.line() == "ready\n"
+        attacking = {"address": self._address, "key": self._attacker, "models": models, "kind": kind}
+        with calling(self._others, attack, connections=connections, first=self._first, **attacking) as crowd:
+            crowd.await_line("ready")
             yield crowd
-
-    def _part(self, name: str, secret: str, arguments: Sequence[str]) -> AbstractContextManager[Part]:
-        environment = {"FURROW_BENCH_KEY": secret}
-        return running(self._others, f"ops.bench.hostile.{name}", *arguments, environment=environment)
 
 
 def _waited_s(pid: int) -> float:
-    """Seconds in which the main thread of a process was ready to run and had no core; 0 where the kernel tells none."""
+    """Seconds in which the main thread of a process was ready to run and had no core; 0 without such a count."""
     schedstat = Path(f"/proc/{pid}/schedstat")
     return int(schedstat.read_text().split()[1]) / 1e9 if schedstat.exists() else 0.0
-
-
-def _seen(neighbour: Part) -> Seen:
-    return msgspec.json.decode(neighbour.line(), type=Seen)
 
 
 def gone_percent(claims: Sequence[Claim], measured: Measured) -> float:
@@ -295,14 +282,14 @@ def gone_percent(claims: Sequence[Claim], measured: Measured) -> float:
 
 def figures(outcome: Outcome) -> list[Figure]:
     """The figures with limits."""
-    found = list[Figure]()
+    judged = list[Figure]()
     if outcome.admission is not None:
         name = f"{ADMISSION}: processor time of the API for a chat"
-        found.append(Figure(name, outcome.admission.each_ms, ADMISSION_MS, "ms"))
+        judged.append(Figure(name, outcome.admission.each_ms, ADMISSION_MS, "ms"))
     for measured in outcome.rows:
         assert outcome.quiet is not None
-        found += _of_row(measured, outcome.quiet, outcome.quiet_share, outcome.claims)
-    return found
+        judged += _of_row(measured, outcome.quiet, outcome.quiet_share, outcome.claims)
+    return judged
 
 
 def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequence[Claim]) -> list[Figure]:
@@ -311,7 +298,7 @@ def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequ
     deeds = measured.deeds
     first = sorted(seen.first_ms) or [math.inf]
     health = sorted(seen.health_ms) or [math.inf]
-    found = [
+    judged = [
         Figure("first token p99, beyond quiet p50", percentile(first, 99) - quiet.p50, BEYOND_MS, "ms"),
         Figure("first token, maximum", first[-1], FIRST_MS, "ms"),
         Figure("/health, maximum", health[-1], HEALTH_MS, "ms"),
@@ -319,22 +306,22 @@ def _of_row(measured: Measured, quiet: Summary, quiet_share: float, claims: Sequ
     ]
     if row.name == MODEL_FILES:
         gaps = sorted(seen.gaps_ms) or [math.inf]
-        found.append(Figure("gap between tokens, maximum", gaps[-1], GAP_MS, "ms"))
+        judged.append(Figure("gap between tokens, maximum", gaps[-1], GAP_MS, "ms"))
         unnamed = sum(deeds.statuses.values()) - deeds.named
-        found.append(Figure("422 with the model's name", deeds.named, 1, at_least=True))
-        found.append(Figure("other answers", unnamed, 0))
-        found.append(Figure("ends of the API process", not measured.alive, 0))
+        judged.append(Figure("422 with the model's name", deeds.named, 1, at_least=True))
+        judged.append(Figure("other answers", unnamed, 0))
+        judged.append(Figure("ends of the API process", not measured.alive, 0))
     if row.attack == "cut":
         gone = gone_percent(claims, measured)
-        found.append(Figure("steps for clients that had gone", gone, GONE_PERCENT, "%"))
+        judged.append(Figure("steps for clients that had gone", gone, GONE_PERCENT, "%"))
     if row.attack == "wait":
         share = 100 * (measured.shares["api"] - quiet_share)
-        found.append(Figure("share of a core for waiting streams", share, WAITING_PERCENT, "%"))
+        judged.append(Figure("share of a core for waiting streams", share, WAITING_PERCENT, "%"))
         # Those that were claimed meanwhile wait no more.
-        found.append(Figure("streams that waited to the end", deeds.waiting, 0.9 * row.connections, at_least=True))
+        judged.append(Figure("streams that waited to the end", deeds.waiting, 0.9 * row.connections, at_least=True))
     else:
-        found.append(Figure("requests of the attacker", deeds.sent, row.connections, at_least=True))
-    return [replace(figure, name=f"{row.name}: {figure.name}") for figure in found]
+        judged.append(Figure("requests of the attacker", deeds.sent, row.connections, at_least=True))
+    return [replace(figure, name=f"{row.name}: {figure.name}") for figure in judged]
 
 
 def admission_line(admission: Admission) -> str:
@@ -454,6 +441,6 @@ def judge(control: Sabotage, figures: Sequence[Figure]) -> None:
     """Print the table. Raises NotMissed where a figure holds that must be missed, or is not there."""
     click.echo(table(figures))
     missed = {figure.name for figure in figures if not figure.holds}
-    if held := [name for name in control.kinds if name not in missed]:
-        raise NotMissed(f"{', '.join(held)}: not missed although {control.what}; the row does not find such harm")
+    if harmless := [name for name in control.kinds if name not in missed]:
+        raise NotMissed(f"{', '.join(harmless)}: not missed although {control.what}; the row does not find such harm")
     click.echo(f"as expected: {', '.join(control.kinds)}: missed, because {control.what}")

@@ -353,10 +353,11 @@ def load(
         with ExitStack() as stack:
             if own:
                 say(f"{scenario.name}: starting {' + '.join(map(str, scenario.replicas))} replicas of {spec.name}")
-                farm = stack.enter_context(private_farm(spec, scenario.replicas, *NOBODY_REFUSED))
+                farm = stack.enter_context(private_farm(spec, *NOBODY_REFUSED, replicas=scenario.replicas))
+                where = farm.url, farm.redis_url, farm.names
             else:
-                farm = (url or "", _redis(redis_url), list(models))
-            reports.append(asyncio.run(_measure(scenario, *farm)))
+                where = url or "", _redis(redis_url), list(models)
+            reports.append(asyncio.run(_measure(scenario, *where)))
         click.echo(table(reports[-1]) + "\n")
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "scenarios": list(map(asdict, reports))}, indent=1))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from control.keys import ResponseKeys
 from control.records.responses import KEYLESS
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect
 from ops.bench.load.overload import arrivals
 from ops.harness.client import CHAT, Base, ask, chat, prompt, request
 from ops.harness.farm import DEMO, NOBODY_REFUSED, demo_spec, private_farm
 from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, option, run
+from ops.harness.program import benchmark, run
 
 TOKENS = 8
 PROMPT_BYTES = 320
@@ -43,23 +42,22 @@ class Seen:
 
 
 @benchmark
-@option("--rate", 30.0, "Chats a second.")
-@option("--seconds", 60.0, "Duration of the load.")
-@option("--number", 500, "Option of the API: --response-number.")
-def stored(rate: float, seconds: float, number: int) -> list[Figure]:
+def stored(
+    rate: Annotated[float, "Chats a second."] = 30.0,
+    seconds: Annotated[float, "Duration of the load."] = 60.0,
+    number: Annotated[int, "Option of the API: --response-number."] = 500,
+) -> list[Figure]:
     """Send chats with `store` to a private farm (demo, one CPU rank), every other one as a stream, and read them again.
 
     Exit status 1 where one of the newest --number is lost or differs, or a figure is missed.
     """
-    options = ("--response-number", str(number), *NOBODY_REFUSED)
-    with private_farm(demo_spec(), (1,), *options) as (url, redis_url, _):
-        client = connect(redis_url)
-        base = Base.of(url)
+    with private_farm(demo_spec(), "--response-number", str(number), *NOBODY_REFUSED) as farm:
+        client = farm.client
+        base = farm.base
         plain = asyncio.run(_load(base, client, rate, seconds, number, store=False))
         seen = asyncio.run(_load(base, client, rate, seconds, number, store=True))
         lost = asyncio.run(_lost(base, seen, number))
         records = sum(1 for _ in client.scan_iter(ResponseKeys(KEYLESS).record("*"), count=1000))
-        client.close()
     for error in seen.failed[:3]:
         click.echo(f"failed: {error}")
     before = summarise(plain.pings)

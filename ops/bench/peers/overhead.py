@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import click
 
@@ -21,7 +22,7 @@ from ops.bench.peers.weights import FILES
 from ops.harness.farm import say
 from ops.harness.figures import Figure
 from ops.harness.models import SHAPES, Models
-from ops.harness.program import benchmark, models_option, option, run, several, shape_option
+from ops.harness.program import ModelsFolder, Shape, benchmark, run
 
 LEAST_ALONE = 0.97
 LEAST = 0.92
@@ -29,23 +30,15 @@ LEAST = 0.92
 
 
 @benchmark
-@shape_option("qwen3-0.6b")
-@option("--weights", "f32", "As of `furrow bench compare`.")
-@several("--streams", "streams", (1, 8))
-@option("--prompt", 64, "Prompt tokens.")
-@option("--tokens", 64, "New tokens of each stream.", type=click.IntRange(2))
-@option("--rounds", 5, "Taken in turns.")
-@option("--device", "cpu", "cpu or cuda:0.")
-@models_option
 def overhead(
-    shape: str,
-    weights: str,
-    streams: tuple[int, ...],
-    prompt: int,
-    tokens: int,
-    rounds: int,
-    device: str,
-    folder: Path | None,
+    shape: Shape = "qwen3-0.6b",
+    weights: Annotated[str, "As of `furrow bench compare`."] = "f32",
+    streams: tuple[int, ...] = (1, 8),
+    prompt: Annotated[int, "Prompt tokens."] = 64,
+    tokens: Annotated[int, click.IntRange(2), "New tokens of each stream."] = 64,
+    rounds: Annotated[int, "Taken in turns."] = 5,
+    device: Annotated[str, "cpu or cuda:0."] = "cpu",
+    folder: ModelsFolder = None,
 ) -> list[Figure]:
     """Load the model twice, in a farm and in a bare loop, and let them decode in turns; exit status 1 below the limit.
 

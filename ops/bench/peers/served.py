@@ -14,7 +14,6 @@ from typing import Any
 from control.errors import FurrowError, ModelUnavailable
 from control.listening import free_port
 from control.operations.spec import build_spec
-from control.redis.connection import connect
 from control.replicas import health
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.hosted import ChildLog
@@ -22,7 +21,7 @@ from ops.bench.peers.weights import of_furrow, of_transformers
 from ops.common.waiting import NotInTime, until
 from ops.harness import alphabet
 from ops.harness.client import Base, ask, completion
-from ops.harness.farm import HOST, NOBODY_REFUSED, private_farm, traffic
+from ops.harness.farm import HOST, NOBODY_REFUSED, PrivateFarm, private_farm, traffic
 from ops.local.ready import get
 
 LIMIT_S = 7200.0
@@ -184,7 +183,7 @@ class FurrowFarm:
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._stack = ExitStack()
-        self._base, self._redis_url = Base("", 0), ""
+        self._farm: PrivateFarm | None = None
 
     def start(self) -> float:
         """As Engine's."""
@@ -203,18 +202,18 @@ class FurrowFarm:
                 quant=quant,
             )
             began = time.monotonic()
-            farm = private_farm(spec, (1,), *NOBODY_REFUSED, environment=environment)
-            url, self._redis_url, _ = self._stack.enter_context(farm)
+            farm = private_farm(spec, *NOBODY_REFUSED, environment=environment)
+            self._farm = self._stack.enter_context(farm)
         except ModelUnavailable as error:
             raise Failed(str(error)) from error
         except FurrowError as error:
             raise Unavailable(str(error)) from error
-        self._base = Base.of(url)
         return began
 
     def run(self, prompts: list[list[int]], tokens: int) -> list[Stream]:
         """As Engine's."""
-        return asyncio.run(complete_all(self._base, {"model": MODEL, "ignore_eos": True}, prompts, tokens))
+        assert self._farm is not None
+        return asyncio.run(complete_all(self._farm.base, {"model": MODEL, "ignore_eos": True}, prompts, tokens))
 
     def stop(self) -> None:
         """As Engine's."""
@@ -222,14 +221,14 @@ class FurrowFarm:
 
     def traffic(self) -> dict[str, float]:
         """Counts of the commands that Redis has run."""
-        with connect(self._redis_url) as client:
-            return traffic(client)
+        assert self._farm is not None
+        return traffic(self._farm.client)
 
     def commands(self) -> int:
         """How many the leader has given in this epoch, each of one forward or several; waits until no more come."""
-        with connect(self._redis_url) as client:
-            before = -1
-            while (now := health.overview(client, MODEL).replicas[0].seq) != before:
-                before = now
-                time.sleep(SETTLED_S)
-            return now
+        assert self._farm is not None
+        before = -1
+        while (now := health.overview(self._farm.client, MODEL).replicas[0].seq) != before:
+            before = now
+            time.sleep(SETTLED_S)
+        return now

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from statistics import median
+from typing import Annotated
 
 import click
 
@@ -21,7 +22,7 @@ from ops.bench.recovery.strikes import (
 )
 from ops.harness.farm import say
 from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, option, shape_option
+from ops.harness.program import Outcome, ShapeOrDemo, benchmark
 
 FAULTS: dict[str, tuple[int, signal.Signals]] = {
     "rank killed": (1, signal.SIGKILL),
@@ -34,11 +35,12 @@ ADOPTION_LIMIT_S = 2.0
 
 
 @benchmark
-@option("--streams", 8)
-@option("--times", 5, "Strikes of each kind.")
-@shape_option(None)
-@option("--length", LENGTH, "Tokens of a request.", type=click.IntRange(STRIKE_AT + 20))
-def recovery(streams: int, times: int, shape: str | None, length: int) -> Outcome:
+def recovery(
+    streams: int = 8,
+    times: Annotated[int, "Strikes of each kind."] = 5,
+    shape: ShapeOrDemo = None,
+    length: Annotated[int, click.IntRange(STRIKE_AT + 20), "Tokens of a request."] = LENGTH,
+) -> Outcome:
     """Kill ranks and the agent of a private farm (two CPU ranks), and measure each phase of the recovery.
 
     Each strike waits until the standby process is ready; FURROW_STANDBY=0 measures without one. In float64 the texts

@@ -23,7 +23,7 @@ from control.keys import ModelKeys, ReplicaKeys
 from control.messages import GenerationRequest, LogEntry, Sampling
 from control.placement import farm
 from control.redis.clients import SyncRedis
-from control.redis.connection import connect, read, run, run_every
+from control.redis.connection import read, run, run_every
 from control.replicas import health
 from control.replicas.health import Formation
 from control.requests import Enqueue, enqueue, read_pages
@@ -79,8 +79,7 @@ def scene(shape: str | None = None, length: int = LENGTH) -> Generator[Scene]:
         if shape is not None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
             spec = msgspec.structs.replace(spec, source=str(build(shape, folder, "float32")), dtype="float32")
-        _, redis_url, _ = stack.enter_context(private_farm(spec, (1,)))
-        client = stack.enter_context(connect(redis_url))
+        client = stack.enter_context(private_farm(spec)).client
         prompt = Tokenizer.from_file(f"{spec.source}/tokenizer.json").encode(PROMPT).ids
         [expected] = finished(client, [submit(client, prompt, length)])
         yield Scene(client, prompt, expected)

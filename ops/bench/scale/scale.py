@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import mean
+from typing import Annotated
 
 import click
 
@@ -19,7 +20,7 @@ from ops.bench.scale.crowd import Size, fill
 from ops.bench.scale.processes import Agents, ApiProcesses
 from ops.bench.scale.takeover import succeed
 from ops.harness.figures import Figure
-from ops.harness.program import benchmark, option
+from ops.harness.program import benchmark
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S
@@ -34,16 +35,15 @@ TURNS = 15
 
 
 @benchmark
-@option("--entries", 1_000_000, "Entries in the logs of what runs.", type=int)
-@option("--running", 100, "Requests that they belong to.", type=int)
-@option("--waiting", 100_000, "Requests that wait.", type=int)
-@option("--tenants", 1_000, type=int)
-@option("--models", 200, type=int)
-@option("--agents", 100, type=int)
-@option("--apis", 50, type=int)
-@option("--calls", 2_000, "Of a script; fewer of those that need much preparation.", type=int)
 def scale(
-    entries: int, running: int, waiting: int, tenants: int, models: int, agents: int, apis: int, calls: int
+    entries: Annotated[int, int, "Entries in the logs of what runs."] = 1_000_000,
+    running: Annotated[int, int, "Requests that they belong to."] = 100,
+    waiting: Annotated[int, int, "Requests that wait."] = 100_000,
+    tenants: Annotated[int, int] = 1_000,
+    models: Annotated[int, int] = 200,
+    agents: Annotated[int, int] = 100,
+    apis: Annotated[int, int] = 50,
+    calls: Annotated[int, int, "Of a script; fewer of those that need much preparation."] = 2_000,
 ) -> list[Figure]:
     """Fill a private server as a large farm does, time each script by the server's own clock, and let a leader die.
 

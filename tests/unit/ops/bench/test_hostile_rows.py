@@ -15,7 +15,6 @@ import pytest
 
 from ops.bench.hostile import neighbour
 from ops.bench.hostile.crowd import Crowd, Deeds
-from ops.bench.hostile.exchange import Address, Answer, Exchange, chat
 from ops.bench.hostile.leaders import Claim
 from ops.bench.hostile.neighbour import Neighbour, Request, Seen
 from ops.bench.hostile.rows import (
@@ -31,6 +30,7 @@ from ops.bench.hostile.rows import (
     judge,
     rows_of,
 )
+from ops.harness.exchange import Address, Answer, Exchange, chat
 from ops.harness.figures import Figure, summarise
 
 RID = "f" * 32
