@@ -128,7 +128,7 @@ CLIENTS: tuple[Client, ...] = (
         packages=("llama-index-llms-openai-like",),
         script="llama_index_python.py",
     ),
-    Client(name="llm", title="`llm`", packages=("llm",), script="llm_python.py"),
+    Client(name="llm", title="`llm`", packages=("llm",), script="llm_program.py"),
     Client(name="ollama-python", title="Ollama's client for Python", packages=("ollama",), script="ollama_python.py"),
     Client(
         name="ollama-node",
@@ -143,7 +143,7 @@ CLIENTS: tuple[Client, ...] = (
         packages=("langchain-ollama",),
         script="ollama_langchain.py",
     ),
-    Client(name="llm-ollama", title="`llm-ollama`", packages=("llm-ollama", "llm"), script="ollama_llm.py"),
+    Client(name="llm-ollama", title="`llm-ollama`", packages=("llm-ollama", "llm"), script="llm_program.py"),
     Client(
         name="lm-eval",
         title="lm-evaluation-harness, `local-completions`",
@@ -155,24 +155,31 @@ CLIENTS: tuple[Client, ...] = (
         title="Claude Code",
         kind="node",
         packages=("@anthropic-ai/claude-code@latest",),
-        script="claude_code.py",
+        script="coding_agents.py",
         orders=True,
     ),
-    Client(name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="codex.py", orders=True),
     Client(
-        name="opencode", title="opencode", kind="node", packages=("opencode-ai",), script="opencode.py", orders=True
+        name="codex", title="Codex", kind="node", packages=("@openai/codex",), script="coding_agents.py", orders=True
+    ),
+    Client(
+        name="opencode",
+        title="opencode",
+        kind="node",
+        packages=("opencode-ai",),
+        script="coding_agents.py",
+        orders=True,
     ),
     Client(
         name="qwen-code",
         title="Qwen Code",
         kind="node",
         packages=("@qwen-code/qwen-code",),
-        script="qwen_code.py",
+        script="coding_agents.py",
         orders=True,
     ),
-    Client(name="aider", title="aider", packages=("aider-chat",), script="aider.py"),
-    Client(name="guidellm", title="guidellm", packages=("guidellm",), script="guidellm_run.py"),
-    Client(name="aiperf", title="aiperf", packages=("aiperf",), script="aiperf_run.py"),
+    Client(name="aider", title="aider", packages=("aider-chat",), script="coding_agents.py"),
+    Client(name="guidellm", title="guidellm", packages=("guidellm",), script="load_generators.py"),
+    Client(name="aiperf", title="aiperf", packages=("aiperf",), script="load_generators.py"),
 )
 
 

@@ -86,6 +86,7 @@ def run(
         "COMPAT_BASE_URL": base_url,
         "COMPAT_MODEL": model,
         "COMPAT_KEY": "none",
+        "COMPAT_CLIENT": client.name,
         "COMPAT_SAMPLES": str(samples or ""),
         "COMPAT_FAULT_URL": fault_url,
         "COMPAT_SCRIPTED_URL": scripted_url,

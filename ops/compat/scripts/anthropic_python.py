@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import anthropic
 import pydantic
-from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, undisturbed
-from tool_loops import messages_loop
+from checks import BASE_URL, KEY, LONG, LOOP, MODEL, check, main, messages_loop, refused, undisturbed
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key=KEY, max_retries=0, timeout=60)
 GREEDY = {"temperature": 0}
@@ -56,16 +55,10 @@ def stop() -> None:
 
 @check("errors as the client's exceptions")
 def errors() -> None:
-    try:
-        ask(model="no-such-model")
-        raise AssertionError("a model that is not there answered")
-    except anthropic.NotFoundError as error:
-        assert error.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    try:
-        ask(messages=[])
-        raise AssertionError("no messages were taken")
-    except anthropic.BadRequestError as error:
-        assert error.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
+    error = refused(anthropic.NotFoundError, lambda: ask(model="no-such-model"))
+    assert error.body["error"]["type"] == "not_found_error"
+    error = refused(anthropic.BadRequestError, lambda: ask(messages=[]))
+    assert error.body["error"]["type"] == "invalid_request_error"
 
 
 @check("a required tool and its result")
