@@ -52,7 +52,7 @@ begin, files = module.StepSampler.begin, {{}}
 def digest(data):
     return hashlib.blake2b(data, digest_size={HASH // 2}).hexdigest()
 
-def noted(sampler, rows, forward):
+def noting(sampler, rows, forward):
     pid = os.getpid()
     if pid not in files:
         files[pid] = open(os.path.join({str(folder)!r}, f"{{pid}}.logits"), "a", buffering=1)
@@ -62,7 +62,7 @@ def noted(sampler, rows, forward):
         files[pid].write(" ".join(words) + "\\n")
     return begin(sampler, rows, forward)
 
-module.StepSampler.begin = noted
+module.StepSampler.begin = noting
 """,
         (),
     )

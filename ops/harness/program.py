@@ -99,7 +99,7 @@ def with_options(function: Callable[..., Any]) -> click.Command:
     return click.Command(
         function.__name__.replace("_", "-"),
         callback=function,
-        params=[*declared, *options],
+        params=[*options, *declared],
         help=inspect.getdoc(function),
     )
 
