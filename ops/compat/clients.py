@@ -184,7 +184,7 @@ CLIENTS: tuple[Client, ...] = (
 
 
 def client(name: str) -> Client | None:
-    return next((known for known in CLIENTS if known.name == name), None)
+    return next((one for one in CLIENTS if one.name == name), None)
 
 
 # --- environments -----------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 def root() -> Path:
     """FURROW_CLIENTS, or a folder in the user's cache."""
-    given = os.environ.get(FOLDER)
-    if given:
-        return Path(given)
+    named = os.environ.get(FOLDER)
+    if named:
+        return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "furrow" / "clients"
 
 
@@ -230,9 +230,9 @@ def install(client: Client) -> str:
     place = folder(client)
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    found = _install_python(client, place) if client.kind == "python" else _install_node(client, place)
-    (place / _STAMP).write_text(json.dumps({"version": found, "packages": client.packages}))
-    return found
+    version = _install_python(client, place) if client.kind == "python" else _install_node(client, place)
+    (place / _STAMP).write_text(json.dumps({"version": version, "packages": client.packages}))
+    return version
 
 
 def command(client: Client) -> list[str]:

@@ -146,10 +146,10 @@ class EmbeddedServer:
         self._lock = lock
 
     def _kept_password(self) -> str:
-        kept = self._folder / "password"
-        if not kept.exists():
-            _write_private(kept, secrets.token_hex(24))
-        return kept.read_text().strip()
+        file = self._folder / "password"
+        if not file.exists():
+            _write_private(file, secrets.token_hex(24))
+        return file.read_text().strip()
 
     def _write_config(self) -> Path:
         """Write the configuration, with the password: `ps` would show it on the command line."""

@@ -28,11 +28,11 @@ def machine_memory(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> int:
     return min(machine, memory_limit(groups, own_group) or machine)
 
 
-def server_bytes(asked: str | None) -> int:
+def server_bytes(size_text: str | None) -> int:
     """The private server's maxmemory, given or default. Raises SettingsError if it is too small to work with."""
-    if asked is None:
+    if size_text is None:
         return default_memory()
-    size = parse_size(asked)
+    size = parse_size(size_text)
     if size < LEAST:
-        raise SettingsError(f"--redis-memory {asked} is too little: the private server needs {LEAST // MIB} MiB")
+        raise SettingsError(f"--redis-memory {size_text} is too little: the private server needs {LEAST // MIB} MiB")
     return size

@@ -73,8 +73,8 @@ def version_of(binary: Path) -> str | None:
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(said)
-    return found[0].removeprefix("v=") if found else None
+    match = _VERSION.search(said)
+    return match[0].removeprefix("v=") if match else None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -98,8 +98,8 @@ def _on_path() -> list[Path]:
     data has, must not depend on whether the environment happens to be activated."""
     own = Path(sys.prefix, "bin").resolve()
     folders = [folder for folder in os.get_exec_path() if Path(folder).resolve() != own]
-    found = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("valkey-server", "redis-server"))
-    return [Path(path) for path in found if path is not None]
+    paths = (shutil.which(name, path=os.pathsep.join(folders)) for name in ("valkey-server", "redis-server"))
+    return [Path(path) for path in paths if path is not None]
 
 
 def _in_package(package: str, inside: str) -> Path | None:

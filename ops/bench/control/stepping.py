@@ -199,8 +199,8 @@ class Loop:
             stamps.append(self._stamp())
         self.serving.deliver()
         spans = [[b - a for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(stamps)]
-        found = zip(spans, self.engine.steps, strict=True)
-        return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in found]
+        parts = zip(spans, self.engine.steps, strict=True)
+        return [Turn(whole, exchange, group, forwards) for (whole, exchange, group), forwards in parts]
 
 
 @contextmanager

@@ -99,11 +99,11 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers = re.search(r"REG:(\d+)", told.stdout)
-    stack = re.search(r"STACK:(\d+)", told.stdout)
+        usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers = re.search(r"REG:(\d+)", usage.stdout)
+    stack = re.search(r"STACK:(\d+)", usage.stdout)
     if registers is None or stack is None:
-        raise RuntimeError(f"{tool} told no registers: {told.stdout[:500]}")
+        raise RuntimeError(f"{tool} told no registers: {usage.stdout[:500]}")
     return int(registers[1]), int(stack[1])
 
 

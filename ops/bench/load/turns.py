@@ -179,7 +179,7 @@ def _best(states: set[tuple[int, int, tuple[int, ...]]]) -> set[tuple[int, int, 
         best[now, model] = [
             one for one in others if not all(mine <= theirs for mine, theirs in zip(one, served, strict=True))
         ] + [served]
-    return {(now, model, served) for (now, model), kept in best.items() for served in kept}
+    return {(now, model, served) for (now, model), states_of in best.items() for served in states_of}
 
 
 if __name__ == "__main__":

@@ -136,4 +136,4 @@ def judged(goals: list[Goal], results: Results, share: Share) -> tuple[list[Figu
 
 
 def _first(results: Results, names: tuple[str, ...] | list[str]) -> Result | None:
-    return next((found for name in names if (found := results.of(name)) is not None), None)
+    return next((result for name in names if (result := results.of(name)) is not None), None)

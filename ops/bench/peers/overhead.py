@@ -49,11 +49,11 @@ def overhead(
     most = max(streams)
     with ExitStack() as stack:
         scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-        made = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
+        models = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
         setup = Setup(
-            made.checkpoint(),
+            models.checkpoint(),
             weights,
-            gguf=made.gguf(weights) if weights in FILES else None,
+            gguf=models.gguf(weights) if weights in FILES else None,
             device=device,
             threads=len(os.sched_getaffinity(0)),
             streams=most,
@@ -67,10 +67,10 @@ def overhead(
                 stack.callback(engine.stop)
                 engine.start()
             vocabulary = SHAPES[shape]["vocab_size"]
-            found = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
+            figures = [beside(loop, farm, count, prompt, tokens, rounds, vocabulary) for count in streams]
         except (Unavailable, Failed) as why:
             raise SettingsError(f"can't be measured: {why}") from why
-    return found
+    return figures
 
 
 def beside(
@@ -81,22 +81,24 @@ def beside(
     spent: list[dict[str, float]] = []
     for turn in range(rounds + 1):
         say(f"{count} streams, " + (f"round {turn} of {rounds}" if turn else "warming up"))
-        asked = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
+        prompts = random_prompts(f"{turn} {count}", count, prompt, vocabulary)
         length = tokens if turn else WARM_UP_TOKENS
-        bare = run_checked(loop, asked, length)
+        bare = run_checked(loop, prompts, length)
         # Commands are known once the farm is at rest; what Redis does until then is not counted.
-        given = farm.commands()
+        commands = farm.commands()
         before = farm.traffic()
-        whole = run_checked(farm, asked, length)
+        whole = run_checked(farm, prompts, length)
         after = farm.traffic()
         if turn:
             pairs.append((figures(whole), figures(bare)))
-            spent.append({**{name: after[name] - before[name] for name in after}, "given": farm.commands() - given})
+            spent.append(
+                {**{name: after[name] - before[name] for name in after}, "commands": farm.commands() - commands}
+            )
     ratio = median([farm_did.decode / loop_did.decode for farm_did, loop_did in pairs])
     rates = [median([pair[side].decode for pair in pairs]) for side in (0, 1)]
     click.echo(f"{count} streams: farm {rates[0]:.1f} tok/s, bare loop {rates[1]:.1f} tok/s")
     click.echo(
-        f"  Redis, {_per(spent, 'given', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
+        f"  Redis, {_per(spent, 'commands', 1)} a command of the leader; {_per(spent, None, count * tokens)} a token"
     )
     return Figure(f"{count} streams: farm / bare loop", ratio, LEAST_ALONE if count == 1 else LEAST, at_least=True)
 

@@ -69,6 +69,6 @@ def recovery(
         Figure("streams that ended otherwise than undisturbed", sum(one.streams - one.same for one in everything), 0),
         Figure("agent killed: longest pause of all streams", max(one.pause_s for one in agents), PAUSE_LIMIT_S, "s"),
         Figure("agent killed: adopted after", max(one.adopted_s for one in agents), ADOPTION_LIMIT_S, "s"),
-        Figure("agent killed: ranks or epoch replaced", sum(not one.kept for one in agents), 0),
+        Figure("agent killed: ranks or epoch replaced", sum(not one.same_processes for one in agents), 0),
     ]
     return Outcome(figures if shape is None else None, {"strikes": strikes, "agents": agents})

@@ -125,7 +125,7 @@ class AgentStrike:
     """The longest time for which no stream got a token."""
     adopted_s: float
     """Until the next agent beat, which it does once it has adopted."""
-    kept: bool
+    same_processes: bool
     """True if ranks and epoch are the same as before."""
     same: int
     streams: int
@@ -158,9 +158,9 @@ def strike_agent(scene: Scene, streams: int) -> AgentStrike:
             raise SystemExit(f"the agent was not replaced within {LIMIT_S:.0f} s")
         time.sleep(TICK_S)
     longest = max(longest, time.monotonic() - last)
-    kept = (health.read_epoch(client, DEMO, "r0"), _pids(client)) == before
+    same_processes = (health.read_epoch(client, DEMO, "r0"), _pids(client)) == before
     same = sum(answer == scene.expected for answer in finished(client, rids))
-    return AgentStrike(longest, adopted, kept, same, len(rids))
+    return AgentStrike(longest, adopted, same_processes, same, len(rids))
 
 
 def _pids(client: SyncRedis) -> list[int]:
@@ -211,11 +211,11 @@ def finished(client: SyncRedis, rids: list[str]) -> list[list[int | None]]:
 
 def wait_until_whole(client: SyncRedis) -> int:
     """Until every rank is ready in the current epoch, which is returned, and a standby is ready where one is kept."""
-    kept = keeps_standby()
+    standby = keeps_standby()
 
     def whole() -> bool:
         loaded = health.overview(client, DEMO).state == "loaded"
-        return loaded and (not kept or farm.standbys(client) == ["ready"])
+        return loaded and (not standby or farm.standbys(client) == ["ready"])
 
     until(whole, "every rank is ready", LIMIT_S, TICK_S)
     return health.read_epoch(client, DEMO, "r0")

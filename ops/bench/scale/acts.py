@@ -228,8 +228,8 @@ class Changes:
         there = [LogEntry(seq, 0, 7) for seq in range(1, WRITE_ENTRIES + 1)]
         run_steps(self._client, requests.enqueue_again(one, there))
         more = [LogEntry(seq, 0, 7) for seq in range(WRITE_ENTRIES + 1, 2 * WRITE_ENTRIES + 1)]
-        given = [*there[:-1], LogEntry(WRITE_ENTRIES, 0, token), *more]
-        assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, given)) == how
+        delivered = [*there[:-1], LogEntry(WRITE_ENTRIES, 0, token), *more]
+        assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, delivered)) == how
         run(self._client, requests.cancel(MODEL, one.rid, one.tenant))
 
     # --- the end of many choices -------------------------------------------------------------------------------------

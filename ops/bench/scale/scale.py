@@ -126,14 +126,15 @@ def _each(name: str, rounds: Sequence[Round], parts: float) -> float:
 
 
 def _of_a_death(clients: tuple[SyncRedis, SyncRedis, SyncRedis], lease: Lease, size: Size) -> list[Figure]:
-    found = succeed(clients, lease)
-    total = found.entries
+    recovery = succeed(clients, lease)
+    total = recovery.entries
     click.echo(
-        f"the successor read {total:,} entries of {len(found.ready)} requests: {1e6 * found.last / total:.2f} us each"
+        f"the successor read {total:,} entries of {len(recovery.ready)} requests: "
+        f"{1e6 * recovery.last / total:.2f} us each"
     )
     return [
-        Figure("entries that the successor did not read", size.running - len(found.ready), 0),
-        Figure("first request ready for its prefill", found.first, FIRST_S, "s"),
-        Figure("last request ready for its prefill", found.last, ENTRY_S * total, "s"),
-        Figure("looks at which the lock was not held", found.lapses, 0),
+        Figure("entries that the successor did not read", size.running - len(recovery.ready), 0),
+        Figure("first request ready for its prefill", recovery.first, FIRST_S, "s"),
+        Figure("last request ready for its prefill", recovery.last, ENTRY_S * total, "s"),
+        Figure("looks at which the lock was not held", recovery.lapses, 0),
     ]

@@ -34,7 +34,7 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
     lease = run(client, acquire(dead.model, dead.replica, "second", 1, floor=dead.epoch))
     assert lease is not None
     began = time.monotonic()
-    found = Recovery()
+    recovery = Recovery()
     progress = Progress()
     heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
     with heartbeat:
@@ -45,22 +45,22 @@ def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Rec
             reading.wait(0.1)
             for request in reading.take():
                 assert isinstance(request, RunningRequest), request
-                found.entries += request.accepted
-                found.ready.append(time.monotonic() - began)
-            found.lapses += run(client, holder(lease.model, lease.replica)) != lease.token
+                recovery.entries += request.accepted
+                recovery.ready.append(time.monotonic() - began)
+            recovery.lapses += run(client, holder(lease.model, lease.replica)) != lease.token
         reading.close()
-    found.first, found.last = found.ready[0], found.ready[-1]
-    return found
+    recovery.first, recovery.last = recovery.ready[0], recovery.ready[-1]
+    return recovery
 
 
 def adopted(send: Callable[[Call[Adopted]], Adopted], lease: Lease) -> list[Claimed]:
     """Every batch, as the leader takes them."""
-    found = list[Claimed]()
+    claims = list[Claimed]()
     after = ""
     more = True
     while more:
         batch = send(adopt(lease, after))
-        found += batch.requests
+        claims += batch.requests
         after = batch.after
         more = batch.more
-    return found
+    return claims

@@ -191,7 +191,7 @@ class End(asyncio.Protocol):
         for chunk in self._waiting:
             self.transport.write(chunk)
         self._waiting.clear()
-        self._link.made(self)
+        self._link.connected(self)
 
     def data_received(self, data: bytes) -> None:
         self._link.received(self, data)
@@ -255,7 +255,7 @@ class Link:
         """True if bytes pass."""
         return self.open and not self._silent
 
-    def made(self, end: End) -> None:
+    def connected(self, end: End) -> None:
         """The client is there: go on to the server, unless all of this is to lead nowhere."""
         if end is self.client and not self._silent:
             self._connecting = asyncio.create_task(self._reach())

@@ -83,12 +83,12 @@ def structured() -> None:
 
 @check("the tool runner")
 def runner() -> None:
-    asked: list[str] = []
+    cities: list[str] = []
 
     @anthropic.beta_tool
     def get_weather(city: str) -> str:
         """The weather in a city."""
-        asked.append(city)
+        cities.append(city)
         return "sunny"
 
     question: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -96,7 +96,7 @@ def runner() -> None:
         model=MODEL, messages=question, max_tokens=200, tools=[get_weather], extra_body=GREEDY
     )
     assert [turn.stop_reason for turn in turns] == ["tool_use", "end_turn"]
-    assert asked == ["Paris"]
+    assert cities == ["Paris"]
 
 
 @check(LOOP)

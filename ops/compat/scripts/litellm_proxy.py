@@ -100,7 +100,7 @@ with proxy() as url:
 
     @check("errors with the server's message")
     def errors() -> None:
-        wrong: Any = {"model": "farm", "messages": [{"role": "user", "content": ""}], "temperature": 3}
+        wrong: Any = {"model": "farm", "messages": [{"role": "user", "content": ""}], "temperature": 6}
         error = refused(openai.BadRequestError, lambda: client.chat.completions.create(**wrong))
         assert "temperature" in str(error)
 

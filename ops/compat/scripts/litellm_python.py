@@ -40,7 +40,7 @@ def completion() -> None:
 def errors() -> None:
     wrong: Any = {"model": "openai/no-such-model"}
     refused(litellm.NotFoundError, lambda: litellm.completion(messages=ASK, **(WHERE | wrong)))
-    refused(litellm.BadRequestError, lambda: litellm.completion(messages=ASK, **(WHERE | {"temperature": 3})))
+    refused(litellm.BadRequestError, lambda: litellm.completion(messages=ASK, **(WHERE | {"temperature": 6})))
 
 
 @check("a required tool")

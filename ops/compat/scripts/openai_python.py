@@ -121,14 +121,14 @@ def predicted() -> None:
 
 @check("stored chats: read, listed, relabelled, deleted")
 def stored() -> None:
-    made = ask(store=True, metadata={"use": "compat"})
+    answer = ask(store=True, metadata={"use": "compat"})
     chats = client.chat.completions
-    assert chats.retrieve(made.id).choices[0].message.content == made.choices[0].message.content
-    assert [one.content for one in chats.messages.list(made.id)] == [ASK[0]["content"]]
-    assert made.id in [one.id for one in chats.list(metadata={"use": "compat"})]
-    assert chats.update(made.id, metadata={"use": "other"}).metadata == {"use": "other"}
-    assert chats.delete(made.id).deleted
-    assert made.id not in [one.id for one in chats.list()]
+    assert chats.retrieve(answer.id).choices[0].message.content == answer.choices[0].message.content
+    assert [one.content for one in chats.messages.list(answer.id)] == [ASK[0]["content"]]
+    assert answer.id in [one.id for one in chats.list(metadata={"use": "compat"})]
+    assert chats.update(answer.id, metadata={"use": "other"}).metadata == {"use": "other"}
+    assert chats.delete(answer.id).deleted
+    assert answer.id not in [one.id for one in chats.list()]
 
 
 @check("completions: several prompts, streamed and whole")
@@ -160,7 +160,7 @@ def models() -> None:
 
 @check("errors as the client's exceptions, with param and code")
 def errors() -> None:
-    error = refused(openai.BadRequestError, lambda: ask(temperature=3))
+    error = refused(openai.BadRequestError, lambda: ask(temperature=6))
     assert error.param == "temperature" and error.type == "invalid_request_error"
     wrong: Any = {"model": "no-such-model", "messages": ASK}
     assert refused(openai.NotFoundError, lambda: client.chat.completions.create(**wrong)).code == "model_not_found"

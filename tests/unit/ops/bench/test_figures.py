@@ -112,7 +112,7 @@ def test_an_overload_is_judged_by_waiting_refusals_and_memory() -> None:
 
 def test_a_stored_chat_that_is_lost_fails_the_bench() -> None:
     """Also a record beyond the quota, a loop that is held up, and memory that grows."""
-    seen = Seen(kept={str(at): "text" for at in range(90)}, memory=[0, 2**20])
+    seen = Seen(texts={str(at): "text" for at in range(90)}, memory=[0, 2**20])
 
     def holds(lag: float, lost: int, records: int) -> list[bool]:
         return [one.holds for one in stored_figures(seen, lag, lost, records, 100.0, 50)]
