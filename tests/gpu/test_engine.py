@@ -26,6 +26,9 @@ from worker.scheduling.sequence import Sequence
 
 Checkpoint = Callable[[str], Path]
 
+CPU_ONLY = [name for name, family in FAMILIES.items() if family.recurrent or "attention_chunk_size" in family.fields]
+"""Types with recurrent layers or attention within chunks."""
+
 JOBS = [Job(sid, [(7 * sid + i) % 128 for i in range(5 + 9 * sid)], 16, 12, start=2 * sid) for sid in range(5)]
 
 
@@ -53,15 +56,16 @@ def greedy(engine: Engine) -> dict[int, list[int]]:
     return {sid: row.output for sid, row in rows.items()}
 
 
-@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.recurrent is None))
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - set(CPU_ONLY)))
 def test_the_tokens_are_the_cpus(family: str, checkpoint: Checkpoint) -> None:
     """Sequences that join, decode and leave: float32 tokens of the tiny model, whose logits lie far apart."""
     folder = checkpoint(family)
     assert greedy(engine_of(folder, DEVICE)) == greedy(engine_of(folder, "cpu"))
 
 
-@pytest.mark.parametrize("family", sorted(name for name, family in FAMILIES.items() if family.recurrent is not None))
-def test_recurrent_layers_are_refused(family: str, checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("family", sorted(CPU_ONLY))
+def test_types_for_cpus_only_are_refused(family: str, checkpoint: Checkpoint) -> None:
+    """Recurrent layers and attention within chunks have no kernels for GPUs."""
     with pytest.raises(SettingsError, match="served on CPUs only"):
         engine_of(checkpoint(family), DEVICE)
 

@@ -328,10 +328,15 @@ class Step {
       multiply(hand, layer.query_key_value, scratch_.normed, scratch_.projected);
     if (layer.query.weight && layer.head_norms == ALL_HEADS && batch_.reduce) normalize_over_ranks(hand, layer);
     each_span_token(hand, [&](const Span& span, int64_t token) { store_token(layer, span, token); });
-    const int64_t shared = layer.shared_heads;
-    hand.each(static_cast<int64_t>(pieces_.size()) * shared, 1, [&](int64_t from, int64_t to) {
+    const int64_t shared = layer.shared_heads, tasks = static_cast<int64_t>(pieces_.size()) * shared;
+    hand.each(tasks, 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
-        const Task one = task(layer, pieces_[i / shared], i % shared);
+        Task one = task(layer, pieces_[i / shared], i % shared);
+        const int64_t next = i + hand.threads();  // each thread takes about every n-th
+        if (next < tasks) {
+          const Task following = task(layer, pieces_[next / shared], next % shared);
+          one.following = following.keys + first_read(following) * cached_bytes(following.kind, following.dim);
+        }
         attend(one, scratch_.attention(hand.thread));
         if (model_.output_gate) gate_heads(one);
       }
