@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 from control.errors import RedisUnavailable, SettingsError
 from control.listening import free_port
 from ops.common.waiting import pause_after
-from ops.local.memory import default_memory
-from ops.local.server_binary import ServerBinary, find_server
+from ops.local.server_binary import ServerBinary, default_memory, find_server
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

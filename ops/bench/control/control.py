@@ -18,12 +18,10 @@ from control.redis.clients import SyncRedis
 from control.redis.connection import connect
 from control.replies import ErrorReply
 from control.requests import Emission
-from ops.bench.control.shard import load_command
-from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, stepping, timed
+from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR
 from ops.harness.farm import traffic
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run
 from ops.local.embedded import EmbeddedServer
 from worker.engine.step import Step
 from worker.leader.request import RunningRequest

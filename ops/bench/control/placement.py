@@ -18,8 +18,7 @@ from control.placement.give_back import KvUse, lenders
 from control.placement.need import ModelNeed, RankNeed
 from control.placement.placement import Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Place, plan
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run
 
 GIB = 2**30
 MOST_TURNS = 60

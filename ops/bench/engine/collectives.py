@@ -14,8 +14,7 @@ import click
 import torch
 from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ops.harness.figures import Figure, Summary, summarise
-from ops.harness.program import Outcome, benchmark, run
+from ops.harness.program import Figure, Outcome, Summary, benchmark, run, summarise
 from worker.collective import Collective, rendezvous
 from worker.collective.abort import Abort
 

@@ -26,9 +26,8 @@ from transformers.utils import logging
 from control.commands import BatchChange, GenerateStep, StepRow
 from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
-from ops.harness.figures import Figure
 from ops.harness.models import Models
-from ops.harness.program import PATH, ModelsFolder, Outcome, Quant, Shape, ThreadCount, benchmark, run
+from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, ThreadCount, benchmark, run
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.engine.step import Engine

@@ -12,8 +12,7 @@ from typing import Annotated
 import click
 import psutil
 
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, Quant, benchmark, run
+from ops.harness.program import Figure, Outcome, Quant, benchmark, run
 from worker.repository.files import inspect, is_gguf
 from worker.weights.gguf import read_model
 

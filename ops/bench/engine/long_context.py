@@ -14,9 +14,8 @@ from typing import Annotated
 import click
 import numpy as np
 
-from ops.harness.figures import Figure
 from ops.harness.models import Models
-from ops.harness.program import PATH, ModelsFolder, Outcome, Quant, Shape, benchmark, run
+from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, benchmark, run
 from worker.collective import Solo
 from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore

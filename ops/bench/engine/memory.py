@@ -19,10 +19,9 @@ from control.messages import ModelSpec
 from control.placement.need import RankNeed
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.figures import Figure
 from ops.harness.models import Models
 from ops.harness.processes import MIB, looking
-from ops.harness.program import ModelsFolder, benchmark, run
+from ops.harness.program import Figure, ModelsFolder, benchmark, run
 from worker.models.need import STEP_ROWS, rank_need
 from worker.repository import validation
 

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 
 from control.messages import ModelSpec
 from ops.demo import MODEL_DIR
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run
 from worker.collective import Solo
 from worker.kv.base import CacheLayout
 from worker.kv.slabs import SlabStore

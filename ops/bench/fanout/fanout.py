@@ -20,9 +20,8 @@ from ops.bench.fanout.readers import WARM_UP, overhead_ms, read
 from ops.common.waiting import until
 from ops.harness.exchange import Address
 from ops.harness.farm import HOST, NOBODY_REFUSED, part_environment, say
-from ops.harness.figures import Figure, Summary
 from ops.harness.processes import Meter, Part, calling, looking, resident, running, split_cores
-from ops.harness.program import Outcome, benchmark, run
+from ops.harness.program import Figure, Outcome, Summary, benchmark, run
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 

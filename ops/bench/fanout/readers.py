@@ -20,7 +20,7 @@ import msgspec
 from ops.bench.fanout.leaders import TOKENS, TOOL, Load, Ring
 from ops.harness.client import CHAT
 from ops.harness.exchange import Address, Answer
-from ops.harness.figures import Summary, summarise
+from ops.harness.program import Summary, summarise
 
 _PLACE = re.compile(rb"id: [^:\n]*:(\d+)\.")
 _OK = b"HTTP/1.1 200"

@@ -31,8 +31,8 @@ from ops.common.waiting import NotInTime, until
 from ops.harness.client import CHAT, COMPLETIONS
 from ops.harness.exchange import Address
 from ops.harness.farm import say
-from ops.harness.figures import Figure
 from ops.harness.processes import MIB, calling, looking, resident
+from ops.harness.program import Figure
 from ops.local.embedded import EmbeddedServer
 from ops.local.ready import get
 

@@ -16,8 +16,7 @@ from control.redis.clients import AsyncRedis
 from control.redis.connection import connect_async
 from ops.harness.client import CHAT, Base, Response, chat, now_ms, prompt, request
 from ops.harness.farm import DEMO, demo_spec, private_farm
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 KEYS = ModelKeys(DEMO)
 MAX_TOKENS = 400

@@ -19,8 +19,7 @@ from ops.bench.load.load import StampCollector
 from ops.common.waiting import until
 from ops.harness.client import Answer, ask, chat, now_ms, prompt
 from ops.harness.farm import DEMO, NOBODY_REFUSED, PrivateFarm, demo_spec, private_farm, say
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark
+from ops.harness.program import Figure, benchmark, summarise
 
 LIGHTS = 9
 HEAVY = "heavy"

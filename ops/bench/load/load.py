@@ -30,8 +30,7 @@ from control.settings import redis_url_from_environment
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt, request
 from ops.harness.farm import NOBODY_REFUSED, private_farm, say
-from ops.harness.figures import Summary, summarise
-from ops.harness.program import FILE, describe
+from ops.harness.program import FILE, Summary, describe, summarise
 
 
 @dataclass(frozen=True, slots=True)

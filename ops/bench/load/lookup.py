@@ -12,8 +12,7 @@ from control.operations.spec import build_spec
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, RequestFailed, ask
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark
+from ops.harness.program import Figure, benchmark
 
 CODE = '''def total(orders, country):
     """Sum of the orders that were sent to a country, tax included."""

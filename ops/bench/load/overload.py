@@ -14,9 +14,8 @@ import click
 
 from ops.harness.client import Answer, Base, ask, chat, now_ms, prompt
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.figures import Figure, Summary, summarise
 from ops.harness.processes import MemoryByPart, growth, looking
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, Summary, benchmark, run, summarise
 
 USERS = 5
 MAX_TOKENS = 48

@@ -14,9 +14,8 @@ import click
 from control.operations.spec import build_spec
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
 from ops.harness.models import SHAPES, build
-from ops.harness.program import Quant, Shape, benchmark, run
+from ops.harness.program import Figure, Quant, Shape, benchmark, run
 
 RATIO = 0.15
 """Of the first turn's time to its first token: what the second one may take."""

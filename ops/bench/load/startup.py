@@ -27,10 +27,9 @@ from ops.demo import MODEL_DIR
 from ops.harness import alphabet
 from ops.harness.client import Base, ask, completion
 from ops.harness.farm import HOST, end, say, serve
-from ops.harness.figures import Figure
 from ops.harness.models import Models
 from ops.harness.processes import MIB
-from ops.harness.program import ModelsFolder, ShapeOrDemo, benchmark, run
+from ops.harness.program import Figure, ModelsFolder, ShapeOrDemo, benchmark, run
 from ops.local.ready import get
 
 PHASES = {

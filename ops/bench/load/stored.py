@@ -15,8 +15,7 @@ from control.redis.clients import SyncRedis
 from ops.bench.load.overload import arrivals
 from ops.harness.client import CHAT, Base, ask, chat, prompt, request
 from ops.harness.farm import DEMO, NOBODY_REFUSED, demo_spec, private_farm
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 TOKENS = 8
 PROMPT_BYTES = 320

@@ -25,8 +25,7 @@ from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness.client import Base, RequestFailed, ask, completion
 from ops.harness.farm import HOST, say, serve
-from ops.harness.figures import Figure
-from ops.harness.program import PATH, benchmark, run
+from ops.harness.program import PATH, Figure, benchmark, run
 
 MOST_WAIT_S = 120.0
 MORE_SWITCHES = 1.1

@@ -19,10 +19,9 @@ from ops.bench.peers.results import Results
 from ops.bench.peers.runner import DEFAULT_ROWS, ENGINES, NEEDS_GGUF, Peers, Plan, Runner
 from ops.bench.peers.weights import BYTES
 from ops.harness.farm import say
-from ops.harness.figures import table as figures_table
 from ops.harness.gguf import MIXTURES, TYPES
 from ops.harness.models import SHAPES
-from ops.harness.program import FILE, ModelsFolder, Shape, describe, models_of, with_options
+from ops.harness.program import FILE, ModelsFolder, Shape, describe, figures_table, models_of, with_options
 
 
 @with_options

@@ -24,8 +24,7 @@ from ops.demo import MODEL_DIR
 from ops.harness import scripted_engine
 from ops.harness.client import Base, ask, completion
 from ops.harness.farm import HOST, private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run
 from ops.local.ready import is_ready
 from worker.external.host import VARIABLE, EngineSettings
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ops.bench.peers.results import Result, Results
-from ops.harness.figures import Figure
+from ops.harness.program import Figure
 
 Share = Callable[[Result, int], float | None]
 """(row, streams) → its decode rate as a share of the limit."""

@@ -20,9 +20,8 @@ from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS, random_prompts,
 from ops.bench.peers.served import FurrowFarm
 from ops.bench.peers.weights import FILES
 from ops.harness.farm import say
-from ops.harness.figures import Figure
 from ops.harness.models import SHAPES, Models
-from ops.harness.program import ModelsFolder, Shape, benchmark, run
+from ops.harness.program import Figure, ModelsFolder, Shape, benchmark, run
 
 LEAST_ALONE = 0.97
 LEAST = 0.92

@@ -15,10 +15,9 @@ import click
 from control.keys import ModelKeys
 from control.redis.connection import run as call
 from control.replicas import health
-from ops.bench.recovery.strikes import Scene, Strike, finished, scene, strike, submit, wait_until_whole
+from ops.bench.recovery.recovery import Scene, Strike, finished, scene, strike, submit, wait_until_whole
 from ops.harness.farm import DEMO, say
-from ops.harness.figures import Figure, summarise
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run, summarise
 
 LEAST_S = 2.0
 """Found within this, or within STEPS times the p99 of a step where that is longer."""

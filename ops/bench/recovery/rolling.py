@@ -18,8 +18,7 @@ from control.replicas import health
 from ops.common.waiting import until
 from ops.harness.client import Answer, Base, ask, chat
 from ops.harness.farm import DEMO, demo_spec, private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark, run
+from ops.harness.program import Figure, Outcome, benchmark, run
 
 KINDS = ("reload", "reload in place", "other settings")
 """In turn: one more replica meanwhile; none, so that requests wait; a change of the specification."""

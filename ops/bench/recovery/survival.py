@@ -23,8 +23,7 @@ from ops.common.waiting import until
 from ops.demo import MODEL_DIR
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark, run
+from ops.harness.program import Figure, benchmark, run
 
 MODEL = "m"
 REPLICA = "r0"

@@ -15,7 +15,7 @@ from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import Call, Steps, read, run
 from control.scripts import SCRIPTS
-from ops.harness.figures import Figure, percentile
+from ops.harness.program import Figure, percentile
 
 T = TypeVar("T")
 Act = Callable[[int], object]

@@ -14,13 +14,11 @@ import click
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.replicas.lease import Lease
-from ops.bench.scale.acts import Acts, Changes
+from ops.bench.scale.acts import Acts, Changes, succeed
 from ops.bench.scale.clock import Round, ServerClock, control_loop, figure_of, head, row, sent_by, timed
 from ops.bench.scale.crowd import Size, fill
 from ops.bench.scale.processes import Agents, ApiProcesses
-from ops.bench.scale.takeover import succeed
-from ops.harness.figures import Figure
-from ops.harness.program import benchmark
+from ops.harness.program import Figure, benchmark
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import packaged_server
 from worker.agent.agent import TICK_S

@@ -10,8 +10,8 @@ import pytest
 
 from control.process import child_environment
 from ops.bench.hostile.attacks import QUICK, SLOW, figures
+from ops.bench.hostile.hostile import NUMBERS, measure
 from ops.bench.hostile.neighbour import TOKENS
-from ops.bench.hostile.rows import NUMBERS, measure
 from ops.harness.processes import split_cores
 
 

@@ -13,7 +13,7 @@ import pytest
 from ops.bench.fanout.fanout import Seen, figures
 from ops.bench.fanout.leaders import TOKENS, Load, Ring
 from ops.bench.fanout.readers import WARM_UP, Arrivals, Reader, overhead_ms
-from ops.harness.figures import summarise
+from ops.harness.program import summarise
 
 LOAD = Load(clients=1, replicas=1, rate=10.0, tokens=3)
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

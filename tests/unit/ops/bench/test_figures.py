@@ -11,9 +11,8 @@ from ops.bench.load.overload import REFUSED, Phase, figures
 from ops.bench.load.stored import Seen
 from ops.bench.load.stored import figures as stored_figures
 from ops.harness.client import Answer
-from ops.harness.figures import Figure, table
 from ops.harness.processes import growth, part_of
-from ops.harness.program import conclude
+from ops.harness.program import Figure, conclude, figures_table
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ from ops.harness.program import conclude
 def test_a_figure_holds_up_to_its_limit(figure: Figure, holds: bool) -> None:
     """From both sides, the limit itself included."""
     assert figure.holds is holds
-    assert ("MISSED" in table([figure])) is not holds
+    assert ("MISSED" in figures_table([figure])) is not holds
 
 
 def test_one_missed_figure_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ops.harness.figures import Figure
-from ops.harness.program import Outcome, benchmark
+from ops.harness.program import Figure, Outcome, benchmark
 
 
 @dataclass
