@@ -26,8 +26,18 @@ from transformers.utils import logging
 from control.commands import BatchChange, GenerateStep, StepRow
 from control.messages import Sampling
 from ops.bench.peers.loops.transformers_generate import generate
-from ops.harness.models import Models
-from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, ThreadCount, benchmark, run
+from ops.harness.program import (
+    PATH,
+    Figure,
+    ModelsFolder,
+    Outcome,
+    Quant,
+    Shape,
+    ThreadCount,
+    benchmark,
+    models_of,
+    run,
+)
 from worker.collective import Collective, Solo, rendezvous
 from worker.collective.abort import Abort
 from worker.engine.step import Engine
@@ -296,8 +306,7 @@ def decode(
     click.echo(f"{torch.get_num_threads()} threads, {quant or dtype}, {device}")
     click.echo(f"{model or shape}: {prompt} prompt tokens, {tokens} generated, {rounds} rounds")
     with ExitStack() as stack:
-        scratch = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="furrow-bench-")))
-        checkpoint = model or Models(shape, scratch, dtype).checkpoint()
+        checkpoint = model or stack.enter_context(models_of(shape, folder, dtype)).checkpoint()
         # A GPU keeps whole blocks of positions, and one more where it runs ahead.
         room = max(batches) * (prompt + tokens + 2 * BLOCK_TOKENS)
         setting = Setting(checkpoint, dtype, device, torch.get_num_threads(), room, tp, quant, kv_type)

@@ -5,7 +5,6 @@ The context is not computed: its keys and values are random numbers, as far apar
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -14,8 +13,7 @@ from typing import Annotated
 import click
 import numpy as np
 
-from ops.harness.models import Models
-from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, benchmark, run
+from ops.harness.program import PATH, Figure, ModelsFolder, Outcome, Quant, Shape, benchmark, models_of, run
 from worker.collective import Solo
 from worker.kv.base import STORED_TYPES, CacheLayout, Extent
 from worker.kv.slabs import SlabStore
@@ -69,8 +67,8 @@ def long_context(
 ) -> Outcome:
     """Median and fastest step with each type."""
     click.echo(f"{model.name if model else shape} {quant or ''}, {positions} positions")
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as scratch:
-        files = inspect(model or Models(shape, folder or Path(scratch), "float32").checkpoint())
+    with models_of(shape, folder) as models:
+        files = inspect(model or models.checkpoint())
         contexts = {
             one: LongContext(load(files, collective=Solo(), quant=quant, kv_type=one), positions, steps)
             for one in types

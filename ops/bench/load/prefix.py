@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -14,8 +12,8 @@ import click
 from control.operations.spec import build_spec
 from ops.harness.client import Answer, Base, ask, completion
 from ops.harness.farm import private_farm, say
-from ops.harness.models import SHAPES, build
-from ops.harness.program import Figure, Quant, Shape, benchmark, run
+from ops.harness.models import SHAPES
+from ops.harness.program import Figure, Quant, Shape, benchmark, models_of, run
 
 RATIO = 0.15
 """Of the first turn's time to its first token: what the second one may take."""
@@ -37,10 +35,9 @@ def prefix(
     """
     if shared + new + 2 > SHAPES[shape]["max_position_embeddings"]:
         raise click.UsageError(f"{shared} + {new} tokens don't fit the context of {shape}; lower --shared")
-    with tempfile.TemporaryDirectory(prefix="furrow-bench-") as folder:
-        build(shape, Path(folder), "float32")
+    with models_of(shape) as models:
         more: dict[str, Any] = {"dtype": "float32", "quant": quant, "prefix_cache": prefix_cache}
-        spec = build_spec(folder, name="bench", tp=tp, devices="cpu", **more)
+        spec = build_spec(str(models.checkpoint()), name="bench", tp=tp, devices="cpu", **more)
         say(f"starting a replica of {shape}")
         with private_farm(spec) as farm:
             turns = asyncio.run(measure(farm.base, SHAPES[shape]["vocab_size"], shared, new, rounds))

@@ -27,9 +27,8 @@ from ops.demo import MODEL_DIR
 from ops.harness import alphabet
 from ops.harness.client import Base, ask, completion
 from ops.harness.farm import HOST, end, say, serve
-from ops.harness.models import Models
 from ops.harness.processes import MIB
-from ops.harness.program import Figure, ModelsFolder, ShapeOrDemo, benchmark, run
+from ops.harness.program import Figure, ModelsFolder, ShapeOrDemo, benchmark, models_of, run
 from ops.local.ready import get
 
 PHASES = {
@@ -77,8 +76,7 @@ def startup(
     with ExitStack() as stack:
         source = MODEL_DIR
         if shape is not None:
-            scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-            files = Models(shape, scratch)
+            files = stack.enter_context(models_of(shape, folder))
             source = files.checkpoint() if weights == "f32" else files.gguf(weights)
         if llama_server and source.suffix != ".gguf":
             raise click.UsageError("--llama-server reads a GGUF file: give --shape, and --weights of one")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import click
@@ -20,8 +18,8 @@ from ops.bench.peers.runner import SLACK_TOKENS, WARM_UP_TOKENS, random_prompts,
 from ops.bench.peers.served import FurrowFarm
 from ops.bench.peers.weights import FILES
 from ops.harness.farm import say
-from ops.harness.models import SHAPES, Models
-from ops.harness.program import Figure, ModelsFolder, Shape, benchmark, run
+from ops.harness.models import SHAPES
+from ops.harness.program import Figure, ModelsFolder, Shape, benchmark, models_of, run
 
 LEAST_ALONE = 0.97
 LEAST = 0.92
@@ -47,8 +45,7 @@ def overhead(
     click.echo(f"{shape}, {weights}: prompt {prompt}, {tokens} new tokens, {rounds} rounds, medians")
     most = max(streams)
     with ExitStack() as stack:
-        scratch = folder or Path(stack.enter_context(TemporaryDirectory(prefix="furrow-bench-")))
-        models = Models(shape, scratch, "float32" if device == "cpu" else "bfloat16")
+        models = stack.enter_context(models_of(shape, folder, "float32" if device == "cpu" else "bfloat16"))
         setup = Setup(
             models.checkpoint(),
             weights,
