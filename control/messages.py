@@ -43,7 +43,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a request's tokens are chosen; every default has been resolved by the API.
+    """The choice of a request's tokens; every default has been resolved by the API.
 
     `seed` is a decimal string of an unsigned 64-bit number ("" until enqueue draws one): Lua's numbers are doubles.
     `stop_ids` holds every end-of-sequence id of the model too, unless `ignore_eos`.
@@ -64,7 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    """How many of the context's last tokens are compared; -1: all of them."""
+    """The number of the context's last tokens that are compared; -1: all of them."""
     dry_sequence_breakers: list[str] = []
     """Texts across which no repetition is counted."""
     xtc_probability: float = 0.0
@@ -307,8 +307,8 @@ class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels. `square`: both
-    sides become `side`. Each square of `unit` pixels is one token."""
+    """The form in which a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels.
+    `square`: both sides become `side`. Each square of `unit` pixels is one token."""
 
     kind: Literal["grid", "square"]
     token: int
@@ -344,7 +344,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds at which the model was loaded first."""
     pooling: PoolingAssets | None = None
-    """How inputs of a model are prepared that gives vectors or scores; None for one that generates text."""
+    """The preparation of inputs for a model that gives vectors or scores; None for one that generates text."""
 
     @property
     def kind(self) -> ModelKind:

@@ -26,18 +26,18 @@ CLAIM_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """What a move depends on. `counts`: how many replicas of each model on demand are to run now."""
+    """What a move depends on. `replica_counts`: the replicas of each model on demand that are to run now."""
 
     specs: list[ModelSpec]
     hosts: list[Host]
     held: dict[str, list[Assignment]]
     needs: dict[str, ModelNeed]
-    counts: dict[str, int]
+    replica_counts: dict[str, int]
 
     @property
     def is_settled(self) -> bool:
         """False while a replica leaves its host, or is to be placed."""
-        return rebalance.is_settled(self.specs, self.hosts, self.held, self.needs, self.counts)
+        return rebalance.is_settled(self.specs, self.hosts, self.held, self.needs, self.replica_counts)
 
 
 def read_farm(client: SyncRedis) -> Farm:
@@ -45,18 +45,18 @@ def read_farm(client: SyncRedis) -> Farm:
     view = read_farm_view(client)
     names = [spec.name for spec in view.specs if spec.on_demand]
     demands = run_every(client, [farm.demand_of(name) for name in names])
-    counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
-    return Farm(view.specs, view.hosts, view.held, view.needs, counts)
+    replica_counts = {name: demand.replicas for name, demand in zip(names, demands, strict=True) if demand is not None}
+    return Farm(view.specs, view.hosts, view.held, view.needs, replica_counts)
 
 
 def planned_moves(state: Farm) -> list[Move]:
     """All moves, in their order."""
-    return rebalance.moves(state.specs, state.hosts, state.held, state.needs, state.counts)
+    return rebalance.moves(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
 
 
 def next_move(state: Farm) -> Move | None:
     """The first of them; None where nothing should be moved."""
-    return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.counts)
+    return rebalance.next_move(state.specs, state.hosts, state.held, state.needs, state.replica_counts)
 
 
 def begin(client: SyncRedis, move: Move, state: Farm) -> bool:

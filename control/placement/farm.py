@@ -253,7 +253,7 @@ def tenant_turns(since_ms: int) -> Call[list[TenantTurn]]:
 
 
 ON_DEMAND_S = 60
-"""How long hosts keep a process from which ranks are forked after the agent that plans saw a model on demand."""
+"""The time for which hosts keep a process from which ranks are forked, after a plan with a model on demand."""
 
 
 def note_on_demand() -> Call[str]:
@@ -319,7 +319,7 @@ def host_cards(client: SyncRedis) -> list[HostCard]:
     assignments = replies[count : 2 * count]
     facts = replies[2 * count :]
     own = zip(names, beats, assignments, facts, strict=True)
-    return [_host_card(name, name in drained, beat, held, known) for name, beat, held, known in own]
+    return [_host_card(name, name in drained, beat, held, host_facts) for name, beat, held, host_facts in own]
 
 
 def _host_card(

@@ -1,4 +1,4 @@
-"""How the ranks of an epoch meet: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
+"""The meeting of the ranks of an epoch: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
 
 Rank 0 decides for all, so that none waits in a collective of another kind. Over a store that all ranks reach, which is
 Redis in a farm:

@@ -116,7 +116,7 @@ class Shares:
         return spared
 
     def to_spare(self) -> int:
-        """How many slots flows above their share would give up for a normal flow that is not here yet."""
+        """The number of slots that flows above their share would give up for a normal flow that is not here yet."""
         spare = 0
         for flow, members in self._running.items():
             fair = self.fair(flow, newcomer=WEIGHTS["normal"])

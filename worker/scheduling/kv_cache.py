@@ -204,7 +204,7 @@ class Snapshots:
         return max((place for place in places if place <= most), default=0)
 
     def due(self, sequence: Sequence, count: int) -> int | None:
-        """How many of a sequence's next `count` tokens end at a planned copy; None where there is none."""
+        """The number of a sequence's next `count` tokens that end at a planned copy; None where there is none."""
         planned = sequence.planned_snapshots
         while planned and planned[0] <= sequence.cached:
             planned.pop(0)

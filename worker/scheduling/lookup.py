@@ -108,7 +108,7 @@ class Prediction:
 
 
 class Accepted:
-    """How many of the predicted tokens an answer has in the same order, counted as it grows.
+    """The number of predicted tokens that an answer has in the same order, counted as it grows.
 
     Both are followed together from their beginnings. Where they part, they meet again at the next place of the
     prediction that has the answer's last three tokens. The count is a function of the two alone, so a recovery counts
@@ -237,7 +237,7 @@ class ContextLookup:
 
 
 def _past(tokens: Tokens, index: int, last: Tokens) -> int:
-    """How many tokens before `index` equal the `last` ones of the context."""
+    """The number of tokens before `index` that equal the `last` ones of the context."""
     count = min(index, len(last))
     same = tokens[index - count : index] == last[len(last) - count :]
     return count if same.all() else int(np.argmin(same[::-1]))

@@ -78,7 +78,7 @@ class Scheduler:
         self._memory.isolating = isolating
 
     def room(self) -> tuple[int, int]:
-        """How many more sequences, and how many tokens of context, could start now."""
+        """The number of sequences, and of tokens of context, that could start now."""
         waiting = sum(self._account.rounded(sequence.length) for sequence in self._waiting)
         growth = GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
@@ -88,8 +88,8 @@ class Scheduler:
         return max(0, requests), tokens
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
-        """How many requests of other flows could be admitted, by preemption or into `idle` slots; and the flows that
-        could not be: those that have their share, a waiting sequence or a prefill."""
+        """The number of requests of other flows that could be admitted, by preemption or into `idle` slots; and the
+        flows that could not be: those that have their share, a waiting sequence or a prefill."""
         return self._admission.guests(idle)
 
     @property

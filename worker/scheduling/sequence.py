@@ -127,8 +127,8 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """How many positions can come from another sequence. The logits of the later ones are needed: those of a
-        position score or sample the token after it."""
+        """The number of positions that can come from another sequence. The logits of the later ones are needed: those
+        of a position score or sample the token after it."""
         return max(0, self.scored - 1) if self.unscored else self.length - 1
 
     def to_score(self, start: int, stop: int) -> range:
@@ -265,7 +265,7 @@ class StepPlan:
 
     @property
     def fed(self) -> dict[int, int]:
-        """How many positions the step adds to each sequence's KV, if all guesses are right."""
+        """The number of positions that the step adds to each sequence's KV, if all guesses are right."""
         return dict.fromkeys(self.continuing, 1) | {row.sid: len(row.tokens) for row in self.change.rows}
 
     @property

@@ -57,7 +57,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     progress: int = 0
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0
-    """How long the current command has not got on, on any rank as far as this one knows; 0 where none is under way."""
+    """The time for which the current command made no progress on any rank, as far as this one knows; 0 without one."""
     forward_ms: int = 0
     """Of the last five seconds those in forwards, each from its first exchange between ranks on."""
     waited_ms: int = 0
@@ -225,7 +225,7 @@ def read_poison(client: SyncRedis, model: str, replica: str) -> Poison | None:
 
 
 def poison_history(model: str, replica: str) -> Call[list[Poison]]:
-    """How the replica's epochs ended that were poisoned, newest first; one entry per epoch."""
+    """The ends of the replica's poisoned epochs, newest first; one entry per epoch."""
 
     def parse(reply: list[Entry]) -> list[Poison]:
         return [Poison(int(one["epoch"]), int(one["rank"]), one["kind"], one["message"]) for _, one in reply]
