@@ -1,4 +1,5 @@
-"""What an API process tells of its requests: metrics, warnings while they wait for a token, and one line at the end."""
+"""The reports of an API process on its requests: metrics, warnings while they wait for a token, and one line at the
+end."""
 
 from __future__ import annotations
 
@@ -220,7 +221,7 @@ LINES = 10
 
 
 class Waiting(Protocol):
-    """What a request is waiting for."""
+    """The stage for which a request waits."""
 
     @property
     def model(self) -> str: ...

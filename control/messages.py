@@ -13,8 +13,8 @@ LOOKUP_TOKENS = 8
 # --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
-"""Why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up or
-unloaded, a failure."""
+"""The reason why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up
+or unloaded, a failure."""
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
@@ -43,7 +43,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The choice of a request's tokens; every default has been resolved by the API.
+    """The parameters by which a request's tokens are sampled; every default has been resolved by the API.
 
     `seed` is a decimal string of an unsigned 64-bit number ("" until enqueue draws one): Lua's numbers are doubles.
     `stop_ids` holds every end-of-sequence id of the model too, unless `ignore_eos`.
@@ -199,7 +199,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """A folder, a GGUF file, or a Hugging Face repository id."""
     gguf: str | None = None
-    """Which GGUF file of the source: `Q4_K_M`, or a file's name."""
+    """The GGUF file of the source: `Q4_K_M`, or a file's name."""
     tp: int = 1
     replicas: int = 1
     """The most that run, and the least as well where `min_replicas` is not given."""
@@ -353,7 +353,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     images: ImageInput | None = None
     """None: it takes text only."""
     engine: str = "furrow"
-    """What computes its tokens; it says which requests can be served (control/engines.py)."""
+    """The engine that computes its tokens, by which requests are admitted (control/engines.py)."""
     adapters: list[str] = []
     """Names of its adapters: clients write `MODEL:NAME`."""
 

@@ -26,7 +26,8 @@ CLAIM_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """What a move depends on. `replica_counts`: the replicas of each model on demand that are to run now."""
+    """The state of a farm on which moves depend. `replica_counts`: the number of replicas of each model on demand that
+    are to run now."""
 
     specs: list[ModelSpec]
     hosts: list[Host]

@@ -253,7 +253,8 @@ def tenant_turns(since_ms: int) -> Call[list[TenantTurn]]:
 
 
 ON_DEMAND_S = 60
-"""The time for which hosts keep a process from which ranks are forked, after a plan with a model on demand."""
+"""Seconds for which hosts keep a process from which ranks are forked after the agent that plans saw a model on
+demand."""
 
 
 def note_on_demand() -> Call[str]:
@@ -271,13 +272,13 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     given: int | None
-    """What ranks may have together; None where it is not planned."""
+    """Bytes that ranks may have together; None where memory is not planned."""
     assigned: int
-    """What replicas were given of it, those that leave included."""
+    """Bytes of it that replicas were given, those that leave included."""
     left: int
-    """What a rank may still be given: the rest, or what is free where it is not planned."""
+    """Bytes that a rank may still be given: the rest, or the free memory where it is not planned."""
     free: int | None
-    """What no process uses now; None where that is not known."""
+    """Bytes that no process uses now; None if that is not known."""
 
 
 class HostCard(msgspec.Struct, kw_only=True):
@@ -496,7 +497,7 @@ def assignments_of(host_id: str) -> Call[list[Assignment]]:
 
 
 def assignment_of(host_id: str, model: str, replica: str) -> Call[Assignment | None]:
-    """What a host was given of a replica; None where it has none of it."""
+    """The assignment of a replica's ranks to a host; None if it has none."""
 
     def parse(reply: str | None) -> Assignment | None:
         return None if reply is None else _decode_assignment(reply)

@@ -93,7 +93,7 @@ class RankNeed(msgspec.Struct, frozen=True, kw_only=True):
     kv: int
     """Keys, values and states of `kv_tokens` positions."""
     step: int
-    """What the largest step works in."""
+    """Bytes of scratch memory of the largest step."""
     process: int
     exact: bool = True
     """False where the weights are estimated."""
@@ -171,7 +171,7 @@ class DeviceRoom(NamedTuple):
 
 
 class HostFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the ranks of one replica fit on the CPUs of a host, or one of them on an accelerator; in bytes."""
+    """The memory of a host's CPUs, or of an accelerator, beside the need of a replica's ranks there; in bytes."""
 
     host: str
     device: str = "cpu"

@@ -19,7 +19,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the model's files: its configuration and samples of every tensor."""
     dtype: str
     kv_type: str = ""
-    """The type in which keys and values are stored."""
+    """The type of stored keys and values."""
     quant: str | None
     dequantize: bool
     tp: int

@@ -41,7 +41,7 @@ class StoredResponse:
     tenant: str
     model: str
     view: str
-    """The form of the answer, as in the request's own hash, which it outlives; "" once it has ended."""
+    """The view of the request's answer, as in the request's own hash, which it outlives; "" once it has ended."""
     previous: str = ""
     input: list[Item]
     response: bytes | None = None

@@ -136,7 +136,7 @@ def _calls(step: Step) -> Sequence[Call[Any]]:
 
 
 def _answers(step: Step, values: list[Any]) -> Any:
-    """What the generator receives for a step."""
+    """The value that the generator receives for a step: one answer, or a list of them."""
     return values[0] if isinstance(step, Call) else values
 
 
@@ -285,7 +285,7 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[An
 
 
 def _outcome(call: Call[Any], reply: Any) -> Any:
-    """The parsed answer, or the exception that stands for it."""
+    """The parsed answer, or the exception for the reply."""
     if isinstance(reply, Exception):
         if out_of_memory(reply):
             return RedisFull()

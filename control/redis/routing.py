@@ -65,7 +65,7 @@ def _text(word: Any) -> str:
 
 
 class Shards:
-    """The table of slots as last heard. `stale` asks for it to be read again before the next command."""
+    """The table of slots as last read. If it is `stale`, it is read again before the next command."""
 
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = tuple(seeds)

@@ -28,9 +28,9 @@ class Checked:
 class Load:
     """`expected` holds the undisturbed transcript of each question, by name."""
 
-    def __init__(self, urls: list[str], asked: list[Question], streams: int, seed: int) -> None:
+    def __init__(self, urls: list[str], questions: list[Question], streams: int, seed: int) -> None:
         self._bases = [Base.of(url) for url in urls]
-        self._asked = asked
+        self._questions = questions
         self._streams = streams
         self._seed = seed
         self._running: dict[int, Attempt] = {}
@@ -45,7 +45,7 @@ class Load:
 
         async def ask_all() -> list[Attempt]:
             draw = random.Random(self._seed)
-            return await asyncio.gather(*(stream(self._bases, question, draw) for question in self._asked))
+            return await asyncio.gather(*(stream(self._bases, question, draw) for question in self._questions))
 
         for attempt in asyncio.run(ask_all()):
             if wrong := findings(attempt.transcript, attempt.transcript):
@@ -88,7 +88,7 @@ class Load:
         """Ask one question after another, in an order of its own."""
         draw = random.Random(f"{self._seed} {index}")
         while not self._stopping:
-            question = draw.choice(self._asked)
+            question = draw.choice(self._questions)
             attempt = await stream(self._bases, question, draw, lambda attempt: self._running.update({index: attempt}))
             del self._running[index]
             wrong = findings(attempt.transcript, self.expected[question.name])

@@ -56,8 +56,8 @@ def convert(folder: Path, file: Path, weights: str) -> Path:
     """
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] not in ARCHITECTURES:
-        known = " and ".join(ARCHITECTURES)
-        raise SettingsError(f"{folder}: only {known} are written as GGUF, not {config['model_type']}")
+        names = " and ".join(ARCHITECTURES)
+        raise SettingsError(f"{folder}: only {names} are written as GGUF, not {config['model_type']}")
     tensors = _tensors(folder)
     kinds = [_type_of(one, weights, config["num_hidden_layers"]) for one in tensors]
     for one, kind in zip(tensors, kinds, strict=True):
@@ -114,13 +114,13 @@ MIXTURES: dict[str, Callable[[str, int], str]] = {"q4_k_m": _q4_k_m}
 
 def _tensors(folder: Path) -> list[Tensor]:
     """In the order in which their names first occur."""
-    found: dict[str, dict[int, NDArray[Any]]] = {}
+    arrays: dict[str, dict[int, NDArray[Any]]] = {}
     for name, array in read_weights(folder):
         expert = re.search(r"\.experts\.(\d+)\.", name)
         whole = name if expert is None else name.replace(expert[0], ".experts.")
-        found.setdefault(gguf_name(whole), {})[-1 if expert is None else int(expert[1])] = array
+        arrays.setdefault(gguf_name(whole), {})[-1 if expert is None else int(expert[1])] = array
     tensors: list[Tensor] = []
-    for name, several in found.items():
+    for name, several in arrays.items():
         parts = [several[index] for index in sorted(several)]
         shape = parts[0].shape if -1 in several else (len(parts), *parts[0].shape)
         tensors.append(Tensor(name, shape, parts))

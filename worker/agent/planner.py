@@ -285,7 +285,7 @@ class Planner:
                 pass  # told once all is written
 
     def _tell(self, unplaced: Unplaceable) -> None:
-        """Report why a replica has no place, or for what it waits."""
+        """Write the status of a replica without a place: the reason, or the memory for which it waits."""
         place = unplaced.model, unplaced.replica
         if not unplaced.waits:
             self._unplaceable(*place, unplaced.why)

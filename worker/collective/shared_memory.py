@@ -76,7 +76,7 @@ class Segment:
 
 
 def slot_offset(rank: int, round_number: int) -> int:
-    """Where in the segment the rank writes its data of that round."""
+    """The offset in the segment at which the rank writes its data of that round."""
     return HEADER_BYTES + (2 * rank + round_number % 2) * SLOT_BYTES
 
 

@@ -290,6 +290,7 @@ def head_width(config: dict[str, Any], heads: int, inner: int, described: str) -
 
 
 def switch(config: dict[str, Any], name: str, default: bool) -> bool:
+    """Raises ModelFilesError naming the field and its value."""
     value = config.get(name, default)
     if not isinstance(value, bool):
         raise ModelFilesError(f"config.json has {name} = {str(value)[:60]}; true or false is needed.")
@@ -384,7 +385,7 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
     layers = config["num_hidden_layers"]
     if taps < 2:
         raise ModelFilesError(f"config.json has conv_L_cache = {taps}; at least 2 is needed.")
-    _switch(config, "conv_bias", False)
+    switch(config, "conv_bias", False)
     if "head_dim" in config and config["head_dim"] is None:
         raise _wrong("head_dim", None, "a width, or no such field,")
     for name in ("conv_dim", "conv_dim_out", "block_dim"):
@@ -392,7 +393,7 @@ def short_convolutions_of(config: dict[str, Any]) -> ShortConvolution:
             raise UnsupportedArchitecture(
                 f"config.json has {name} = {str(config[name])[:60]}; served is hidden_size = {width}."
             )
-    _switch(config, "tie_embedding", True)
+    switch(config, "tie_embedding", True)
     kinds = config.get("layer_types")
     if kinds is None:
         attending = _attending(config, layers)
@@ -404,7 +405,7 @@ def feed_forward_width(config: dict[str, Any]) -> int:
     """The width of the feed-forward networks, by the formula of transformers' class. Raises ModelFilesError."""
     alias = "block_ff_dim"  # in published files, before the other name
     width = _whole(config, alias if alias in config else "intermediate_size", 12288)
-    if not _switch(config, "block_auto_adjust_ff_dim", True):
+    if not switch(config, "block_auto_adjust_ff_dim", True):
         return width
     width = _above_zero(int(2 * width / 3))
     multiple = _whole(config, "block_multiple_of", 256)
@@ -436,13 +437,6 @@ def _whole(config: dict[str, Any], name: str, default: int) -> int:
     value = config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_WIDTH:
         raise _wrong(name, value, "a positive whole number")
-    return value
-
-
-def _switch(config: dict[str, Any], name: str, default: bool) -> bool:
-    value = config.get(name, default)
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
     return value
 
 

@@ -176,12 +176,12 @@ OVERHEAD = 2
 
 
 def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
-    """How many cached tokens to promise for so much free memory."""
+    """The number of cached tokens to promise for so much free memory."""
     return max(0, free_bytes) // (OVERHEAD * layout.bytes_per_token)
 
 
 LIMITS = "`ulimit -v`, vm.overcommit_memory"
-"""What may keep a process from mapping memory that is free."""
+"""Limits that may keep a process from mapping free memory."""
 
 
 def slab_capacity(length: int, most: int) -> int:

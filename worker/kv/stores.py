@@ -1,4 +1,4 @@
-"""Which store a rank keeps its keys and values in, and how large: slabs on a CPU, pages on a GPU."""
+"""The choice of a rank's store of keys and values, and its size: slabs on a CPU, pages on a GPU."""
 
 from __future__ import annotations
 

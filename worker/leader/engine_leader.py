@@ -80,7 +80,7 @@ class EngineLeader(Leader):
                 self._work(lease, client, progress, heartbeat.check)
 
     def _await_engine(self, client: EngineClient, check: Callable[[], None]) -> bool:
-        """Wait until the engine has loaded its model; False if told to stop before. Raises EpochOver."""
+        """Wait until the engine has loaded its model; False if the leader is stopped before. Raises EpochOver."""
         began = time.monotonic()
         while not client.is_ready():
             check()

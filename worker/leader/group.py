@@ -177,7 +177,7 @@ class Group:
         return pongs
 
     def _rendezvous(self) -> None:
-        """The ranks meet, told one by one; the leader joins once all were told."""
+        """Let the ranks meet: each gets a command in turn, and the leader joins after the last one."""
         command = Init(epoch=self._lease.epoch, seq=self._next(), world_size=self._rank_worker.world_size)
         with self._command("init", command, FORM_DEADLINE_S):
             self._rank_worker.join(self._lease.epoch, self._address)

@@ -91,7 +91,7 @@ class Leader(ABC):
             run(self._client, catalog.ring(self._spec.name, "stop"))
 
     def run(self) -> None:
-        """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""
+        """Serve until stopped. Raises GroupError if the group can't be formed or the model not loaded."""
         while not self.signals.stopping:
             lease = self._acquire()
             if lease is None:
@@ -133,7 +133,7 @@ class Leader(ABC):
             time.sleep(POLL_S)
 
     def _acquire(self) -> Lease | None:
-        """Wait for the lock; None when told to stop, or to drain while another leads for good."""
+        """Wait for the lock; None when stopped, or when draining while another one leads for good."""
         waited = False
         begun = time.monotonic()
         while not self.signals.stopping:
@@ -168,7 +168,7 @@ class Leader(ABC):
             outage.waits(LOOP, error)
 
     def _run_loop(self, loop: RequestLoop, exchange: Exchange, lease: Lease, finish: Callable[[], None]) -> None:
-        """Serve until told to stop; then give the rest back, and `finish`. Raises EpochOver."""
+        """Serve until stopped; then return the rest to the queue, and `finish`. Raises EpochOver."""
         counting = BackgroundCall[bool]("recount")
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
@@ -188,7 +188,7 @@ class Leader(ABC):
             self._trying = loop.trying
 
     def _records(self, backend: Backend | None) -> list[Call[Any]]:
-        """What other replicas must know of this one before it claims."""
+        """The calls that publish what other replicas need of this one before it claims."""
         name = self._spec.name
         assigned = catalog.Assigned(revision=self._spec.revision, tp=self._world_size)
         return [

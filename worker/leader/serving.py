@@ -148,7 +148,7 @@ class RepeatTime:
 
 @dataclass(frozen=True)
 class ServingContext:
-    """What the step loop of one epoch works with."""
+    """The objects that the step loop of one epoch needs."""
 
     lease: Lease
     group: Group

@@ -192,7 +192,7 @@ def load(
 
 
 def reason(source: Path) -> str:
-    """Why `load` returned None for `source`, and what helps, as part of a sentence; "" where it did not."""
+    """The reason why `load` returned None for `source`, with the remedy, as part of a sentence; "" if it did not."""
     return _reasons.get(source, "")
 
 
@@ -393,8 +393,8 @@ def _verdict(built: Path, shapes: tuple[int, ...]) -> Path:
 
 
 def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_WITHIN_S) -> str:
-    """Why the library `built` does not work on this processor; "" if it does. Its check runs in a child process, which
-    an instruction that faults ends, and imports nothing but ctypes."""
+    """The reason why the library `built` does not work on this processor; "" if it does. Its check runs in a child
+    process, which an instruction that faults ends, and imports nothing but ctypes."""
     # -I and -S: neither the environment nor site-packages are read, so the child is there within milliseconds.
     command = [sys.executable, "-I", "-S", "-c", _CHECK, str(built), *map(str, shapes)]
     try:
@@ -409,7 +409,7 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
 
 @contextlib.contextmanager
 def _alone(folder: Path | None) -> Generator[None]:
-    """The ranks of a host start together and want the same: one compiles, the others take what it made."""
+    """Lock under which one rank of a host compiles; the others, which start at the same time, take its result."""
     if folder is None:
         yield
         return

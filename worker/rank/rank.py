@@ -76,8 +76,8 @@ class Rank:
                 self._rank_worker.leave()
 
     def _wait_for_epoch(self, last: int) -> int | None:
-        """The first epoch after `last` that is led and not poisoned; None when told to stop. An epoch without a leader
-        is passed over: its commands are still readable, but its peers may be gone."""
+        """The first epoch after `last` that is led and not poisoned; None when stopped. An epoch without a leader is
+        passed over: its commands are still readable, but its peers may be gone."""
         while not self.stopping:
             try:
                 epoch = health.read_led_epoch(self._client, self._model, self._replica)

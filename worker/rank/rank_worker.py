@@ -65,7 +65,7 @@ LOADING_PATIENCE_S = 86_400.0
 
 
 def not_reached(epoch: int) -> Store:
-    """Where the ranks of a group meet that has only one."""
+    """The rendezvous of a group of one rank, which has none: raises RuntimeError."""
     raise RuntimeError("this rank was told of no place where the ranks of its group meet")
 
 

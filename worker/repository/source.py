@@ -114,7 +114,7 @@ def _named_path(source: str, gguf: str | None) -> Path | None:
 
 
 def _in_folder(folder: Path, gguf: str | None) -> Path:
-    """The folder itself, or the GGUF model in it that is asked for, or that is all there is."""
+    """The folder itself, or the GGUF model in it that was chosen or is the only one."""
     if gguf is None and ((folder / SINGLE).is_file() or (folder / INDEX).is_file()):
         return folder
     names = names_in(folder)
@@ -194,7 +194,7 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where the files of one repository come from, and where they go."""
+    """The source of one repository's files, and the folder to which they are downloaded."""
 
     repository: str
     revision: str

@@ -88,7 +88,7 @@ class SamplingRow:
     forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
     reductions: Mapping[int, float] = field(default_factory=dict[int, float])
-    """What is taken from logits of tokens that would repeat a sequence of the context, by token."""
+    """The numbers subtracted from logits of tokens that would repeat a sequence of the context, by token."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
     allowed: NDArray[np.uint8] | None = None
@@ -160,7 +160,7 @@ class NoTokenLeft(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's token, and its log probabilities where the row asked for them."""
+    """A row's token, and its log probabilities if they were requested."""
 
     token: int
     logprobs: TokenLogprobs | None = None

@@ -141,13 +141,14 @@ def _has_had_its_time(sequence: Sequence, step: int) -> bool:
 
 
 class PrefillTurns:
-    """Which flow's prompts are fed next: the one whose turn began first (start-time fair queueing)."""
+    """The order in which flows' prompts are computed: the flow whose turn began first is next (start-time fair
+    queueing)."""
 
     def __init__(self) -> None:
         self._now = 0.0
         """The start of the turn that was served last."""
         self._ends: dict[Flow, float] = {}
-        """Where the last turn of each flow ends; flows that ended before now are not kept."""
+        """The virtual time at which the last turn of each flow ends; flows that ended before now are not kept."""
 
     def next(self, flows: Iterable[Flow]) -> Flow:
         return min(flows, key=self._start)

@@ -63,7 +63,7 @@ class Prediction:
         return np.concatenate(parts)
 
     def starts(self, gram: abc.Sequence[int]) -> Places:
-        """Where in `tokens` the n-gram begins, in ascending order."""
+        """The indices in `tokens` at which the n-gram begins, in ascending order."""
         index = self._indexed()
         if index is None:
             return self._scan(gram)
@@ -108,7 +108,7 @@ class Prediction:
 
 
 class Accepted:
-    """The number of predicted tokens that an answer has in the same order, counted as it grows.
+    """Counts the predicted tokens that an answer has in the same order, as it grows.
 
     Both are followed together from their beginnings. Where they part, they meet again at the next place of the
     prediction that has the answer's last three tokens. The count is a function of the two alone, so a recovery counts

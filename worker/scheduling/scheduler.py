@@ -150,7 +150,7 @@ class Scheduler:
 
     @property
     def kv_cost(self) -> KVCost:
-        """What sequences take of the KV memory."""
+        """The KV memory that sequences take."""
         return self._account.cost
 
     @property

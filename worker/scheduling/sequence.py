@@ -1,4 +1,4 @@
-"""What is scheduled: a running generation, which is a choice of a request with its tokens and its slot in the
+"""The objects of scheduling: a running generation, which is a choice of a request with its tokens and its slot in the
 scheduler, and the plan of a step, which a GenerateStep command carries."""
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ class Sequence:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that are sampled for it at most: one too where none is wanted, and it is told to nobody."""
+        """The most tokens that are sampled for it; one if none is wanted, which no client gets."""
         return max(1, self.sampling.max_tokens)
 
     @property
     def unscored(self) -> bool:
-        """True if tokens of its prompt are wanted with their log probabilities and have not been told."""
+        """True if log probabilities of its prompt are wanted and have not been emitted."""
         return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt)
 
     @property

@@ -129,8 +129,8 @@ def check_silent_apis(silent: Sequence[ApiRecord], checks: Checks) -> None:
 
 
 def _not_ready(record: ApiRecord) -> str | None:
-    """Why it says that it is not ready; empty where its port takes a connection and nothing answers there, None where
-    it takes none. An address of loopback is tried on its own host only."""
+    """The reason that the process gives for not being ready; empty if its port takes a connection and nothing answers
+    there, None if it takes none. An address of loopback is tried on its own host only."""
     place = urlsplit(record.url)
     host = place.hostname or ""
     if host in ("0.0.0.0", "::", ""):

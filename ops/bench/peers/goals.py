@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ops.bench.peers.results import Result, Results
-from ops.harness.figures import Figure
+from ops.harness.program import Figure
 
 Share = Callable[[Result, int], float | None]
 """(row, streams) → its decode rate as a share of the limit."""
@@ -136,4 +136,4 @@ def judged(goals: list[Goal], results: Results, share: Share) -> tuple[list[Figu
 
 
 def _first(results: Results, names: tuple[str, ...] | list[str]) -> Result | None:
-    return next((found for name in names if (found := results.of(name)) is not None), None)
+    return next((result for name in names if (result := results.of(name)) is not None), None)

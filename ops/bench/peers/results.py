@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from ops.bench.peers.engine import Failed, Row, Stream
-from ops.harness.figures import percentile
+from ops.harness.program import percentile
 
 
 @dataclass(frozen=True, slots=True)

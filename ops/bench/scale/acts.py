@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from control import requests
 from control.constants import HAND_OUT
 from control.messages import LogEntry
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.connection import run, run_every, run_steps
-from control.replicas.lease import Lease, acquire
-from control.requests import Claimed, Emission, Enqueue
+from control.redis.connection import Call, run, run_every, run_steps
+from control.replicas.lease import Lease, acquire, holder
+from control.requests import Adopted, Claimed, Emission, Enqueue, adopt
 from control.requests.token_log import WRITE_ENTRIES
 from ops.bench.scale.clock import Act, ServerClock
 from ops.bench.scale.crowd import MODEL, Size, again, fresh, waiting
-from ops.bench.scale.takeover import adopted
+from worker.leader.exchange import RedisCalls, RequestReader
+from worker.leader.request import RunningRequest
+from worker.rank.heartbeat import Heartbeat, Progress
 
 ROWS = 80
 """Requests of which one emit brings a token each: as many as the leader puts into one call."""
@@ -228,8 +232,8 @@ class Changes:
         there = [LogEntry(seq, 0, 7) for seq in range(1, WRITE_ENTRIES + 1)]
         run_steps(self._client, requests.enqueue_again(one, there))
         more = [LogEntry(seq, 0, 7) for seq in range(WRITE_ENTRIES + 1, 2 * WRITE_ENTRIES + 1)]
-        given = [*there[:-1], LogEntry(WRITE_ENTRIES, 0, token), *more]
-        assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, given)) == how
+        delivered = [*there[:-1], LogEntry(WRITE_ENTRIES, 0, token), *more]
+        assert self._clock.run_steps(requests.repair(MODEL, one.rid, one.api, one.tenant, delivered)) == how
         run(self._client, requests.cancel(MODEL, one.rid, one.tenant))
 
     # --- the end of many choices -------------------------------------------------------------------------------------
@@ -255,3 +259,57 @@ class Changes:
         time.sleep(_LAPSE_S)
         while self._clock.run(requests.reap(MODEL)).more:
             pass
+
+
+# --- the death of a leader --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Recovery:
+    """Seconds from the successor's lock until requests were ready for their prefill."""
+
+    first: float = 0.0
+    last: float = 0.0
+    entries: int = 0
+    lapses: int = 0
+    """Looks at the lock at which it was not held."""
+    ready: list[float] = field(default_factory=list)
+
+
+def succeed(clients: tuple[SyncRedis, SyncRedis, SyncRedis], dead: Lease) -> Recovery:
+    """Adopt with the leader's own parts: its adoption, its reading beside the step loop, its heartbeat."""
+    client, blocking, heartbeat_client = clients
+    client.delete(dead.keys.lock)
+    lease = run(client, acquire(dead.model, dead.replica, "second", 1, floor=dead.epoch))
+    assert lease is not None
+    began = time.monotonic()
+    recovery = Recovery()
+    progress = Progress()
+    heartbeat = Heartbeat(heartbeat_client, lease.model, lease.replica, lease.epoch, 0, 1, "none", progress, lease)
+    with heartbeat:
+        calls = RedisCalls(client, blocking, lease, heartbeat.check)
+        reading = RequestReader(lease, calls)
+        reading.add(adopted(calls.run, lease))
+        while reading:
+            reading.wait(0.1)
+            for request in reading.take():
+                assert isinstance(request, RunningRequest), request
+                recovery.entries += request.accepted
+                recovery.ready.append(time.monotonic() - began)
+            recovery.lapses += run(client, holder(lease.model, lease.replica)) != lease.token
+        reading.close()
+    recovery.first, recovery.last = recovery.ready[0], recovery.ready[-1]
+    return recovery
+
+
+def adopted(send: Callable[[Call[Adopted]], Adopted], lease: Lease) -> list[Claimed]:
+    """Every batch, as the leader takes them."""
+    claims = list[Claimed]()
+    after = ""
+    more = True
+    while more:
+        batch = send(adopt(lease, after))
+        claims += batch.requests
+        after = batch.after
+        more = batch.more
+    return claims

@@ -63,11 +63,11 @@ class Conversation:
 
     def load(self, path: Path) -> str:
         """Continue the conversation of the file; the name of its model. Raises SettingsError and changes nothing."""
-        found = _read(path)
-        self.system = found.system
-        self.settings = found.settings
-        self.messages = found.messages
-        return found.model
+        conversation = _read(path)
+        self.system = conversation.system
+        self.settings = conversation.settings
+        self.messages = conversation.messages
+        return conversation.model
 
 
 def _read(path: Path) -> Conversation:
@@ -82,7 +82,7 @@ def _read(path: Path) -> Conversation:
     messages = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(messages, list):
         raise SettingsError(f"{path} is no conversation: it has no list 'messages'.")
-    found = Conversation(model=str(content.get("model") or ""))
+    conversation = Conversation(model=str(content.get("model") or ""))
     for place, message in enumerate(messages):
         role, text = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if not isinstance(text, str) or (role not in _ROLES and (role, place) != ("system", 0)) or role is None:
@@ -91,14 +91,14 @@ def _read(path: Path) -> Conversation:
                 "text as content."
             )
         if role == "system":
-            found.system = text
+            conversation.system = text
         else:
-            found.messages.append({"role": role, "content": text})
-    given = content.get("settings", {})
-    if not isinstance(given, dict):
+            conversation.messages.append({"role": role, "content": text})
+    assigned = content.get("settings", {})
+    if not isinstance(assigned, dict):
         raise SettingsError(f"{path}: 'settings' must be an object.")
-    found.settings = {name: settings.check(name, value) for name, value in given.items()}
-    return found
+    conversation.settings = {name: settings.check(name, value) for name, value in assigned.items()}
+    return conversation
 
 
 def _replace(path: Path, text: str) -> None:

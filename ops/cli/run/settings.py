@@ -57,10 +57,10 @@ def _stops(text: str) -> Any:
     """A JSON list or string, where it is one; else the text itself."""
     if text.startswith(("[", '"')):
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError as error:
             raise SettingsError(f"'stop' {text!r} is no JSON: {error}.") from None
-        return [found] if isinstance(found, str) else found
+        return [value] if isinstance(value, str) else value
     return [text]
 
 

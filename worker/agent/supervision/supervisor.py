@@ -132,7 +132,7 @@ class HostSupervisor:
         self._replace = self._stop = False
 
     def run(self) -> int:
-        """Until told to stop and all have ended, or until the first agent could not start; the exit status."""
+        """Run until stopped and all processes have ended, or until the first agent could not start; the exit status."""
         adopt_orphans()  # a process that a standby forks becomes a child of this one
         woken = self._listen_to_signals()
         while True:
@@ -208,7 +208,7 @@ class HostSupervisor:
         return self._shutdown.advance(now)
 
     def _judge_agent(self, now: float) -> None:
-        """Replace the agent where that was asked for, or where it hangs."""
+        """Replace the agent if that was requested, or if it hangs."""
         agent = self._agent
         if self._replace:
             self._replace = False
@@ -278,7 +278,7 @@ class HostSupervisor:
         self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
 
     def _serve(self, link: Link, mask: int) -> None:
-        """Read the agent's requests, and send on what it has not taken yet."""
+        """Read the agent's requests, and send it the messages that it has not taken yet."""
         if mask & selectors.EVENT_WRITE:
             link.flush()
         if mask & selectors.EVENT_READ:

@@ -182,7 +182,7 @@ FIRST_ROWS = 512
 
 
 def tokens_that_fit(free_bytes: int, layout: CacheLayout, block_tokens: int = BLOCK_TOKENS) -> int:
-    """How many cached tokens to promise for so much free memory, in whole blocks."""
+    """The number of cached tokens to promise for so much free memory, in whole blocks."""
     return max(0, free_bytes) // (block_tokens * layout.bytes_per_token) * block_tokens
 
 

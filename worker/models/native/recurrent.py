@@ -213,7 +213,7 @@ _STRUCTS = {GatedConvolution: _convolution, GatedDelta: _delta_rule, MambaLayer:
 
 
 def _places(module: GatedDelta) -> dict[str, Place]:
-    """Where the outputs of the projections lie: by key head, or those of all heads together."""
+    """The places of the projections' outputs: by key head, or those of all heads together."""
     group = module.group
     widths = [module.key_dim, module.key_dim, group * module.value_dim, group * module.value_dim]
     heads = 1 if module.by_head else module.key_heads

@@ -132,7 +132,7 @@ def _tell_growth(model: Any) -> None:
 
 
 def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:
-    """What makes a vector or a score of the hidden states of a causal model."""
+    """The pooler, which makes a vector or a score of the hidden states of a causal model."""
     dtype = torch_type(shard.dtype)
     device = torch.device(shard.device)
     return load_pooler(pooling, dtype, device, label_head(shard.files, pooling, dtype, device))

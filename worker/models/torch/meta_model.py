@@ -75,7 +75,7 @@ def attend(
 
 
 def _grown(growth: tuple[float, float, float], step: Any, like: Tensor) -> Tensor:
-    """What the queries of a step's tokens are multiplied by: (T, 1)."""
+    """The factors of the queries of a step's tokens: (T, 1)."""
     scale, period, offset = growth
     places = [torch.arange(extent.offset, extent.end, dtype=torch.float64) for extent in step.extents]
     factors = 1 + scale * torch.log1p(((torch.cat(places) + offset) / period).floor())

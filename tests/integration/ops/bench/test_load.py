@@ -28,8 +28,8 @@ def farm() -> Iterator[tuple[str, str, list[str]]]:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("FURROW_STANDBY", "0")
         spec = build_spec(str(MODEL_DIR), name="two", devices="cpu", max_context=512, kv_tokens=4096)
-        with private_farm(spec, (1, 1)) as running:
-            yield running
+        with private_farm(spec, replicas=(1, 1)) as running:
+            yield running.url, running.redis_url, running.names
 
 
 @pytest.fixture(autouse=True)

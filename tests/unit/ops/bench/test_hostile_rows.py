@@ -15,10 +15,7 @@ import pytest
 
 from ops.bench.hostile import neighbour
 from ops.bench.hostile.crowd import Crowd, Deeds
-from ops.bench.hostile.exchange import Address, Answer, Exchange, chat
-from ops.bench.hostile.leaders import Claim
-from ops.bench.hostile.neighbour import Neighbour, Request, Seen
-from ops.bench.hostile.rows import (
+from ops.bench.hostile.hostile import (
     CONTROLS,
     MODEL_FILES,
     ROWS,
@@ -31,7 +28,10 @@ from ops.bench.hostile.rows import (
     judge,
     rows_of,
 )
-from ops.harness.figures import Figure, summarise
+from ops.bench.hostile.leaders import Claim
+from ops.bench.hostile.neighbour import Neighbour, Request, Seen
+from ops.harness.exchange import Address, Answer, Exchange, chat
+from ops.harness.program import Figure, summarise
 
 RID = "f" * 32
 HEALTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

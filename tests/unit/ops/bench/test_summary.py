@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.harness.figures import percentile, summarise
+from ops.harness.program import percentile, summarise
 
 
 def test_figures_of_a_known_list() -> None:
