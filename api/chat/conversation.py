@@ -39,7 +39,7 @@ Messages = list[dict[str, Any]]
 
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NONE = re.compile(r"\bcontent(?:['\"]\])? is (?:not )?none")
-"""How a template asks for a message without content, which one with calls alone is."""
+"""The test by which a template recognises a message without content, as one with calls alone is."""
 _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 
@@ -148,9 +148,9 @@ def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
 
 
 def rendered_version(messages: Messages, accepted: dict[str, int], render: Callable[[Messages], str]) -> str:
-    """What `render` makes of the messages, or of the first version of them that it takes. The version is noted in
-    `accepted` by the kind of conversation; a later one of that kind is tried with it and with one more, so that a
-    template that fails costs two attempts. Raises the TemplateFailed of the first one."""
+    """The prompt that `render` makes of the messages, or of the first version of them that it takes. The version is
+    noted in `accepted` by the kind of conversation; a later one of that kind is tried with it and with one more, so
+    that a template that fails costs two attempts. Raises the TemplateFailed of the first one."""
     kind, versions = _versions(messages)
     last = accepted.get(kind)
     order = list(range(len(versions))) if last is None else [last, int(last == 0)][: len(versions)]
@@ -329,7 +329,7 @@ class ChatPrompt:
     images: list[ImageSource] = field(default_factory=list[ImageSource])
     """In the order of their placeholders in the text."""
     warnings: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """What of the request has not its whole effect, and the parameter."""
+    """The parts of the request without their whole effect, each with its parameter."""
 
 
 def chat_prompt(
@@ -602,7 +602,7 @@ def continued_calling(calling: Calling | None, form: Form | None, content: str) 
 
 
 def _pairs(calls: CallForm) -> list[tuple[str, str]]:
-    """What opens a call, and what ends it."""
+    """The marks that open and end a call."""
     closes = [close.strip() for close in calls.close] or [calls.open[0].strip() if calls.open else "\0"]
     pairs = [(opened.strip(), closes[0]) for opened in calls.open]
     return pairs + [(start, shape.tail.strip() or closes[0]) for shape in calls.shapes for start in shape.starts]

@@ -152,7 +152,7 @@ class _Writer:
         return [f"{rule}: {' '.join(parts)}", *rules]
 
     def _arguments(self, rule: str, function: Function, shape: CallShape) -> tuple[str, list[str]]:
-        """What the arguments are, and the rules for it."""
+        """The grammar of the arguments, and the rules that it names."""
         if shape.kind == "parameters":
             return self._parameters(rule, function, shape)
         if shape.kind in ("relaxed", "python"):
@@ -264,7 +264,7 @@ class RelaxedGrammar:
         self.rules: list[str] = []
 
     def arguments(self, schema: Schema) -> str:
-        """What stands for the arguments, without a Python call's brackets."""
+        """The grammar of the arguments, without a Python call's brackets."""
         self._root = schema
         if self._python:
             return self._members(schema, "=", bare=True, depth=0)

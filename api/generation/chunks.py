@@ -114,7 +114,7 @@ class Writer(ABC, Generic[Chunk]):
         self._encode_around()
 
     def _encode_around(self) -> None:
-        """What stands before and after the choice of a chunk without counts: it is the same in all of them."""
+        """The bytes before and after the choice of a chunk without counts, which are the same in all of them."""
         self.chunk.choices = list[Any]()
         self.chunk.usage = self._no_usage
         before, after = encode(self.chunk).split(_NO_CHOICES)
@@ -196,7 +196,7 @@ class Writer(ABC, Generic[Chunk]):
         return f"token_id:{token}" if self._view.token_ids else self._vocabulary.token_text(token)
 
     def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
-        """The prompt's tokens by id, as vLLM shows them, where they were asked for."""
+        """The prompt's tokens by id, as vLLM shows them, if they were requested."""
         return UNSET if self._view.prompt_logprobs is None else piece.encoded_prompt
 
     def _prompt_token(self, token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:

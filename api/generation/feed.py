@@ -1,4 +1,4 @@
-"""One reader's place in one request's token log: what it has been given, and a little that waits for it."""
+"""One reader's place in one request's token log: the seq of its last entry, and a few entries that wait for it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Feed:
         self.slot = 0
         """The tick of `QueuedFeeds` that looks at it next."""
         self.looks = 0
-        """How often it was looked at."""
+        """The number of times that it was looked at."""
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
         self.shown: int | None = None

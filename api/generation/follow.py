@@ -30,6 +30,7 @@ from api.generation.recovery import Recovery, origin_of, set_back
 from api.http.tasks import PeriodicTask, end
 from api.settings import ApiSettings
 from control import keys, requests
+from control.backoff import doubling, pause_after
 from control.clock import now_ms
 from control.constants import PLACES
 from control.errors import RedisUnavailable, RequestNotFound
@@ -45,6 +46,8 @@ log = structlog.stdlib.get_logger(__name__)
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
 """After so long without a message the server is asked whether it is there, and has as long to answer."""
+_RESUBSCRIBE_S = doubling(0.05, 1.0)
+"""Pauses between tries to come back to the channels."""
 
 
 class EventChannel:
@@ -67,7 +70,7 @@ class EventChannel:
         self._subscribed = asyncio.Event()
 
     async def subscribe(self, model: str) -> None:
-        """Be sure that the model's events are heard. Must come before a request is enqueued."""
+        """Subscribe to the model's events, before a request is enqueued."""
         channel = keys.ModelKeys(model).events(self._api_id)
         confirmed = self._confirmed.get(channel)
         if confirmed is None:
@@ -129,7 +132,7 @@ class EventChannel:
 
     async def _resubscribe(self) -> None:
         """Come back to every channel, for as long as it takes; what was missed is in the logs."""
-        wait = 0.05
+        failures = 0
         while True:
             try:
                 await self._pubsub.aclose()
@@ -137,8 +140,8 @@ class EventChannel:
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):
-                await asyncio.sleep(wait)
-                wait = min(1.0, wait * 2)
+                failures += 1
+                await asyncio.sleep(pause_after(failures, _RESUBSCRIBE_S))
         self._on_break()
 
 
@@ -405,7 +408,7 @@ class Follower:
     # --- live ---
 
     def last_token(self, model: str) -> float:
-        """Monotonic time at which this process last heard of a token of the model; 0 if never."""
+        """Monotonic time at which this process last received a token of the model; 0 if never."""
         return self._token_at.get(model, 0.0)
 
     def _heard(self, model: str, rows: list[EventRow]) -> None:
@@ -459,7 +462,7 @@ class Follower:
         self._task.wake()
 
     async def _catch_up(self) -> None:
-        """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
+        """Read the logs of all feeds with a gap or without an event for a while."""
         due = self._due(asyncio.get_running_loop().time())
         if not due:
             return
@@ -664,7 +667,7 @@ class Feeds:
 
     @property
     def expected_wait_ms(self) -> int | None:
-        """Time until the last member that still waits is expected to be claimed; None where that can't be told."""
+        """Time until the last member that still waits is expected to be claimed; None if that is unknown."""
         at = [feed.claim_at for feed in self.members if feed.have == 0 and feed.claim_at is not None]
         rest = max(at, default=0.0) - asyncio.get_running_loop().time()
         return round(1000 * rest) if rest > 0 else None

@@ -56,7 +56,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(slots=True)
 class Shutdown:
-    """How far the process is on its way to its end."""
+    """The stage of the process's end."""
 
     draining: bool = False
     """Set at SIGTERM: nothing new is taken, what runs goes on."""
@@ -138,7 +138,7 @@ class Session:
     settings: ApiSettings
     shutdown: Shutdown
     load_stage: Callable[[], str | None]
-    """How far the load of the model is; None where it serves."""
+    """The stage of the model's load; None if it serves."""
     complete: Callable[[bytes, bytes], Awaitable[object]]
     """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None
@@ -202,7 +202,7 @@ class Session:
         return pieces
 
     async def store(self) -> None:
-        """Complete the stored response, if there is one, before the client is told that it has ended."""
+        """Complete the stored response, if there is one, before the client gets the end."""
         if not self.renderer.view.extra_fields:
             return
         if (body := await off_loop(self.renderer.body_bytes, lambda: self.renderer.to_store)) is not None:
@@ -311,7 +311,7 @@ class Sessions:
         self._load_stage = load_stage
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
-        """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
+        """Feeds for the answer `rid`, without a member yet; subscribes to the model's events."""
         await self._follower.subscribe(model)
         return Feeds(self._follower, model, tenant, rid)
 

@@ -1,4 +1,4 @@
-"""What is taken of uvicorn beyond its documented interface, in one place.
+"""The parts of uvicorn that Furrow uses beyond its documented interface, in one place.
 
 Uvicorn promises none of it: a new version may rename a method or an attribute, or call it at another moment. The test
 of this module holds the names against the installed version, and fails for a version that is newer than NEWEST.

@@ -16,7 +16,7 @@ from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPr
 from ops.harness.figures import Figure, Summary, summarise
 from ops.harness.program import Outcome, benchmark, option, run
 from worker.collective import Collective, rendezvous
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 
 SIZES = (1024, 65_536, 1_048_576)
 GLOO = "gloo"

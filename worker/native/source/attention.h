@@ -18,10 +18,12 @@ constexpr int64_t VALUE_BYTES = 16 * 1024;  // that a task's tokens and heads ta
 struct Task {
   const char* keys;  // of this layer and head, by position
   const char* values;
+  const char* following;  // rows that this thread probably reads next; null: none
   Kind kind;
   const float* queries;  // of the first token and head; heads lie `head_stride` apart, tokens `stride` apart
   float* out;            // heads lie side by side, tokens `out_stride` apart
   int64_t head_stride, stride, out_stride, dim, heads, tokens;
+  int64_t value_dim;  // numbers of a value, the first of a row of `dim`
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
   int64_t chunk;     // 0: sees across borders of chunks
@@ -111,7 +113,7 @@ template <int HEADS, int WIDTH>
 void mix_from(int64_t at, const Task& task, const float* values, int64_t positions, const float* const* weights,
               float* const* out, bool more) {
   if constexpr (WIDTH > 0) {
-    for (; at + WIDTH * LANES <= task.dim; at += WIDTH * LANES) {
+    for (; at + WIDTH * LANES <= task.value_dim; at += WIDTH * LANES) {
       float* places[HEADS];
       for (int i = 0; i < HEADS; ++i) places[i] = out[i] + at;
       mix<HEADS, WIDTH>(values + at, task.dim, positions, weights, places, more);
@@ -129,8 +131,8 @@ inline void mix_block(const Task& task, int64_t token, const float* values, int6
   for (int64_t head = 0; head < task.heads; head += 2) {
     const float* own = weights + head * room + begin;
     const float* pair[] = {own, own + room};
-    float* out = task.out + token * task.out_stride + head * task.dim;
-    float* places[] = {out, out + task.dim};
+    float* out = task.out + token * task.out_stride + head * task.value_dim;
+    float* places[] = {out, out + task.value_dim};
     if (head + 1 < task.heads)
       mix_from<2, WIDEST>(0, task, values, end - begin, pair, places, begin > first);
     else
@@ -140,6 +142,9 @@ inline void mix_block(const Task& task, int64_t token, const float* values, int6
 
 inline int64_t value_rows(int64_t dim) { return std::max<int64_t>(LANES, VALUE_BYTES / (dim * static_cast<int64_t>(sizeof(float)))); }
 
+// The position from which on a task reads keys.
+inline int64_t first_read(const Task& task) { return first_seen(task, 0) / LANES * LANES; }
+
 // Floats for the rows that are read together, where they are not floats already.
 inline int64_t row_room(Kind kind, int64_t dim) { return kind == FLOAT32 ? 0 : value_rows(dim) * dim; }
 
@@ -147,7 +152,7 @@ inline int64_t row_room(Kind kind, int64_t dim) { return kind == FLOAT32 ? 0 : v
 inline void attend(const Task& task, float* scratch) {
   int64_t last = 0;
   for (int64_t token = 0; token < task.tokens; ++token) last = std::max(last, end_seen(task, token));
-  const int64_t start = first_seen(task, 0) / LANES * LANES, room = (last - start + LANES - 1) / LANES * LANES;
+  const int64_t start = first_read(task), room = (last - start + LANES - 1) / LANES * LANES;
   const int64_t queries = task.heads * task.tokens, row = cached_bytes(task.kind, task.dim);
   float *rows = scratch, *asked = rows + row_room(task.kind, task.dim), *scores = asked + queries * task.dim;
   for (int64_t query = 0; query < queries; ++query) {
@@ -157,9 +162,9 @@ inline void attend(const Task& task, float* scratch) {
   using Score = void (*)(const float*, const float*, const float*, int64_t, float*, int64_t);
   static constexpr Score by_count[QUERIES] = {score<1>, score<2>, score<3>, score<4>};
   for (int64_t block = 0; block < room; block += LANES) {
-    const float* keys = read_rows(task.kind, task.keys + (start + block) * row, task.dim, LANES, rows);
     const int64_t later = block + ROWS_AHEAD;  // behind the last keys the first values are wanted
     const char* next = later < room ? task.keys + (start + later) * row : task.values + (start + later - room) * row;
+    const float* keys = read_rows(task.kind, task.keys + (start + block) * row, next, task.dim, LANES, rows);
     for (int64_t query = 0; query < queries; query += QUERIES) {
       const int64_t count = std::min<int64_t>(QUERIES, queries - query);
       by_count[count - 1](keys, task.kind == FLOAT32 ? reinterpret_cast<const float*>(next) : keys, asked + query * task.dim, task.dim, scores + query * room + block, room);
@@ -176,7 +181,9 @@ inline void attend(const Task& task, float* scratch) {
   const int64_t block = value_rows(task.dim);
   for (int64_t from = start; from < last; from += block) {
     const int64_t to = std::min(from + block, last);
-    const float* values = read_rows(task.kind, task.values + from * row, task.dim, to - from, rows);
+    const char* own = task.values + (from + ROWS_AHEAD) * row;
+    const char* next = task.following && from + ROWS_AHEAD >= last ? task.following + (from + ROWS_AHEAD - last) * row : own;
+    const float* values = read_rows(task.kind, task.values + from * row, next, task.dim, to - from, rows);
     for (int64_t token = 0; token < task.tokens; ++token)
       mix_block(task, token, values, from, to, scores + token * task.heads * room - start, room);
   }

@@ -60,26 +60,26 @@ inline void write_row(Kind kind, const float* row, int64_t dim, char* to) {
 }
 
 template <typename Load>
-void read_each(const char* from, int64_t bytes, int64_t dim, int64_t count, float* out, const Load& load_at) {
-  for (int64_t row = 0; row < count; ++row, from += bytes, out += dim) {
-    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(from + ROWS_AHEAD * bytes + line, 0, 1);
+void read_each(const char* from, const char* next, int64_t bytes, int64_t dim, int64_t count, float* out, const Load& load_at) {
+  for (int64_t row = 0; row < count; ++row, from += bytes, next += bytes, out += dim) {
+    for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(next + line, 0, 1);
     for (int64_t at = 0; at < dim; at += LANES) store(out + at, load_at(from, at));
   }
 }
 
-// `count` rows as floats: where they are, or else in `room`.
-inline const float* read_rows(Kind kind, const char* from, int64_t dim, int64_t count, float* room) {
+// `count` rows as floats: where they are, or else in `room`. As many of `next` are asked for on the way, unless the rows are floats.
+inline const float* read_rows(Kind kind, const char* from, const char* next, int64_t dim, int64_t count, float* room) {
   const int64_t bytes = cached_bytes(kind, dim);
   const auto halves = [](const char* row) { return reinterpret_cast<const uint16_t*>(row); };
   switch (kind) {
     case FLOAT16:
-      read_each(from, bytes, dim, count, room, [&](const char* row, int64_t at) { return load_half(halves(row) + at); });
+      read_each(from, next, bytes, dim, count, room, [&](const char* row, int64_t at) { return load_half(halves(row) + at); });
       return room;
     case BFLOAT16:
-      read_each(from, bytes, dim, count, room, [&](const char* row, int64_t at) { return load_bfloat(halves(row) + at); });
+      read_each(from, next, bytes, dim, count, room, [&](const char* row, int64_t at) { return load_bfloat(halves(row) + at); });
       return room;
     case Q8_0_BLOCKS:
-      read_each(from, bytes, dim, count, room, [&](const char* row, int64_t at) {
+      read_each(from, next, bytes, dim, count, room, [&](const char* row, int64_t at) {
         return load_codes(reinterpret_cast<const int8_t*>(row) + at) * all(half_to_float(halves(row + dim)[at / BLOCK]));
       });
       return room;

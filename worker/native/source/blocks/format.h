@@ -4,7 +4,8 @@
 // scales and minima as stored (fp16), a super-block's smaller scales (bytes), then the values of each 32 inputs in vectors of
 // four inputs by output. Values are unsigned. Low bits of several vectors share one, and so do high bits.
 //
-// A product unpacks a run of a panel's inputs once for all rows: values to bytes, scales to floats.
+// A product of few rows takes the values from a unit into registers; one of more rows unpacks the values of a run of a panel's inputs
+// to bytes once for all of them. Scales are unpacked to floats.
 #pragma once
 
 #include "bytes.h"
@@ -122,7 +123,7 @@ constexpr uint8_t TABLES[4][16] = {
 // The values of a block as a unit of the format F has them. `read`: four inputs of half a panel, as bytes.
 template <typename F>
 struct Packed {
-  static constexpr int64_t BYTES = F::BLOCK_BYTES * PANEL;  // of a block
+  static constexpr int64_t BYTES = (F::UNIT == BLOCK ? F::BYTES : F::BLOCK_BYTES) * PANEL;  // from a block to the next
 
   static Ints read(const uint8_t* block, int half, int step) {
     // Vector v holds the steps v, v + COUNT, v + 2 COUNT, … of its kind of bits.
@@ -148,13 +149,6 @@ struct Ready {
 
   static Ints read(const uint8_t* block, int half, int step) { return load(block + (step * 2 + half) * VECTOR); }
 };
-
-template <typename F>
-void unpack_values(const uint8_t* block, uint8_t* to) {
-  for (int half = 0; half < 2; ++half)
-#pragma GCC unroll 8
-    for (int step = 0; step < STEPS; ++step) store(to + (step * 2 + half) * VECTOR, Packed<F>::read(block, half, step));
-}
 
 template <typename F>
 void unpack_scales(const uint8_t* unit, float* scales, float* minima) {
@@ -186,16 +180,27 @@ void unpack_scales(const uint8_t* unit, float* scales, float* minima) {
   }
 }
 
-// `blocks` blocks of 32 inputs from a unit's begin on: whole units.
+// The scales and minima of `units` units.
+template <typename F>
+void unpack_scales(const uint8_t* unit, int64_t units, UnpackedScales& to) {
+  for (int64_t at = 0; at < units * F::SUBS * PANEL; at += F::SUBS * PANEL, unit += F::BYTES * PANEL)
+    unpack_scales<F>(unit, to.scales + at, to.minima + at);
+}
+
+// The values of `blocks` blocks, as bytes: by four inputs (PANEL, 4).
+template <typename F>
+void unpack_values(const uint8_t* block, int64_t blocks, uint8_t* to) {
+  for (int64_t number = 0; number < blocks; ++number, block += Packed<F>::BYTES, to += Ready::BYTES)
+    for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 8
+      for (int step = 0; step < STEPS; ++step) store(to + (step * 2 + half) * VECTOR, Packed<F>::read(block, half, step));
+}
+
+// A run of `blocks` blocks: whole units.
 template <typename F>
 void unpack(const uint8_t* unit, int64_t blocks, Unpacked& run) {
-  constexpr int64_t PER_UNIT = F::UNIT / BLOCK;
-  for (int64_t block = 0; block < blocks; block += PER_UNIT, unit += F::BYTES * PANEL) {
-    const int64_t sub = block * (BLOCK / F::SUB);
-    unpack_scales<F>(unit, run.scales + sub * PANEL, run.minima + sub * PANEL);
-    for (int64_t i = 0; i < PER_UNIT; ++i)
-      unpack_values<F>(unit + (F::VALUES + i * F::BLOCK_BYTES) * PANEL, run.values + (block + i) * BLOCK * PANEL);
-  }
+  unpack_scales<F>(unit, blocks * BLOCK / F::UNIT, run);
+  unpack_values<F>(unit + F::VALUES * PANEL, blocks, run.values);
 }
 
 }  // namespace furrow

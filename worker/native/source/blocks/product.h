@@ -82,46 +82,56 @@ void block_tile(const uint8_t* values, const UnpackedScales& unpacked, int64_t b
 
 using BlockTile = void (*)(const uint8_t*, const UnpackedScales&, int64_t, const BlockRows&, int64_t, int64_t, int, float*, Ahead);
 
-template <int SUB, Form FORM, int... ROWS>
+template <typename Values, int SUB, Form FORM, int... ROWS>
 constexpr std::array<BlockTile, sizeof...(ROWS)> block_tiles(std::integer_sequence<int, ROWS...>) {
-  return {block_tile<Ready, ROWS + 1, SUB, FORM>...};
+  return {block_tile<Values, ROWS + 2, SUB, FORM>...};
 }
 
-// For `rows` rows, at most BLOCK_TILE, of unpacked blocks. There is one set for each form, not for each format.
-template <int SUB, Form FORM>
-BlockTile block_tile_for(int64_t rows) {
-  static constexpr auto known = block_tiles<SUB, FORM>(std::make_integer_sequence<int, BLOCK_TILE>{});
-  return known[rows - 1];
-}
+// By the number of rows less two, at most MOST of them.
+template <typename Values, int SUB, Form FORM, int MOST>
+constexpr auto TILES = block_tiles<Values, SUB, FORM>(std::make_integer_sequence<int, MOST - 1>{});
 
 constexpr int64_t AHEAD_OF_ROW = 5 * 1024;  // bytes from the blocks that one row meets to those that are asked for
 
-// The products of a panel with rows, at most GROUP: totals (rows, PANEL).
+template <typename F>
+constexpr Form FORM_OF = F::MINIMA ? Form::MINIMA : F::WIDE && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
+
+// The products of a panel with one row, added to the totals. It waits for memory, so scales are read just before the values.
+template <typename F>
+void block_panel_of_row(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
+  constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
+  UnpackedScales scales;
+  for (int64_t first = 0; first < inputs; first += F::UNIT, packed += UNIT_BYTES) {
+    unpack_scales<F>(packed, scales.scales, scales.minima);
+    block_tile<Packed<F>, 1, F::SUB, FORM_OF<F>>(packed + F::VALUES * PANEL, scales, UNIT_BLOCKS, x, 0, first / BLOCK, F::SHIFT,
+                                                 totals, {packed + AHEAD_OF_ROW, UNIT_BYTES / UNIT_BLOCKS});
+  }
+}
+
+// The products of a panel with rows, at most GROUP: totals (rows, PANEL). The order of the sums is the same for any number of rows.
 template <typename F>
 void block_panel(const uint8_t* packed, int64_t inputs, const BlockRows& x, float* totals) {
-  constexpr Form FORM = F::MINIMA ? Form::MINIMA : F::WIDE && !BYTE_WEIGHTS ? Form::SIGNED : Form::OFFSET_VALUES;
-  constexpr int64_t UNIT_BYTES = F::BYTES * PANEL, UNIT_BLOCKS = F::UNIT / BLOCK;
   for (int64_t at = 0; at < x.rows * PANEL; at += LANES) store(totals + at, all(0.0f));  // std::fill stores them one by one
-  if (x.rows == 1) {  // values go from memory to registers; the order of the sums is the same
-    UnpackedScales scales;
-    for (int64_t first = 0; first < inputs; first += F::UNIT, packed += UNIT_BYTES) {
-      unpack_scales<F>(packed, scales.scales, scales.minima);
-      block_tile<Packed<F>, 1, F::SUB, FORM>(packed + F::VALUES * PANEL, scales, UNIT_BLOCKS, x, 0, first / BLOCK, F::SHIFT,
-                                             totals, {packed + AHEAD_OF_ROW, UNIT_BYTES / UNIT_BLOCKS});
-    }
-    return;
-  }
+  if (x.rows == 1) return block_panel_of_row<F>(packed, inputs, x, totals);
+  constexpr int64_t UNIT_BLOCKS = F::UNIT / BLOCK, BYTES_OF_BLOCK = F::BYTES * PANEL / UNIT_BLOCKS;
   Unpacked run;
-  const int64_t tiles = x.rows <= BLOCK_TILE ? 1 : (x.rows + RUN_TILE - 1) / RUN_TILE;
+  const int64_t tiles = (x.rows + RUN_TILE - 1) / RUN_TILE;
   for (int64_t first = 0; first < inputs; first += RUN) {
-    const int64_t blocks = std::min(RUN, inputs - first) / BLOCK;
-    unpack<F>(packed, blocks, run);
-    packed += blocks / UNIT_BLOCKS * UNIT_BYTES;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t from = x.rows * tile / tiles, to = x.rows * (tile + 1) / tiles;
-      const Ahead ahead{packed, tile == 0 ? UNIT_BYTES / UNIT_BLOCKS : 0};
-      block_tile_for<F::SUB, FORM>(to - from)(run.values, run, blocks, x, from, first / BLOCK, F::SHIFT, totals + from * PANEL, ahead);
+    const int64_t blocks = std::min(RUN, inputs - first) / BLOCK, block = first / BLOCK;
+    const uint8_t *values = packed + F::VALUES * PANEL, *next = packed + blocks * BYTES_OF_BLOCK;
+    unpack_scales<F>(packed, blocks / UNIT_BLOCKS, run);
+    if (x.rows <= BLOCK_TILE) {
+      const BlockTile tile = TILES<Packed<F>, F::SUB, FORM_OF<F>, BLOCK_TILE>[x.rows - 2];
+      tile(values, run, blocks, x, 0, block, F::SHIFT, totals, {next, BYTES_OF_BLOCK});
+    } else {
+      unpack_values<F>(values, blocks, run.values);
+      for (int64_t number = 0; number < tiles; ++number) {
+        const int64_t from = x.rows * number / tiles, to = x.rows * (number + 1) / tiles;
+        const BlockTile tile = TILES<Ready, F::SUB, FORM_OF<F>, RUN_TILE>[to - from - 2];
+        tile(run.values, run, blocks, x, from, block, F::SHIFT, totals + from * PANEL, {next, number == 0 ? BYTES_OF_BLOCK : 0});
+      }
     }
+    packed = next;
   }
 }
 

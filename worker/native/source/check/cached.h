@@ -16,7 +16,7 @@ inline std::string cached_rows() {
     std::vector<char> stored(ROWS * bytes);
     for (int64_t row = 0; row < ROWS; ++row) write_row(kind, rows.data() + row * DIM, DIM, stored.data() + row * bytes);
     Values room(ROWS * DIM);
-    const float* read = read_rows(kind, stored.data(), DIM, ROWS, room.data());
+    const float* read = read_rows(kind, stored.data(), stored.data(), DIM, ROWS, room.data());
     const auto why = difference("a cached row", {read, read + ROWS * DIM}, expected, apart);
     if (!why.empty()) return why;
   }
