@@ -27,13 +27,12 @@ from api.settings import ApiSettings
 from control import access
 from control.errors import FurrowError
 from control.listening import free_port, second_port
-from control.operations.key_rule import asks_for_key, key_options, why_asked
-from control.operations.options import redis_option
+from control.messages import describe_structs
+from control.operations.options import asks_for_key, key_options, redis_option, why_asked
 from control.process import die_with_parent
 from control.redis.connection import connect, run
-from control.redis.readiness import wait_until_ready
+from control.redis.servers import wait_until_ready
 from control.settings import Settings, wait_for_url
-from control.structs import describe_structs
 
 OWN_FILES = 128
 """Open files that are no clients' connections: those to Redis, children, sockets."""

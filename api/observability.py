@@ -1,4 +1,5 @@
-"""What an API process tells of its requests: metrics, warnings while they wait for a token, and one line at the end."""
+"""The reports of an API process on its requests: metrics, warnings while they wait for a token, and one line at the
+end."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from prometheus_client import (
 from api.http.tasks import PeriodicTask
 from api.schemas.answers import TokenCounts
 from control.clock import now_ms
-from control.records.ended import LONGEST_ERROR, EndedRequest
-from control.redis.memory import ServerMemory
+from control.records.api_reports import LONGEST_ERROR, EndedRequest
+from control.redis.servers import ServerMemory
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -220,7 +221,7 @@ LINES = 10
 
 
 class Waiting(Protocol):
-    """What a request is waiting for."""
+    """The stage for which a request waits."""
 
     @property
     def model(self) -> str: ...

@@ -25,7 +25,7 @@ _TICK_S = 0.1
 _TICKS_OF_COLLECTION = 50
 """Ticks between two looks at the garbage."""
 _FAREWELL_S = 2.0
-"""How long interrupted streams may take to hand over their last event."""
+"""Seconds that interrupted streams have to send their last event."""
 
 
 class Server(HttpServer):

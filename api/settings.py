@@ -1,4 +1,4 @@
-"""How one API process is set up."""
+"""The settings of one API process."""
 
 from __future__ import annotations
 
@@ -61,15 +61,16 @@ class ApiSettings:
     silence: float = 0.5
     """Without news of a request for so long, its log is read."""
     lost_wait: float = 10.0
-    """How long a client waits for a request that Redis has lost, and that another process may bring back."""
+    """Seconds for which a client waits for a request that Redis has lost, and that another process may bring back."""
     response_ttl: float = 86_400.0
-    """How long a stored response is kept, from its end or from its last use by a later one; 0: none is stored."""
+    """Seconds for which a stored response is kept, from its end or from its last use by a later one; 0: none is
+    stored."""
     response_bytes: int | None = None
     """Quota of one owner's stored responses; None: a part of Redis' memory (`api.generation.archive`)."""
     response_number: int = 100_000
-    """How many stored responses one owner may have."""
+    """The number of stored responses that one owner may have."""
     keep_requests: float = 0.0
-    """How long prompt and tokens of a request that has ended are kept, for `furrow replay`."""
+    """Seconds for which prompt and tokens of a request that has ended are kept, for `furrow replay`."""
     console_text: bool = False
     """True if operators are shown prompts and answers of all tenants."""
     image_hosts: tuple[str, ...] = ()
@@ -77,9 +78,9 @@ class ApiSettings:
     share_prefixes: tuple[str, ...] = ()
     """Tenants whose requests begin with each other's cached prefixes, or `all`; others share within the tenant."""
     grace: float = 30.0
-    """How long open streams may go on after SIGTERM."""
+    """Seconds for which open streams may go on after SIGTERM."""
     reader_timeout: float = 60.0
-    """How long a client may take nothing while data waits for it."""
+    """Seconds for which a client may take nothing while data waits for it."""
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     @property
@@ -88,5 +89,5 @@ class ApiSettings:
 
     @property
     def farm_open(self) -> bool:
-        """True if the operator's routes need no key: on loopback only, where no key is asked for."""
+        """True if the operator's routes need no key: on loopback only, where no key is required."""
         return not self.asks_for_key and is_loopback(self.host)

@@ -36,7 +36,7 @@ RETENTION_MS = 120_000
 ASSETS_LEFT_MS = 2 * RETENTION_MS
 """Time for which an unloaded model's assets stay: the texts of answers that ended before are made with them."""
 LOOK_AFTER_MS = 20_000
-"""How often a stored response that has not ended is looked after; well below the retention, or its end is lost."""
+"""The time between two looks at a stored response that has not ended; well below the retention, or its end is lost."""
 
 RESPONSE_OVERHEAD = 512
 """Bytes that a stored response is taken to need beside its fields."""

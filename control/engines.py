@@ -36,13 +36,13 @@ class ExternalEngine:
     name: str
     title: str
     program: str
-    """What `--engine-command` names where it is not given: a program on the PATH."""
+    """The default of `--engine-command`: a program on the PATH."""
     module: str
     """The Python module that `--engine-python` runs; empty for a program that is not Python's."""
     gguf: bool
     """True if its models are GGUF files, False if they are folders with safetensors."""
     tried: str
-    """What was run under Furrow."""
+    """The version that was run under Furrow, and where."""
     tried_version: str
     """The version of it, or its beginning; empty where no real one was run."""
     options: Mapping[str, Kind]

@@ -273,15 +273,15 @@ class UnsupportedArchitecture(FurrowError):
 
 
 class CompilerMissing(SettingsError):
-    """What is asked for is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
+    """The request is computed in C++ only, and this host has neither a library of it nor a compiler that runs."""
 
 
 class NotMappable(SettingsError):
-    """The KV memory that is asked for can't be mapped on this host, now or at the next start."""
+    """The requested KV memory can't be mapped on this host, now or at the next start."""
 
 
 class DevicesError(FurrowError):
-    """The devices asked for are absent, or their count differs from the world size."""
+    """The requested devices are absent, or their count differs from the world size."""
 
 
 # --- what the group met ---------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class CollectiveFailed(FurrowError):
 
 
 class CollectiveLeft(CollectiveFailed):
-    """This rank was told to leave its group while it waited for the others: its epoch is over."""
+    """This rank left its group while it waited for the others, because its epoch is over."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"left a collective that the others have not come to: {reason}")

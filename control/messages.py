@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -12,8 +13,8 @@ LOOKUP_TOKENS = 8
 # --- requests -------------------------------------------------------------------------------------------------------
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled", "expired", "unavailable", "error"]
-"""Why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up or
-unloaded, a failure."""
+"""The reason why a choice ended. The last four never come from a model: a cancel, a deadline, a model that was given up
+or unloaded, a failure."""
 
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "lark", "choice"]
@@ -42,7 +43,7 @@ class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a request's tokens are chosen; every default has been resolved by the API.
+    """The parameters by which a request's tokens are sampled; every default has been resolved by the API.
 
     `seed` is a decimal string of an unsigned 64-bit number ("" until enqueue draws one): Lua's numbers are doubles.
     `stop_ids` holds every end-of-sequence id of the model too, unless `ignore_eos`.
@@ -63,7 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
-    """How many of the context's last tokens are compared; -1: all of them."""
+    """The number of the context's last tokens that are compared; -1: all of them."""
     dry_sequence_breakers: list[str] = []
     """Texts across which no repetition is counted."""
     xtc_probability: float = 0.0
@@ -106,7 +107,7 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     """An image in a prompt: `count` placeholders from position `start` on stand for it.
 
     `height` and `width` are those of its pixels as the model takes them; `digest` is the SHA-256 of these and the
-    pixels, in hexadecimal. The pixels lie beside the request (control.requests.images).
+    pixels, in hexadecimal. The pixels lie beside the request (control.requests.enqueue).
     """
 
     start: int
@@ -198,7 +199,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """A folder, a GGUF file, or a Hugging Face repository id."""
     gguf: str | None = None
-    """Which GGUF file of the source: `Q4_K_M`, or a file's name."""
+    """The GGUF file of the source: `Q4_K_M`, or a file's name."""
     tp: int = 1
     replicas: int = 1
     """The most that run, and the least as well where `min_replicas` is not given."""
@@ -306,8 +307,8 @@ class PoolingAssets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels. `square`: both
-    sides become `side`. Each square of `unit` pixels is one token."""
+    """The form in which a model takes images. `grid`: sides become multiples of `unit` pixels within limits of pixels.
+    `square`: both sides become `side`. Each square of `unit` pixels is one token."""
 
     kind: Literal["grid", "square"]
     token: int
@@ -343,7 +344,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     """Unix seconds at which the model was loaded first."""
     pooling: PoolingAssets | None = None
-    """How inputs of a model are prepared that gives vectors or scores; None for one that generates text."""
+    """The preparation of inputs for a model that gives vectors or scores; None for one that generates text."""
 
     @property
     def kind(self) -> ModelKind:
@@ -352,7 +353,7 @@ class ModelAssets(msgspec.Struct, frozen=True, kw_only=True):
     images: ImageInput | None = None
     """None: it takes text only."""
     engine: str = "furrow"
-    """What computes its tokens; it says which requests can be served (control/engines.py)."""
+    """The engine that computes its tokens, by which requests are admitted (control/engines.py)."""
     adapters: list[str] = []
     """Names of its adapters: clients write `MODEL:NAME`."""
 
@@ -376,3 +377,24 @@ encode = msgspec.json.Encoder().encode
 
 decode_request = msgspec.json.Decoder(GenerationRequest).decode
 decode_event = msgspec.json.Decoder(list[EventRow]).decode
+
+
+# --- Descriptions of structs -----------------------------------------------------------------------------------------
+
+# msgspec's descriptions of struct types, made before a process has threads.
+
+
+def describe_structs() -> None:
+    """Make the description of every struct type that is imported; call it before the first thread starts.
+
+    msgspec 0.22 makes it when a type is first decoded, and shares it before it is complete: a second thread that
+    decodes the same type in this moment ends the process with a segmentation fault.
+    """
+    for kind in dict.fromkeys(_subclasses(msgspec.Struct)):
+        msgspec.json.Decoder(kind)
+
+
+def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

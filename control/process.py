@@ -111,7 +111,7 @@ def remember_program() -> None:
 
 
 def remembered_program() -> list[str]:
-    """As `remember_program` told it; empty where no `furrow` command started this process."""
+    """The program that `remember_program` stored; empty where no `furrow` command started this process."""
     try:
         words = json.loads(os.environ.get(PROGRAM_VARIABLE) or "[]")
     except ValueError:

@@ -26,7 +26,7 @@ QUANTS = ("int8", "f16", *BLOCK_QUANTS)
 
 
 KV_TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
-"""How keys and values are stored on CPUs. `auto`: f16 where C++ computes the model, else its own type."""
+"""The types in which CPUs store keys and values. `auto`: f16 where C++ computes the model, else its own type."""
 
 
 def check_kv_type(kv_type: str, dtype: str, devices: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The version of Furrow that this process runs."""
+"""The version of Furrow that this process runs, and the oldest one of Redis that it uses."""
 
 from __future__ import annotations
 
@@ -24,3 +24,5 @@ def version_of(root: Path) -> str:
 
 VERSION = version_of(Path(__file__).parent.parent)
 """The build of Furrow that this process runs. Two builds have different versions (setup.py); all checkouts have one."""
+OLDEST_REDIS = (6, 2)
+"""The oldest version of a Redis-compatible server that Furrow uses."""

@@ -1,4 +1,5 @@
-"""The behaviours that tests show, from the tests themselves: a row for each test module, by the room that owns it."""
+"""The behaviours that tests show, by the room that owns them: a row for each subject of tests/subjects.py, and for each
+file of tests that no subject names."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.rooms import ROOT, TOPS, rooms
+from tests.subjects import SUBJECTS
 
 TESTS = ROOT / "tests"
 FARM = "The whole farm"
@@ -65,6 +67,19 @@ def modules() -> list[Module]:
     return [read(path) for path in sorted(TESTS.rglob("test_*.py"))]
 
 
+def name_of(module: Module) -> str:
+    return module.path.stem.removeprefix("test_")
+
+
+def rows(owner: str, owned: list[Module]) -> list[tuple[str, list[str]]]:
+    """The behaviours of a room with the names of their files, each name once."""
+    names = sorted({name_of(module) for module in owned})
+    subjects = [(behaviour, files.split()) for behaviour, files in SUBJECTS.get(owner, {}).items()]
+    grouped = {name for _, files in subjects for name in files}
+    alone = {name_of(module): module.behaviour for module in owned if name_of(module) not in grouped}
+    return subjects + [(alone[name], [name]) for name in names if name in alone]
+
+
 def behaviours() -> str:
     """The lists in docs/coverage.md."""
     owned: dict[str, list[Module]] = {}
@@ -77,6 +92,9 @@ def behaviours() -> str:
             count = sum(len(module.tests) for module in owned[owner])
             title = f"`{owner}`" if "/" in owner or owner in TOPS else owner
             lines += [f"### {title} ({count})", ""]
-            lines += [f"- {one.behaviour} `{one.path.relative_to(TESTS).as_posix()}`" for one in owned[owner]]
+            lines += [
+                f"- {behaviour}: {', '.join(f'`{name}`' for name in names)}"
+                for behaviour, names in rows(owner, owned[owner])
+            ]
             lines += [""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What is generated from the table of external engines: what each can serve, and the options that a model may name."""
+"""What is generated from the table of external engines: what each can serve."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ _KINDS: dict[GrammarKind, str] = {
 
 def table() -> str:
     """The engines in docs/engines.md."""
-    lines = ["| engine | tried | models | constrained answers | refused with a 400 | options of `--engine-arg` |\n"]
-    lines.append("|---|---|---|---|---|---|\n")
+    lines = ["| engine | tried | models | constrained answers | refused with a 400 that says why, as are images |\n"]
+    lines.append("|---|---|---|---|---|\n")
     for engine in ENGINES.values():
         models = "GGUF files" if engine.gguf else "folders with safetensors"
         grammars = ", ".join(text for kind, text in _KINDS.items() if kind in engine.grammars)
-        reasons: dict[str, list[str]] = {}
-        for field, why in engine.refused.items():
-            reasons.setdefault(why, []).append(f"`{field}`")
-        refused = "; ".join(f"{', '.join(fields)}: {why}" for why, fields in reasons.items())
+        refused = ", ".join(f"`{field}`" for field in engine.refused)
         refused += f"; with a grammar {', '.join(f'`{name}`' for name in sorted(engine.not_with_grammar))}"
-        options = ", ".join(f"`{name}`" for name in sorted(engine.options))
         name = f"`{engine.name}` ({engine.title})"
-        lines.append(f"| {name} | {engine.tried} | {models} | {grammars} | {refused}; images | {options} |\n")
+        lines.append(f"| {name} | {engine.tried} | {models} | {grammars} | {refused} |\n")
     return "".join(lines)

@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-from api.chat.reading.form import Form
-from api.chat.reading.table import TABLE, rows
-from api.chat.reading.writing import written_calls
+from api.chat.reading.table import rows
 
 
 def table() -> str:
     """The forms in docs/tools.md."""
-    lines = ["| format | models | a call, ⏎ is a line break | reasoning |\n", "|---|---|---|---|\n"]
-    for name, row in sorted(rows().items()):
-        form = TABLE[name]
-        lines.append(f"| `{name}` | {row.models} | {_call(form)} | {_reasoning(form)} |\n")
+    lines = ["| format | models |\n", "|---|---|\n"]
+    lines += [f"| `{name}` | {row.models} |\n" for name, row in sorted(rows().items())]
     return "".join(lines)
-
-
-def _call(form: Form) -> str:
-    assert form.calls is not None
-    return _code(written_calls(form.calls, [("f", {"city": "Oslo", "days": 2})]))
-
-
-def _reasoning(form: Form) -> str:
-    return ", ".join(_code(f"{pair.open}…{pair.close}") for pair in form.reasoning) or "–"
-
-
-def _code(text: str) -> str:
-    mark = "``" if "`" in text else "`"
-    plain = text.replace("\n", "⏎").replace("|", "\\|")
-    return f"{mark}{plain}{mark}" if mark == "`" else f"`` {plain} ``"

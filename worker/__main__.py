@@ -50,11 +50,11 @@ def run_agent() -> None:
         standby.tend(serving=False)  # beside the imports of this process
 
     from control.host_memory import capacity
+    from control.messages import describe_structs
     from control.placement.farm import check_name
     from control.placement.placement import Host
     from control.redis.connection import connect
-    from control.redis.readiness import wait_until_ready
-    from control.structs import describe_structs
+    from control.redis.servers import wait_until_ready
     from worker.agent.agent import Agent
     from worker.agent.devices import accelerators, device_memory
     from worker.agent.facts import FactsPublisher

@@ -16,12 +16,11 @@ import structlog
 from control import logs
 from control.engines import OWN
 from control.keys import ModelKeys
-from control.messages import Assignment
+from control.messages import Assignment, describe_structs
 from control.process import die_with_parent, name_process
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, connect_blocking
 from control.settings import Settings, host_id
-from control.structs import describe_structs
 from worker.collective import shared_memory
 from worker.collective.rendezvous import RedisStore
 from worker.leader.group_leader import GroupLeader

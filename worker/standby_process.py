@@ -96,14 +96,14 @@ def prepare_model(model: Preparation, in_use: Collection[Preparation] = ()) -> N
     from worker.repository import validation
     from worker.repository.assets import read_assets
     from worker.repository.pooling import pooling_of
-    from worker.sampling import vocabularies
+    from worker.sampling import grammars
 
-    vocabularies.keep_prepared({one.folder for one in in_use if one.leads})
+    grammars.keep_prepared({one.folder for one in in_use if one.leads})
     try:
         files = validation.inspect(Path(model.folder), images=False)
         prepare(files.config, model.dtype, model.device)
         if model.leads and pooling_of(files.config) is None:
-            vocabularies.prepare(model.folder, read_assets(files, None))
+            grammars.prepare(model.folder, read_assets(files, None))
     except Exception as error:  # the rank that loads it will say what is wrong with it
         log.warning(
             "standby could not prepare a model", folder=model.folder, error=str(error), action="standby_prepare"

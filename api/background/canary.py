@@ -17,7 +17,7 @@ from control.redis.batches import Batches
 from control.requests import new_rid
 
 PROVED_FOR_S = 5.0
-"""How long one token counts as proof, the canary's or any client's."""
+"""Seconds for which one token counts as proof, the canary's or any client's."""
 PATIENCE_S = 4.0
 TENANT = "canary"
 

@@ -34,7 +34,7 @@ from control.records.responses import (
 )
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import Call, arun
-from control.redis.memory import ServerMemory, server_memory
+from control.redis.servers import ServerMemory, server_memory
 
 log = structlog.stdlib.get_logger(__name__)
 

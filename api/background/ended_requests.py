@@ -7,7 +7,7 @@ from collections import deque
 
 from api.http.tasks import PeriodicTask
 from control.errors import RedisFull, RedisUnavailable
-from control.records.ended import EndedRequest, note
+from control.records.api_reports import EndedRequest, note
 from control.redis.clients import AsyncRedis
 from control.redis.connection import arun_every
 

@@ -53,7 +53,7 @@ class ChatPrompt:
     images: list[ImageSource] = field(default_factory=list[ImageSource])
     """In the order of their placeholders in the text."""
     warnings: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """What of the request has not its whole effect, and the parameter."""
+    """The parts of the request without their whole effect, each with its parameter."""
 
 
 def chat_prompt(
@@ -326,7 +326,7 @@ def continued_calling(calling: Calling | None, form: Form | None, content: str) 
 
 
 def _pairs(calls: CallForm) -> list[tuple[str, str]]:
-    """What opens a call, and what ends it."""
+    """The marks that open and end a call."""
     closes = [close.strip() for close in calls.close] or [calls.open[0].strip() if calls.open else "\0"]
     pairs = [(opened.strip(), closes[0]) for opened in calls.open]
     return pairs + [(start, shape.tail.strip() or closes[0]) for shape in calls.shapes for start in shape.starts]

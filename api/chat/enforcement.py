@@ -150,7 +150,7 @@ class _Writer:
         return [f"{rule}: {' '.join(parts)}", *rules]
 
     def _arguments(self, rule: str, function: Function, shape: CallShape) -> tuple[str, list[str]]:
-        """What the arguments are, and the rules for it."""
+        """The grammar of the arguments, and the rules that it names."""
         if shape.kind == "parameters":
             return self._parameters(rule, function, shape)
         if shape.kind in ("relaxed", "python"):

@@ -20,7 +20,7 @@ Messages = list[dict[str, Any]]
 
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NONE = re.compile(r"\bcontent(?:['\"]\])? is (?:not )?none")
-"""How a template asks for a message without content, which one with calls alone is."""
+"""The test by which a template recognises a message without content, as one with calls alone is."""
 _REASONING = ("thinking", "thought", "tool_plan")
 """Names under which templates read the reasoning, besides `reasoning_content`."""
 
@@ -129,9 +129,9 @@ def say_switch(messages: Messages, thinks: bool | None, source: str) -> None:
 
 
 def rendered_version(messages: Messages, accepted: dict[str, int], render: Callable[[Messages], str]) -> str:
-    """What `render` makes of the messages, or of the first version of them that it takes. The version is noted in
-    `accepted` by the kind of conversation; a later one of that kind is tried with it and with one more, so that a
-    template that fails costs two attempts. Raises the TemplateFailed of the first one."""
+    """The prompt that `render` makes of the messages, or of the first version of them that it takes. The version is
+    noted in `accepted` by the kind of conversation; a later one of that kind is tried with it and with one more, so
+    that a template that fails costs two attempts. Raises the TemplateFailed of the first one."""
     kind, versions = _versions(messages)
     last = accepted.get(kind)
     order = list(range(len(versions))) if last is None else [last, int(last == 0)][: len(versions)]

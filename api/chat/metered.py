@@ -56,7 +56,7 @@ class Exhausted(NeedsProcess):
 
 @dataclass(slots=True)
 class Meter:
-    """What a rendering may still spend."""
+    """The work and memory that a rendering may still use."""
 
     fuel: int = FUEL
     macros: dict[str, int] = field(default_factory=dict[str, int])

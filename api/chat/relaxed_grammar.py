@@ -28,7 +28,7 @@ class RelaxedGrammar:
         self.rules: list[str] = []
 
     def arguments(self, schema: Schema) -> str:
-        """What stands for the arguments, without a Python call's brackets."""
+        """The grammar of the arguments, without a Python call's brackets."""
         self._root = schema
         if self._python:
             return self._members(schema, "=", bare=True, depth=0)

@@ -7,7 +7,7 @@ import re
 from typing import Any, Literal, cast
 
 _HEAD_CHARACTERS = 256
-"""Where the value has not begun after so many, the arguments have another form."""
+"""The number of characters after which arguments whose value has not begun have another form."""
 _PLAIN = re.compile(r'[^"\\]*')
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"

@@ -24,7 +24,7 @@ _PIECE_CHARACTERS = 65_536
 _CUT_TOKENS = 1024
 """Tokens that cutting a text may add at the two ends of a piece; far more than it does in practice."""
 _MARK = re.compile(r"[<>\[\]|｜]")
-"""What tells a mark from a word or white space that was added to a vocabulary."""
+"""The characters by which a mark differs from a word or white space that was added to a vocabulary."""
 
 
 class _AddedToken(msgspec.Struct):
@@ -74,7 +74,7 @@ class OwnEncoder:
 
 
 class NoEncoder:
-    """Where texts are never tokenised."""
+    """The encoder of a process that never tokenises texts."""
 
     def encode(self, texts: Sequence[str | tuple[str, str]], special: bool) -> list[Tokenized]:
         raise NotImplementedError
@@ -252,7 +252,7 @@ class Vocabulary:
         return [bos, *ids[start:]]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that one token stands for; several tokens may be needed for one character."""
+        """The bytes of one token; several tokens may be needed for one character."""
         piece = self.tokenizer.id_to_token(token)
         if piece is None:
             return b""
@@ -265,7 +265,7 @@ class Vocabulary:
         return {token: self.tokenizer.id_to_token(token) or "" for token in sorted(self._special)}
 
     def single_bytes(self) -> dict[int, bytes]:
-        """Id and byte of every token that stands for one byte."""
+        """Id and byte of every token of one byte."""
         pieces = [piece for byte in range(256) for piece in byte_pieces(byte, self._byte_level)]
         ids = [self.tokenizer.token_to_id(piece) for piece in pieces]
         return {token: self.token_bytes(token) for token in ids if token is not None}

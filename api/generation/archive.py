@@ -33,8 +33,8 @@ from control.records.responses import (
 )
 from control.redis.batches import Batches
 from control.redis.connection import Call
-from control.redis.memory import ServerMemory
-from control.requests.images import ImageBounds
+from control.redis.servers import ServerMemory
+from control.requests.enqueue import ImageBounds
 from control.sizes import in_words
 
 log = structlog.stdlib.get_logger(__name__)
@@ -202,7 +202,7 @@ class Archive:
         await self._batches.run_every(_LANE, drop_response(rid, owner))
 
     async def trim(self, owner: str) -> None:
-        """Hold an owner to its quota, and tell operators what it stores."""
+        """Delete an owner's least recently used responses beyond its quota, and record its bytes for operators."""
         stored = Trimmed(False, 0, 0)
         for _ in range(_MOST_CALLS):
             stored = await self._batches.run(_LANE, trim_responses(owner, self.quota))

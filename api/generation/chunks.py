@@ -114,7 +114,7 @@ class Writer(ABC, Generic[Chunk]):
         self._encode_around()
 
     def _encode_around(self) -> None:
-        """What stands before and after the choice of a chunk without counts: it is the same in all of them."""
+        """The bytes before and after the choice of a chunk without counts, which are the same in all of them."""
         self.chunk.choices = list[Any]()
         self.chunk.usage = self._no_usage
         before, after = encode(self.chunk).split(_NO_CHOICES)
@@ -196,7 +196,7 @@ class Writer(ABC, Generic[Chunk]):
         return f"token_id:{token}" if self._view.token_ids else self._vocabulary.token_text(token)
 
     def _prompt_logprobs(self, piece: Piece) -> PromptLogprobs | UnsetType:
-        """The prompt's tokens by id, as vLLM shows them, where they were asked for."""
+        """The prompt's tokens by id, as vLLM shows them, if they were requested."""
         return UNSET if self._view.prompt_logprobs is None else piece.encoded_prompt
 
     def _prompt_token(self, token: PromptToken, count: int) -> dict[str, PromptLogprob] | None:
@@ -529,7 +529,9 @@ class StreamRenderer:
     def feed(self, member: int, entries: list[LogEntry]) -> bytes:
         """The events for new entries of one member; neighbouring tokens of one choice become one chunk."""
         self._durations.note_token()
-        self._computed_by(self.answers[member].fingerprint or (entries[0].fingerprint if entries else None))
+        answer = self.answers[member]
+        had = self._had[member]
+        self._computed_by(answer.fingerprint or (entries[0].fingerprint if entries else None))
         events: list[bytes] = [] if self._opened else self._open()
         pending: Piece | None = None
         for entry in entries:
@@ -538,9 +540,10 @@ class StreamRenderer:
                     self._write(member, pending, events)
                     pending = None
                 self._computed_by(entry.fingerprint)
-            piece = self.answers[member].feed(entry)
-            self._keep(member, piece)
-            if (piece.seq, _TEXT) <= self._had[member]:
+            piece = answer.feed(entry)
+            if self._kept is not None:
+                self._keep(member, piece, self._kept)
+            if (piece.seq, _TEXT) <= had:
                 piece.mute()
             if pending is None:
                 pending = piece
@@ -564,12 +567,11 @@ class StreamRenderer:
         events.append(b"id: " + self._cursor.encode() + b"\n" + DONE)
         return b"".join(events)
 
-    def _keep(self, member: int, piece: Piece) -> None:
+    def _keep(self, member: int, piece: Piece, kept: list[Piece]) -> None:
         """Add a copy to the answer that is to be stored: the piece itself is joined with others and muted."""
-        if self._kept is not None:
-            copied = copy.copy(piece)
-            copied.calls = [replace(delta) for delta in piece.calls]
-            self._writer.collect(self._kept[member * self._view.n + piece.choice], copied)
+        copied = copy.copy(piece)
+        copied.calls = [replace(delta) for delta in piece.calls]
+        self._writer.collect(kept[member * self._view.n + piece.choice], copied)
 
     def _computed_by(self, fingerprint: str | None) -> None:
         """Show this fingerprint from now on, where one is known."""
@@ -639,10 +641,11 @@ class StreamRenderer:
 
     def _write(self, member: int, piece: Piece, events: list[bytes]) -> None:
         index = member * self._view.n + piece.choice
-        if not piece.silent:
+        if piece.text or not piece.silent:
             self._event(member, (piece.seq, _TEXT), self._writer.piece(index, piece), events)
-        failed = piece.finish in ("cancelled", "expired", "unavailable", "error")
-        if piece.finish is not None and not failed:
+        if piece.finish is None:
+            return
+        if piece.finish not in ("cancelled", "expired", "unavailable", "error"):
             self._event(member, (piece.seq, _FINISH), self._writer.finish(index, piece.finish, piece.tokens), events)
 
     def _event(self, member: int, place: tuple[int, int], chunk: bytes, events: list[bytes]) -> None:

@@ -77,7 +77,7 @@ class RenderedPrompts:
     constraint: Constraint | None
     images: list[ImageSource]
     warnings: Sequence[tuple[str, str]] = ()
-    """What of the body has not its whole effect, and the parameter."""
+    """The parts of the body without their whole effect, each with its parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def prediction_of(body: Body, served: ServedModel) -> list[int]:
 
 
 _SPARED = 4
-"""Where an answer has no limit of its own, this part of the context is left for it."""
+"""The part of the context that is left for an answer without a limit of its own: one in so many."""
 
 
 def bad_words(request: ChatRequest | CompletionRequest, vocabulary: Vocabulary) -> list[list[int]]:
@@ -329,7 +329,7 @@ class ClientRequest:
     served: ServedModel
     members: list[GenerationRequest]
     views: list[View]
-    """How each member's answer is shown."""
+    """The view of each member's answer."""
     priority: str
     deadline_ms: int
     on_disconnect: str
@@ -342,7 +342,7 @@ class ClientRequest:
 
     @property
     def view(self) -> View:
-        """How the whole answer is shown."""
+        """The view of the whole answer."""
         return self.views[0]
 
     def tell_allowance(self, allowance: Allowance) -> None:
@@ -457,7 +457,7 @@ def _views(
     echo: list[str],
     reading: Reading | None,
 ) -> list[View]:
-    """How each member's answer is shown. `echo`: the text of each prompt, where it is shown again."""
+    """The view of each member's answer. `echo`: the text of each prompt, where it is shown again."""
     prompt_ids = [member.prompt for member in members] if body.return_token_ids else []
     return [
         View(

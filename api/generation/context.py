@@ -23,7 +23,8 @@ from api.schemas.tool_items import CALLS, RESULTS
 from control.errors import RequestError
 
 _ANSWER_SHARE = 4
-"""Where something must go and the request sets no limit, one part in so many of the context is left for the answer."""
+"""The part of the context that is left for the answer if items are dropped and the request sets no limit: one in so
+many."""
 _ITEM_BYTES = 256
 """The least that an item counts for when the work is moved to a thread."""
 _MOST_CHARACTERS = 32
@@ -122,7 +123,7 @@ def _answers(items: list[Item], turn: list[int]) -> list[list[int]]:
 
 
 def _surely_dropped(items: list[Item], steps: list[list[int]], most_characters: int) -> int:
-    """How many steps must go because what is left would be too much, however it is tokenised."""
+    """The number of steps that must go because the rest would be too long, however it is tokenised."""
     sizes = [size_of(item) for item in items]
     gone: set[int] = set()
     characters = sum(sizes)

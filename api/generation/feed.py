@@ -1,4 +1,4 @@
-"""One reader's place in one request's token log: what it has been given, and a little that waits for it."""
+"""One reader's place in one request's token log: the seq of its last entry, and a few entries that wait for it."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ class Feed:
         self.rid = rid
         self.tenant = tenant
         self.wake = wake
+        self.on_entries: Callable[[], object] = wake.set
+        """Called where entries have come that the reader has not taken."""
         self.heard_at = now
         """Loop time of the last news, live or read."""
         self.quiet_reads = 0
@@ -43,7 +45,7 @@ class Feed:
         self.slot = 0
         """The tick of `QueuedFeeds` that looks at it next."""
         self.looks = 0
-        """How often it was looked at."""
+        """The number of times that it was looked at."""
         self.position: int | None = None
         """Place in the model's queue, from 1; None when it is not known."""
         self.shown: int | None = None
@@ -140,8 +142,9 @@ class Feed:
                 have = seq
         if have > self._taken:
             self.quiet_reads = 0
-            self.wake.set()
-        self._ask()
+            self.on_entries()
+        if self.diverged or self._newest > have:
+            self._ask()
 
     def placed(self, place: Place, now: float) -> bool:
         """It waits at this place. True if the reader is woken, because the client is to be shown it."""
@@ -159,14 +162,17 @@ class Feed:
 
     def take(self, most: int | None = None) -> list[LogEntry]:
         """The entries that are ready, at most so many: the reader is woken again for the rest. No entry is no end."""
-        ready = self.have - self._taken
-        count = ready if most is None else min(ready, most)
         start = self._taken
-        self._taken = self._taken + count
-        taken = self.entries.since(start) if count == ready else self.entries[start : start + count]
-        if count < ready:
+        have = self.have
+        ready = have - start
+        if most is None or ready <= most:
+            taken = self.entries.since(start)
+            self._taken = have
+        else:
+            taken = self.entries[start : start + most]
+            self._taken = start + most
             self.wake.set()
-        if taken:
+        if taken and (self.diverged or self._newest > have):
             self._ask()
         return taken
 

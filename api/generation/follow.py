@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import chain, islice
 from math import ceil
@@ -30,6 +30,7 @@ from api.generation.recovery import Recovery, origin_of, set_back
 from api.http.tasks import PeriodicTask, end
 from api.settings import ApiSettings
 from control import keys, requests
+from control.backoff import doubling, pause_after
 from control.clock import now_ms
 from control.constants import PLACES
 from control.errors import RedisUnavailable, RequestNotFound
@@ -45,6 +46,8 @@ log = structlog.stdlib.get_logger(__name__)
 _CONFIRM_S = 1.0
 _PATIENCE_S = 1.0
 """After so long without a message the server is asked whether it is there, and has as long to answer."""
+_RESUBSCRIBE_S = doubling(0.05, 1.0)
+"""Pauses between tries to come back to the channels."""
 
 
 class EventChannel:
@@ -67,7 +70,7 @@ class EventChannel:
         self._wanted = asyncio.Event()
 
     async def subscribe(self, model: str) -> None:
-        """Be sure that the model's events are heard. Must come before a request is enqueued."""
+        """Subscribe to the model's events, before a request is enqueued."""
         channel = keys.ModelKeys(model).events(self._api_id)
         confirmed = self._confirmed.get(channel)
         if confirmed is None:
@@ -129,7 +132,7 @@ class EventChannel:
 
     async def _resubscribe(self) -> None:
         """Come back to every channel, for as long as it takes; what was missed is in the logs."""
-        wait = 0.05
+        failures = 0
         while True:
             try:
                 await self._pubsub.aclose()
@@ -137,8 +140,8 @@ class EventChannel:
                 await self._pubsub.subscribe(*self._confirmed)
                 break
             except (RedisError, OSError):
-                await asyncio.sleep(wait)
-                wait = min(1.0, wait * 2)
+                failures += 1
+                await asyncio.sleep(pause_after(failures, _RESUBSCRIBE_S))
         self._on_break()
 
 
@@ -319,6 +322,8 @@ _TICK_S = 0.1
 _READ_ENTRIES = 2 * BUFFER_ENTRIES
 _READ_AT_ONCE = 64
 """Logs in one pipelined call: some milliseconds of the event loop."""
+_WRITES_AT_ONCE = 128
+"""Streams that are written in one turn of the event loop: some three milliseconds."""
 _EVERY_STATE = 4
 """Of the reads that bring nothing, every fourth renews the follower's registration and reads the request's state."""
 
@@ -339,6 +344,8 @@ class Follower:
         self._hungry: set[Feed] = set()
         self._token_at: dict[str, float] = {}
         self._listening: asyncio.Task[None] | None = None
+        self._to_write = deque[Feeds]()
+        """Those whose entries are written in the next turn of the event loop."""
         self._task = PeriodicTask("follow", self._catch_up, self._until_next, retry_s=settings.silence)
         self._queued = QueuedFeeds(client, settings.api_id, settings.silence, self.refresh)
         self._unfollows = UnfollowQueue(batches, settings.api_id)
@@ -401,7 +408,7 @@ class Follower:
     # --- live ---
 
     def last_token(self, model: str) -> float:
-        """Monotonic time at which this process last heard of a token of the model; 0 if never."""
+        """Monotonic time at which this process last received a token of the model; 0 if never."""
         return self._token_at.get(model, 0.0)
 
     def _heard(self, model: str, rows: list[EventRow]) -> None:
@@ -413,6 +420,18 @@ class Follower:
                 feed.offer(row.entries, now)
                 if feed.queued:
                     self._sort(feed)
+
+    def write_soon(self, feeds: Feeds) -> None:
+        """Have `feeds` write what it has, after the messages that are here already have been heard."""
+        if not self._to_write:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._to_write.append(feeds)
+
+    def _write(self) -> None:
+        for _ in range(min(_WRITES_AT_ONCE, len(self._to_write))):
+            self._to_write.popleft().write_now()
+        if self._to_write:
+            asyncio.get_running_loop().call_soon(self._write)
 
     def _missed(self) -> None:
         for feeds in self._feeds.values():
@@ -443,7 +462,7 @@ class Follower:
         self._task.wake()
 
     async def _catch_up(self) -> None:
-        """Read the logs of all feeds that know of a gap or have heard nothing for a while."""
+        """Read the logs of all feeds with a gap or without an event for a while."""
         due = self._due(asyncio.get_running_loop().time())
         if not due:
             return
@@ -583,14 +602,19 @@ class Feeds:
         """Set by news of any member. The reader clears it before it looks at them."""
         self._follower = follower
         self.tenant = tenant
+        self._write: Callable[[], object] | None = None
+        """Writes entries while the reader waits; None while it looks at them itself."""
+        self._written_soon = False
         self._alarm: asyncio.TimerHandle | None = None
         self._shown: int | None = None
         self._show_at = 0.0
 
     def open(self, rid: str) -> Feed:
         """Follow one more member from now on."""
-        self.members.append(self._follower.open(self.model, rid, self.tenant, self.wake))
-        return self.members[-1]
+        feed = self._follower.open(self.model, rid, self.tenant, self.wake)
+        feed.on_entries = self._entries_came
+        self.members.append(feed)
+        return feed
 
     def replace_last(self, rid: str) -> Feed:
         """Follow `rid`, which was joined by its Idempotency-Key, in place of the last member."""
@@ -643,7 +667,7 @@ class Feeds:
 
     @property
     def expected_wait_ms(self) -> int | None:
-        """Time until the last member that still waits is expected to be claimed; None where that can't be told."""
+        """Time until the last member that still waits is expected to be claimed; None if that is unknown."""
         at = [feed.claim_at for feed in self.members if feed.have == 0 and feed.claim_at is not None]
         rest = max(at, default=0.0) - asyncio.get_running_loop().time()
         return round(1000 * rest) if rest > 0 else None
@@ -669,8 +693,25 @@ class Feeds:
                 most -= len(entries)
                 yield member, entries
 
-    async def wait(self, seconds: float) -> None:
-        """Wait for news, at most about so long, or less."""
+    def _entries_came(self) -> None:
+        if self._write is None:
+            self.wake.set()
+        elif not self._written_soon:
+            self._written_soon = True
+            self._follower.write_soon(self)
+
+    def write_now(self) -> None:
+        """Called by the follower, as `write_soon` asked: write what has come, or wake the reader, which has woken for
+        something else."""
+        self._written_soon = False
+        if self._write is None:
+            self.wake.set()
+        else:
+            self._write()
+
+    async def wait(self, seconds: float, write: Callable[[], object] | None = None) -> None:
+        """Wait for news, at most about so long, or less. Entries are no news where there is `write`, which is called
+        for them: it takes them, or sets `wake`."""
         if self.wake.is_set():
             return
         loop = asyncio.get_running_loop()
@@ -680,7 +721,11 @@ class Feeds:
         if self._alarm is None or self._alarm.when() > until:
             self._disarm()
             self._alarm = loop.call_at(until, self._ring)
-        await self.wake.wait()
+        self._write = write
+        try:
+            await self.wake.wait()
+        finally:
+            self._write = None
 
     async def rest(self) -> None:
         """Yield to the other streams if more entries are ready."""

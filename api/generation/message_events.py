@@ -119,7 +119,7 @@ class MessageEventBuilder:
         return event
 
     def _ended(self) -> StopReason:
-        """Why the model stopped of its own accord: a call that it was told to make ends its turn as any other."""
+        """The reason why the model stopped by itself: a call that it was told to make ends its turn as any other."""
         return "tool_use" if any(isinstance(block, ToolUseBlock) for block in self._blocks) else "end_turn"
 
     def _start(self, counts: TokenCounts) -> list[MessageEvent]:

@@ -101,7 +101,7 @@ class NativeRenderer(StreamRenderer):
     def _last(
         self, index: int, piece: Piece, text: str, ids: list[int], scores: list[NativeTokenLogprob]
     ) -> NativeResult | dict[str, Any]:
-        """The end of a choice, or those of its fields that the client asked for."""
+        """The end of a choice, or the fields of it that the client chose."""
         evaluated = self._evaluated(index)
         settings: dict[str, Any] | UnsetType = self._fields.get(SETTINGS, UNSET)
         result = NativeResult(

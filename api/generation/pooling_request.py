@@ -202,7 +202,7 @@ PACK_TOKENS = 1_024
 
 
 def _views(body: InputsRequest, caller: Caller, served: ServedModel, members: list[GenerationRequest]) -> list[View]:
-    """How each member's answer is shown."""
+    """The view of each member's answer."""
     return [
         View(
             endpoint=_endpoint(body),

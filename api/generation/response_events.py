@@ -249,7 +249,7 @@ class GrowingCustomCall(GrowingCall):
 
 
 class GrowingAction(GrowingCall):
-    """A call whose item has an object: it is told once it is complete."""
+    """A call whose item has an object: it is sent once it is complete."""
 
     def open(self) -> list[ResponseEvent]:
         return []
@@ -416,7 +416,7 @@ class ResponseEventBuilder:
         return [*events, last(cast(ResponseObject, self.whole()))]
 
     def whole(self) -> ResponseObject | CompactedResponse:
-        """The answer as one body, as far as it has been told."""
+        """The answer so far as one body."""
         response = self._snapshot()
         messages = self._view.extra_fields.get(COMPACTION)
         if messages is None:
@@ -444,8 +444,7 @@ class ResponseEventBuilder:
         return [*events, *self._grow(piece.text, self._logprobs(scored))]
 
     def _called(self, call: CallDelta) -> GrowingCall:
-        """The item of the kind of tool that the call's name stands for; a function that is not among the tools is
-        called as one."""
+        """The item of the kind of tool that the call names; a function that is not among the tools is called as one."""
         name = call.name or ""
         at = len(self._items)
         tool = self._tools.get(name)

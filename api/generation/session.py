@@ -39,6 +39,7 @@ from api.http.errors import (
 from api.http.gate import ANONYMOUS, Identity
 from api.http.limits import Settler
 from api.http.turns import off_loop
+from api.http.uvicorn_hooks import BodyWriter
 from api.images.loading import RequestImages
 from api.models.models import ServedModel
 from api.observability import RequestLog, WaitLog
@@ -55,7 +56,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(slots=True)
 class Shutdown:
-    """How far the process is on its way to its end."""
+    """The stage of the process's end."""
 
     draining: bool = False
     """Set at SIGTERM: nothing new is taken, what runs goes on."""
@@ -137,7 +138,7 @@ class Session:
     settings: ApiSettings
     shutdown: Shutdown
     load_stage: Callable[[], str | None]
-    """How far the load of the model is; None where it serves."""
+    """The stage of the model's load; None if it serves."""
     complete: Callable[[bytes, bytes], Awaitable[object]]
     """Completes the stored response; takes its body, and the token log of a chat."""
     settle_limits: Callable[[], None] | None = None
@@ -201,7 +202,7 @@ class Session:
         return pieces
 
     async def store(self) -> None:
-        """Complete the stored response, if there is one, before the client is told that it has ended."""
+        """Complete the stored response, if there is one, before the client gets the end."""
         if not self.renderer.view.extra_fields:
             return
         if (body := await off_loop(self.renderer.body_bytes, lambda: self.renderer.to_store)) is not None:
@@ -310,7 +311,7 @@ class Sessions:
         self._load_stage = load_stage
 
     async def feeds(self, model: str, tenant: str, rid: str) -> Feeds:
-        """Feeds for the answer `rid`, without a member yet; the model's events are heard from now on."""
+        """Feeds for the answer `rid`, without a member yet; subscribes to the model's events."""
         await self._follower.subscribe(model)
         return Feeds(self._follower, model, tenant, rid)
 
@@ -388,7 +389,10 @@ class EventStream(Response[None]):
 
 
 async def events(session: Session) -> AsyncGenerator[bytes]:
-    """All bytes of a stream. No exception leaves the generator: it would cut the connection without an error event."""
+    """All bytes of a stream, but those that a `_DirectWriter` sends meanwhile. Begun after the answer's head was sent.
+
+    No exception leaves the generator: it would cut the connection without an error event.
+    """
     renderer = session.renderer
     failure: BaseException | None = None
     try:
@@ -417,24 +421,61 @@ async def events(session: Session) -> AsyncGenerator[bytes]:
         session.release(status=problem(failure).status, error=str(failure), delivered=True)
 
 
+class _DirectWriter:
+    """Writes the tokens of a stream as they come, while its task waits: to wake the task costs as much as all the rest.
+
+    Where the client reads too slowly, the answer has ended or something has failed, the task is woken to see to it.
+    """
+
+    def __init__(self, session: Session, body: BodyWriter) -> None:
+        self._session = session
+        self._body = body
+        self.written_at = 0.0
+        """Time of the last part, in seconds since the request came."""
+        self.failure: Exception | None = None
+
+    def write(self) -> None:
+        session = self._session
+        renderer = session.renderer
+        try:
+            if self._body.ready:
+                data = b""
+                ends = False
+                for member, entries in session.take():
+                    data += renderer.feed(member, entries)
+                    ends = ends or entries[-1].finish is not None
+                if data:
+                    self._body.write(data)
+                    self.written_at = session.caller.request_log.waited
+                if not (ends and renderer.finished):
+                    return
+        except Exception as error:
+            self.failure = error
+        session.feeds.wake.set()
+
+
 async def _tokens(session: Session) -> AsyncGenerator[bytes]:
-    """Bytes until every choice has ended. Raises what ended the request from outside."""
+    """As `events`, until every choice has ended. Raises what ended the request from outside."""
     feeds = session.feeds
     renderer = session.renderer
     request_log = session.caller.request_log
     settings = session.settings
+    body = session.caller.client.body_writer()
+    direct = None if body is None else _DirectWriter(session, body)
     sent_at = request_log.waited
     shown_stage: str | None = None
     if request_log.before_first_token:
         feeds.watch_place()
     if prelude := renderer.prelude():
         yield prelude
-    if renderer.finished:
-        return
-    while True:
+    while not renderer.finished:
         feeds.wake.clear()
         session.check_present()
         session.check_interrupted()
+        if direct is not None:
+            sent_at = max(sent_at, direct.written_at)
+            if direct.failure is not None:
+                raise direct.failure
         if feeds.ready:
             data = b""
             for member, entries in session.take():
@@ -466,4 +507,5 @@ async def _tokens(session: Session) -> AsyncGenerator[bytes]:
             yield renderer.keep_alive()
             sent_at = request_log.waited
             pause = settings.keep_alive
-        await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S))
+        write = None if direct is None or request_log.before_first_token else direct.write
+        await feeds.wait(pause if stage is None else min(pause, STAGE_EVERY_S), write)

@@ -53,7 +53,7 @@ def _failed(stored: StoredResponse, why: str) -> bytes:
 
 
 def view_of(stored: StoredResponse) -> View:
-    """How the answer is shown. Raises Unreadable."""
+    """The view of the stored answer. Raises Unreadable."""
     try:
         view = decode_view(stored.view)
     except msgspec.MsgspecError as error:

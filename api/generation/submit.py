@@ -27,7 +27,7 @@ from control.redis.batches import Batches
 from control.requests import member_rid
 
 FRESH_S = 0.1
-"""How long a refusal stands. Few enough places become free meanwhile that a queue worth waiting in doesn't run dry."""
+"""Seconds for which a refusal stands. Few places become free meanwhile, so a queue worth waiting in doesn't run dry."""
 _MOST = 4096
 
 

@@ -32,7 +32,7 @@ import uvicorn
 from api.http.bodies import KIB, MIB
 from api.http.errors import ClientDisconnected, problem, refusal_bytes
 from api.http.turns import Turn
-from api.http.uvicorn_hooks import HttpConnection, RequestResponseCycle
+from api.http.uvicorn_hooks import BodyWriter, HttpConnection, RequestResponseCycle
 from api.http.websocket import GOING_AWAY, NORMAL, UNEXPECTED, WebSocket, accept
 
 log = structlog.stdlib.get_logger(__name__)
@@ -55,7 +55,7 @@ class Client:
     """The client of one request, in its scope: present or gone, and what it sent that nobody has read."""
 
     unread: UnreadBodies | None = None
-    """Where the bytes of this body count; None once the request is handled."""
+    """The account of this body's bytes; None once the request is handled."""
     unread_bytes: int = 0
     left: bool = False
     """True once the connection is gone before the end of the answer."""
@@ -75,6 +75,11 @@ class Client:
             if connection is not None and client_left(connection):
                 self.leave()
         return self.left
+
+    def body_writer(self) -> BodyWriter | None:
+        """Writes parts of the answer that has begun; None where the server has no such way."""
+        cycle = self.cycle() if self.cycle is not None else None
+        return BodyWriter.of(cycle) if cycle is not None else None
 
     def receive(self, size: int) -> bool:
         """Count bytes of a body; False where requests that wait hold too many."""
@@ -177,7 +182,7 @@ class ConnectionLimits:
     rest_timeout: float = 5.0
     """For the rest of a body whose request was answered before it had come whole; then the connection is closed."""
     rest_bytes: int = 8 * MIB
-    """How much of that rest is read."""
+    """Bytes of that rest that are read."""
 
 
 class Closable(Protocol):
@@ -633,7 +638,7 @@ class BoundedConnection(HttpConnection):
         return True
 
     def _stop_reading(self) -> None:
-        """End after the answers that were asked for; what else has come is not looked at."""
+        """End the connection after the pending answers; further requests are not read."""
         self._refused = True
         self._rest = self.config.limits.rest_bytes
         self.flow.pause_reading()

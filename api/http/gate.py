@@ -1,4 +1,5 @@
-"""Who sends a request, and whether it is let in: its tenant, key and rights; operators; pages of other origins.
+"""Identifies the sender of a request and admits or refuses it: its tenant, key and rights; operators; pages of other
+origins.
 
 Tenant, key and rights follow from the secret alone. No header can set them.
 
@@ -100,7 +101,7 @@ def secret_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def tenant_of(token: str) -> str:
-    """The tenant that a secret stands for that is none of the farm's keys; it never reaches Redis or a log itself."""
+    """The tenant of a secret that is none of the farm's keys. The secret itself never reaches Redis or a log."""
     return "anonymous" if not token else hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
@@ -133,7 +134,7 @@ class Gate:
         return f"address {address}" if tenant is None else f"tenant {tenant}"
 
     async def identify(self, token: str) -> Identity:
-        """Raises Unauthorized where a key is asked for and this is none, RedisUnavailable where that can't be told."""
+        """Raises Unauthorized if a key is required and this is none, RedisUnavailable if that is unknown."""
         identity = await self._identity(token)
         if identity.account:
             self._tenants[hash_secret(token)] = identity.tenant
@@ -168,7 +169,7 @@ _PROXY_PREFIX = "x-forwarded-"
 
 
 class OriginCheck:
-    """Refuses requests of foreign pages. With keys asked for it has nothing to do: a page does not know one."""
+    """Refuses requests of foreign pages. Where keys are required it does nothing: a page does not know one."""
 
     def __init__(self, *, asks_for_key: bool, cors_origins: Sequence[str], host: str) -> None:
         """`cors_origins`: those whose pages may call; `*`: all. `host` is what the process listens on."""
@@ -249,7 +250,7 @@ async def operators_only(connection: Connection, _: BaseRouteHandler) -> None:
 
 
 async def check_operator(connection: Connection) -> None:
-    """Raises Unauthorized without a key where one is asked for, and Forbidden for one without the right."""
+    """Raises Unauthorized without a key where one is required, and Forbidden for a key without the right."""
     identity = await _operator(connection)
     if connection.scope.get("method") not in ("GET", "HEAD"):
         key = identity.key.id if identity.key is not None else None
@@ -266,7 +267,7 @@ async def _operator(connection: Connection) -> Identity:
 
 
 async def is_still_operator(connection: Connection) -> bool:
-    """False once the key of an open stream has ended or lost its right; true while that can't be told."""
+    """False once the key of an open stream has ended or lost its right; True while that is unknown."""
     try:
         await _operator(connection)
     except (Unauthorized, Forbidden):

@@ -27,7 +27,7 @@ LOOK_EVERY_S = 1.0
 STALE_S = 3.0
 """Without a look for so long, what is in memory is no longer taken to be true."""
 AWAY_S = 600.0
-"""How long a known key works while Redis can't be asked."""
+"""Seconds for which a known key works while Redis is away."""
 FORGET_S = 60.0
 """Read again after so long, whatever the number says: a change may have been cut off before it was counted."""
 MOST = 10_000
@@ -132,7 +132,7 @@ class Keyring:
         return entry.key
 
     async def _bring_back(self) -> None:
-        """Redis has lost changes, or everything: what it lacks of the keys in memory is written back."""
+        """Write back the keys in memory that Redis lacks, after it has lost changes or everything."""
         lost = [entry.key for entry in self._known.values() if entry.key is not None]
         log.warning("Redis has lost API keys; those known here are written back", action="restore_keys", keys=len(lost))
         for key in lost:

@@ -213,7 +213,7 @@ def estimate(key: ApiKey, members: Sequence[GenerationRequest]) -> list[int]:
 
 
 def ratelimit_headers(allowance: Allowance) -> dict[str, str]:
-    """As OpenAI has them; nothing is told of a limit that the key has not."""
+    """OpenAI's headers of a key's limits; none for a limit that the key does not have."""
     headers: dict[str, str] = {}
     for what, limit, remaining, reset_ms in _limits(allowance):
         headers[f"x-ratelimit-limit-{what}"] = str(limit)

@@ -1,4 +1,4 @@
-"""What a request passes before its route: HEAD, its path, and the turn of its tenant.
+"""The middleware that a request passes before its route: HEAD, its path, and the turn of its tenant.
 
 HEAD is answered as HTTP means it: GET without the body, for the probes and clients that ask so. Each route is there
 with and without `/v1`: clients differ in whether their base URL ends with it.

@@ -221,7 +221,7 @@ _turns = Turns(_THREADS, mean=0.05)
 
 
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`work(…)`, in a thread where what it reads has more than `LARGE_BYTES`: tenants share the threads by time."""
+    """Run `work(…)`, in a thread if its input has more than `LARGE_BYTES`; tenants share the threads by time."""
     if size <= LARGE_BYTES:
         return work(*args, **kwargs)
     async with _turns.turn(current_tenant.get()):

@@ -1,4 +1,4 @@
-"""What of an image's file its pixels need, taken out before it is decoded.
+"""Takes out of an image's file the parts that its pixels need, before it is decoded.
 
 A file can be cheap to send and dear to read: thousands of scans of a progressive JPEG, compressed profiles of colours,
 millions of empty chunks or comments. Scans are counted here, and everything that pixels do not depend on stays behind:

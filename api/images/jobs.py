@@ -25,8 +25,8 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """Why an image is not taken; the text follows the image's name in a sentence. `too_large`: it is only too large
-    beside the others of its request."""
+    """The reason why an image is not taken; the text follows the image's name in a sentence. `too_large`: it is only
+    too large beside the others of its request."""
 
     why: str
     too_large: bool = False

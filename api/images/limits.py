@@ -1,4 +1,4 @@
-"""Limits on the images of one request. Each is checked before what it limits is read or decoded."""
+"""Limits on the images of one request. Each is checked before the data is read or decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def needs_more(size: int, width: int, height: int, room: int) -> str:
-    """Why an image of `size` bytes of pixels is refused where `room` are left; it follows the image's name."""
+    """The reason why an image of `size` bytes of pixels is refused where `room` are left; it follows the image's
+    name."""
     return (
         f"needs {size} bytes as the model takes it ({width} × {height} pixels), but {room} are left for the images of "
         "this request; send fewer or smaller ones"

@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """Does what it is asked, with the files that came first."""
+    """Executes requests with the model's files, which are its first message."""
 
     def __init__(self, files: Files) -> None:
         self._template = PlainTemplate(files.template)

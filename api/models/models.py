@@ -47,7 +47,7 @@ from control.keys import METERED
 from control.messages import ModelAssets
 from control.process import give_back_memory
 from control.records import catalog
-from control.records.breaches import CALLS, KEPT_S, note_breach
+from control.records.api_reports import CALLS, KEPT_S, note_breach
 from control.redis.clients import AsyncRedis, SyncRedis
 from control.redis.connection import arun_steps, read, run_every, run_steps
 from control.replicas import health
@@ -74,9 +74,9 @@ class ServedModel:
     text_bytes: int
     """The size of a body that holds a text of a whole context."""
     forms: Forms
-    """How the model writes its reasoning and its calls."""
+    """The forms of the model's reasoning and calls."""
     gaps: FillInMiddle | None = None
-    """How the model fills a gap in a text; None where it can't."""
+    """The marks by which the model fills a gap in a text; None if it can't."""
     images: ImageLoader | None = None
     """None where it takes text only."""
     made_of: bytes = b""
@@ -232,14 +232,14 @@ LEFT_S = ASSETS_LEFT_MS / 1000
 
 FILES_WAIT_S = 5.0
 FILES_LOOK_S = 0.1
-"""How long, and how often, a request looks for the tokenizer of a model whose files are being read."""
+"""Seconds for which a request waits for the tokenizer of a model whose files are being read, and between its looks."""
 KEPT_ASLEEP = 4
 """Models that sleep whose tokenizers are kept, those with the latest requests."""
 
 TRIALS_AT_ONCE = 4
 """Each may take a processor and 2 GiB."""
 TRIAL_WAIT_S = 1.0
-"""How long a request waits for the trial of its model's tokenizer; most trials end sooner."""
+"""Seconds for which a request waits for the trial of its model's tokenizer; most trials end sooner."""
 
 _LOST = "its specification is not in Redis just now; retry shortly"
 _ON_TRIAL = "its tokenizer has unusual parts and is being tried; retry shortly"
@@ -293,7 +293,7 @@ class Models:
         """The error of the last look. While the periodic task runs, requests raise it and need not try as well."""
         self._task = PeriodicTask("look", self._keep_looking, LOOK_EVERY_S)
         self._read_at = 0.0
-        """When this process read the overviews itself, by the monotonic clock."""
+        """The monotonic time at which this process read the overviews itself."""
         self.seen = False
         """True if the farm answered when it was last looked at."""
 
@@ -393,7 +393,7 @@ class Models:
         return text + (IMAGE_BYTES if any(one.images is not None for one in models) else 0)
 
     def load_stage(self, name: str) -> str | None:
-        """How far a model is that is being loaded, for its requests; None where it serves, as last seen."""
+        """The stage of a model's load, for its requests; None if it serves, as last seen."""
         overview = self._overviews.get(name)
         if overview is None or overview.state not in ("sleeping", "loading"):
             return None
@@ -403,19 +403,19 @@ class Models:
         return f"loading {100 * done // total} %" if total else "loading"
 
     def overview(self, name: str) -> health.Overview | None:
-        """How the farm has a model, as last seen; None for a name that it does not know."""
+        """The state of a model on the farm, as last seen; None for an unknown name."""
         real = self._real_name(name)
         return self._overviews.get(real) if real is not None else None
 
     def steps(self, name: str) -> int:
-        """How far the model's ranks are, as last seen: it changes with each command and inside a long one."""
+        """The progress of the model's ranks, as last seen: it changes with each command and inside a long one."""
         overview = self._overviews.get(name)
         replicas = overview.replicas if overview is not None else []
         beats = [beat for replica in replicas for beat in replica.beats if beat is not None]
         return sum(replica.epoch + replica.seq for replica in replicas) + sum(beat.progress for beat in beats)
 
     def real_name(self, name: str) -> str:
-        """The catalog's name for what a client wrote; what it wrote where the farm knows no such model."""
+        """The catalog's name of the model that a client named; the client's name if the farm has no such model."""
         return self._real_name(name) or name
 
     def assets(self, name: str) -> ModelAssets | None:
@@ -485,8 +485,8 @@ class Models:
         self._begin_trials()
 
     def _unknown_calls(self) -> list[str]:
-        """Models that take tools and write calls in a form that is not known, of which operators are to be told now:
-        again, as long as they are served."""
+        """Models that take tools and write calls in an unknown form, for a report to operators, which is repeated while
+        they are served."""
         late = time.monotonic() - KEPT_S / 2
         return [
             name
@@ -677,7 +677,7 @@ def _content(path: str | None, read: Callable[[str], Any]) -> Any:
 
 
 def _refusal(name: str, error: Exception) -> ModelFileRefused | None:
-    """What a client is told of a model whose tokenizer can't be used; None where only the log says it."""
+    """The message to clients about a model whose tokenizer can't be used; None if only the log says it."""
     if isinstance(error, ModelFileBreach):
         return ModelFileRefused(name, error.file, f"it {error.deed}")
     return error if isinstance(error, ModelFileRefused) else None

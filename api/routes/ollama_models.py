@@ -49,7 +49,7 @@ from control.version import VERSION
 API_VERSION = "0.12.11"
 """The version of Ollama whose HTTP API is served: clients ask for it to know what they may send."""
 _NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)
-"""When a model is unloaded that stays until an operator unloads it."""
+"""The time of unloading of a model that stays until an operator unloads it."""
 _HUBS = ("hf.co/", "huggingface.co/")
 ARCHITECTURE = "furrow"
 """API processes do not know the type of a model; clients look for its context under this name."""

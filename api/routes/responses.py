@@ -96,7 +96,7 @@ async def create_response(request: Http) -> Response[Any]:
 async def _chat(
     parsed: ResponseRequest, items: list[Item], served: ServedModel, caller: Caller, *, stored: bool
 ) -> Converted:
-    """The chat request for the conversation, or for its summary where that is asked for."""
+    """The chat request for the conversation, or for its summary if that was requested."""
     if is_compaction(items):
         parsed = summarising(parsed, served.assets.context_length)
     chat = await fitted(parsed, since_compaction(items), served, caller.body_bytes, caller.images, stored=stored)

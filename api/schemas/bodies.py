@@ -147,7 +147,7 @@ def bound_number(schema: JsonObject, allowed: Range) -> None:
 
 
 def _limit(schema: JsonObject, allowed: Range, *, unlimited: bool) -> None:
-    """A limit of tokens; -1 stands for none."""
+    """A limit of tokens; -1: none."""
     bound_number(schema, allowed)
     if unlimited:
         schema["anyOf"] = [*schema["anyOf"], {"const": -1}]

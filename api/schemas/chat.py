@@ -361,7 +361,7 @@ def tools_of(functions: list[Function]) -> list[Tool]:
 
 
 def choice_of(call: FunctionCall | None) -> ToolChoice | None:
-    """The `tool_choice` that a `function_call` stands for."""
+    """The `tool_choice` with the meaning of a `function_call`."""
     return NamedTool(function=call) if isinstance(call, FunctionName) else call
 
 

@@ -224,4 +224,4 @@ _TEXTS: dict[str, Callable[[Block, str], str]] = {
     "compaction": lambda block, at: block.content if isinstance(block.content, str) else "",
     "tool_reference": lambda block, at: _given(block.tool_name, f"{at}.tool_name"),
 }
-"""How a block becomes text, by type."""
+"""The text of a block, by its type."""

@@ -10,10 +10,10 @@ from control.engines import OWN
 from control.messages import LOOKUP_TOKENS, GenerationRequest
 from control.operations.checks.findings import Finding
 from control.operations.checks.report import HostReport, RedisCard
-from control.operations.history import EpochEvent
+from control.operations.model_reports import EpochEvent
 from control.operations.plots import PlotSample
 from control.placement.farm import HostCard
-from control.records.ended import EndedRequest
+from control.records.api_reports import EndedRequest
 from control.replicas.health import Overview
 from control.requests import DeadLetter, OpenRequest
 

@@ -335,7 +335,7 @@ MAX_SCHEMA_DEPTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar, and the parameter that asked for it."""
+    """A grammar, and the parameter that named it."""
 
     grammar: Grammar
     param: str

@@ -200,7 +200,7 @@ def decode_text_request(body: bytes, type_: type[T], warnings: Warnings) -> T:
 
 
 def chat_of(request: OllamaChatRequest, warnings: Warnings) -> Converted:
-    """The chat that the request stands for. Raises RequestError in the client's own names."""
+    """The request as a chat. Raises RequestError in the client's own names."""
     messages = _messages(request.messages or [])
     chat = _text_fields(request, warnings) | {"messages": messages, "tools": request.tools or None}
     return converse(chat, "ollama_chat", {}, client_names(messages) | _TEXT_NAMES)

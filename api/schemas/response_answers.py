@@ -208,7 +208,7 @@ class ResponseObject(Shape, kw_only=True):
 
 
 class StoredOutput(Struct):
-    """What a conversation needs of a stored response, which is JSON."""
+    """The parts of a stored response, which is JSON, that a conversation needs."""
 
     id: str
     status: Status

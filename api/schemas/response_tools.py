@@ -30,7 +30,7 @@ _GRAMMAR_CHARACTERS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """One function of the offer, and the tool of the request that it stands for."""
+    """One offered function, and the tool of the request that it represents."""
 
     kind: Kind
     name: str

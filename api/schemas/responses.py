@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, and the chat request that it stands for."""
+"""The body of POST /v1/responses, and its translation to a chat request."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ResponseRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def summary(self) -> str | None:
-        """How thoughts are shown: None as reasoning text, else as the summary."""
+        """The form of shown reasoning: None for reasoning text, else for the summary."""
         return (self.reasoning.summary or self.reasoning.generate_summary) if self.reasoning is not None else None
 
 

@@ -22,7 +22,7 @@ def function_of(kind: str, definition: dict[str, Any], place: str) -> dict[str, 
 
 
 def _custom(definition: dict[str, Any], place: str) -> dict[str, Any]:
-    """A function with one text. The model is told its grammar, because it can't be enforced everywhere."""
+    """A function with one text. The prompt describes its grammar, because it can't be enforced everywhere."""
     form: Any = definition.get("format") or {"type": "text"}
     about = [str(definition["description"])] if definition.get("description") else []
     if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):  # type: ignore[misc]

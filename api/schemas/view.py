@@ -88,13 +88,13 @@ Endpoint = Literal[
 
 
 class View(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How to show a request's tokens. Written once at enqueue, as JSON text, in the field `view`."""
+    """The form in which a request's tokens are shown. Written once at enqueue, as JSON text, in the field `view`."""
 
     endpoint: Endpoint
     created: int
     """Unix seconds; the same in every chunk."""
     received_ms: int = 0
-    """When the request came, in Unix milliseconds."""
+    """The time at which the request came, in Unix milliseconds."""
     timed: bool = False
     """True if the answer, and each of its parts, has llama.cpp's `timings`."""
     model: str

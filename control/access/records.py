@@ -219,7 +219,7 @@ def list_keys(client: SyncRedis) -> list[tuple[ApiKey, int]]:
 
 
 def count() -> Call[int]:
-    """How many keys there are, revoked ones included."""
+    """The number of keys, revoked ones included."""
     return read("SCARD", keys.API_KEYS, parse=int)
 
 

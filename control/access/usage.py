@@ -70,7 +70,7 @@ def usage(client: SyncRedis, count: int, key: str | None = None) -> list[Usage]:
 
 
 def metered_models() -> Call[set[str]]:
-    """Every model that was ever loaded: what it did is counted although it may have gone."""
+    """Every model that was ever loaded, unloaded ones included: their usage still counts."""
     return read("SMEMBERS", keys.METERED, parse=set)
 
 

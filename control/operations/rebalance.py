@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from control.errors import ModelUnavailable, SettingsError
 from control.messages import Assignment, ModelSpec
 from control.placement import farm, rebalance
-from control.placement.farm_view import read_farm_view
+from control.placement.farm import read_farm_view
 from control.placement.need import ModelNeed
 from control.placement.placement import Host
 from control.placement.rebalance import Move
@@ -26,7 +26,8 @@ CLAIM_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """What a move depends on. `counts`: how many replicas of each model on demand are to run now."""
+    """The state of a farm on which moves depend. `counts`: the number of replicas of each model on demand that are to
+    run now."""
 
     specs: list[ModelSpec]
     hosts: list[Host]

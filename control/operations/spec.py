@@ -155,7 +155,7 @@ def check_own_options(engine: str, options: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas run: from `least` to `most`, as many as the requests need."""
+    """The number of replicas of a model: from `least` to `most`, as many as the requests need."""
 
     least: int
     most: int

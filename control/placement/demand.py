@@ -1,5 +1,5 @@
-"""How many replicas of a model on demand are to run now, by its requests, and which model gives way to another where
-memory or devices are short. Data in, data out; all times are ms of the Redis server's clock.
+"""The number of replicas of a model on demand, by its requests, and the choice of the model that gives way to another
+where memory or devices are short. Data in, data out; all times are ms of the Redis server's clock.
 
 A model on demand has `min_replicas` below `replicas` in its specification. With `min_replicas` 0 it sleeps while it has
 no requests. The first request wakes it, and waits in its queue meanwhile.
@@ -40,21 +40,22 @@ USED_EVERY_MS = 1_000
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the requests of one model, and the number of its replicas that follows. 0 as a time: never."""
+    """The times and counts of one model's requests, and the number of replicas that follows from them. 0 as a time:
+    never."""
 
     replicas: int
     revision: int = 0
     """Of the specification whose assets are published, or whose replicas publish them."""
     changed: int = 0
-    """When `replicas` was changed last."""
+    """The time at which `replicas` was changed last."""
     loaded: int = 0
-    """When the first replica served after a wake."""
+    """The time at which the first replica served after a wake."""
     load_ms: int = 0
     """From the last wake to `loaded`."""
     used: int = 0
-    """When the model had a request last."""
+    """The last time at which the model had a request."""
     requested: int = 0
-    """When the last request came."""
+    """The time at which the last request came."""
     pause_ms: int = 0
     """The usual time between two requests; 0 before the second."""
     enqueued: int = 0
@@ -176,7 +177,7 @@ def in_use(model: ModelOnDemand, now: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """What one turn decides: the demands that change, and of each model that can't be woken now the reason. Those
+    """The decisions of one turn: the demands that change, and of each model that can't be woken now the reason. Those
     of `hopeless` could not be placed if all models on demand slept."""
 
     demands: dict[str, Demand] = field(default_factory=dict[str, Demand])
@@ -282,8 +283,8 @@ class Turns:
                 yield model
 
     def _latest(self) -> int:
-        """When the first of the sleepers has to be woken so that none of them waits longer than LONGEST_WAIT_MS, if
-        they take turns in one room."""
+        """The time at which the first of the sleepers has to be woken so that none of them waits longer than
+        LONGEST_WAIT_MS, if they take turns in one room."""
         loads = [model.demand.load_ms for model in self._models.values() if model.demand.load_ms]
         latest = list[int]()
         before = 0

@@ -1,4 +1,5 @@
 """Hosts and what they were given to run, as Redis holds them. Read and written by agents; the operator reads along.
+The planner reads them together with the desired models.
 
 Every function raises RedisUnavailable while Redis is away.
 """
@@ -7,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from control import constants, keys
 from control.clock import now_ms
 from control.engines import OWN
 from control.errors import RedisUnavailable, SettingsError
-from control.messages import Assignment, encode
+from control.messages import Assignment, ModelSpec, encode
 from control.placement.demand import Demand
 from control.placement.host_facts import DeviceSpace, HostFacts, Machine, facts_of
 from control.placement.need import DeviceRoom, ModelNeed
@@ -251,7 +253,8 @@ def tenant_turns(since_ms: int) -> Call[list[TenantTurn]]:
 
 
 ON_DEMAND_S = 60
-"""How long hosts keep a process from which ranks are forked after the agent that plans saw a model on demand."""
+"""Seconds for which hosts keep a process from which ranks are forked after the agent that plans saw a model on
+demand."""
 
 
 def note_on_demand() -> Call[str]:
@@ -269,13 +272,13 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     given: int | None
-    """What ranks may have together; None where it is not planned."""
+    """Bytes that ranks may have together; None where memory is not planned."""
     assigned: int
-    """What replicas were given of it, those that leave included."""
+    """Bytes of it that replicas were given, those that leave included."""
     left: int
-    """What a rank may still be given: the rest, or what is free where it is not planned."""
+    """Bytes that a rank may still be given: the rest, or the free memory where it is not planned."""
     free: int | None
-    """What no process uses now; None where that is not known."""
+    """Bytes that no process uses now; None if that is not known."""
 
 
 class HostCard(msgspec.Struct, kw_only=True):
@@ -494,7 +497,7 @@ def assignments_of(host_id: str) -> Call[list[Assignment]]:
 
 
 def assignment_of(host_id: str, model: str, replica: str) -> Call[Assignment | None]:
-    """What a host was given of a replica; None where it has none of it."""
+    """The assignment of a replica's ranks to a host; None if it has none."""
 
     def parse(reply: str | None) -> Assignment | None:
         return None if reply is None else _decode_assignment(reply)
@@ -564,3 +567,98 @@ def claim_placement(name: str) -> Call[bool]:
 def release_placement(name: str) -> Call[bool]:
     """Give back the lock that was claimed under this name."""
     return Call("hold", (keys.PLACEMENT_LOCK,), (name, 1, 0), bool)
+
+
+# --- Farm view -------------------------------------------------------------------------------------------------------
+
+# The desired models, their replicas and the hosts, read together in two round trips: for a turn of the planner.
+
+
+@dataclass(frozen=True, slots=True)
+class FarmView:
+    """`hosts` are those whose agent beats; `held` has the assignments of every known host. `replicas` are those that
+    each model of `specs` has in the catalog, read before the assignments. `needs` has the memory of models for which it
+    is known."""
+
+    specs: list[ModelSpec]
+    replicas: dict[str, list[str]]
+    held: dict[str, list[Assignment]]
+    hosts: list[Host]
+    needs: dict[str, ModelNeed]
+
+
+def read_farm_view(client: SyncRedis) -> FarmView:
+    """Raises RedisUnavailable."""
+    return FarmReader(client).read()
+
+
+FRESH_S = 3.0
+"""What was read longer ago says nothing: another agent may have planned since."""
+WHOLE_EVERY_S = 10.0
+"""Everything is read so often at least."""
+
+
+class FarmReader:
+    """Reads the farm turn by turn. Specifications are read again when one has changed."""
+
+    def __init__(self, client: SyncRedis) -> None:
+        self._client = client
+        self._specs: dict[str, ModelSpec] = {}
+        """Those of the last reading."""
+        self._version: str | None = None
+        self._without_replicas: set[str] = set()
+        self._read_at = self._whole_at = -WHOLE_EVERY_S
+
+    def forget(self, model: str) -> None:
+        """The model has left the farm: one of its name is another one."""
+        self._specs.pop(model, None)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if what was read before may be used in this turn."""
+        now = time.monotonic()
+        return now - self._read_at < FRESH_S and now - self._whole_at < WHOLE_EVERY_S
+
+    def read(self, quiet: Set[str] = frozenset()) -> FarmView:
+        """`quiet`: models that sleep and have no requests; if they had no replica at the last turn they have none.
+        Raises RedisUnavailable."""
+        if not self.is_fresh:
+            self._specs = {}
+            self._without_replicas = set()
+            self._whole_at = time.monotonic()
+        members = (read("SMEMBERS", name, parse=set[str]) for name in (keys.MODELS, keys.HOSTS, keys.DRAINED))
+        version, models, hosts, drained = run_every(self._client, [catalog.version(), *members])
+        models = sorted(models)
+        hosts = sorted(hosts)
+        if version != self._version:
+            self._specs = {}
+        self._version = version
+        idle = quiet & self._without_replicas
+        awake = [name for name in models if name not in idle]
+        unknown = [name for name in models if name not in self._specs]
+        # A replica's name is written before its assignment.
+        sections: list[list[Call[Any]]] = [
+            [catalog.spec_of(name) for name in unknown],
+            [catalog.replicas(name) for name in awake],
+            [assignments_of(name) for name in hosts],
+            [beat_of(name) for name in hosts],
+            [needs()],
+        ]
+        replies = iter(run_every(self._client, [call for section in sections for call in section]))
+        specs, replicas, assignments, beats, [model_needs] = ([next(replies) for _ in section] for section in sections)
+        specs_by_name = self._specs | dict(zip(unknown, specs, strict=True))
+        self._specs = {name: specs_by_name[name] for name in models if specs_by_name[name] is not None}
+        of_model = {name: list(own) for name, own in zip(awake, replicas, strict=True)}
+        self._without_replicas = {name for name in models if not of_model.get(name)}
+        self._read_at = time.monotonic()
+        return FarmView(
+            specs=list(self._specs.values()),
+            replicas={name: of_model.get(name, []) for name in self._specs},
+            held=dict(zip(hosts, assignments, strict=True)),
+            hosts=[
+                host_of(name, beat, name in drained)
+                for name, beat in zip(hosts, beats, strict=True)
+                if beat is not None
+            ],
+            needs=model_needs,
+        )

@@ -99,7 +99,7 @@ def _least_tokens(place: tuple[str, str], parts: Parts, needs: Needs, uses: Uses
 
 
 class Asking:
-    """What is asked of replicas for those that have no place, in the order of their coming."""
+    """Asks replicas for KV memory, for models without a place in the order in which they came."""
 
     def __init__(self, held: Held, room: Room, uses: Uses) -> None:
         """`room`: beside all that hosts hold."""
@@ -159,7 +159,7 @@ class Asking:
         return self._asked.get(place, part.kv_tokens)
 
     def _pending(self, host_id: str) -> int:
-        """Bytes that are being given back, or were asked for just now."""
+        """Bytes that are being given back, or whose return was requested just now."""
         pending = 0
         for place, parts in self._lenders.items():
             part = parts.get(host_id)

@@ -85,16 +85,16 @@ Needs = Mapping[str, ModelNeed]
 
 
 ReplicaCounts = Mapping[str, int]
-"""How many replicas are to run now, by model on demand."""
+"""The number of replicas that are to run now, by model on demand."""
 
 
 def count_of(spec: ModelSpec, counts: ReplicaCounts) -> int:
-    """How many replicas of a model are to run now; one whose demand is not known yet has its least number."""
+    """The number of replicas of a model that are to run now; its least number while its demand is not known."""
     return counts.get(spec.name, spec.least_replicas) if spec.on_demand else spec.replicas
 
 
 def bytes_of(assignment: Assignment, needs: Needs) -> int:
-    """What the CPU ranks of an assignment take of their host's memory; 0 where that is not known."""
+    """Bytes of host memory that the CPU ranks of an assignment take; 0 if that is not known."""
     by_rank = dict(zip(assignment.ranks, assignment.memory, strict=False))
     need = needs.get(assignment.spec.name)
     if not by_rank and need is not None and need.revision == assignment.spec.revision:
@@ -500,7 +500,7 @@ def _unplaceable(spec: ModelSpec, replica: str, room: Room, sizes: Sizes) -> Unp
 
 
 def _left_on(spec: ModelSpec, host: Host, room: Room, sizes: Sizes) -> str:
-    """What the accelerators of a host have left on which ranks might be; empty where it is not known, or where the
+    """The free memory of a host's accelerators on which ranks might be; empty where it is not known, or where the
     number of devices is too small."""
     names = [device for device in host.devices if (host.id, device) in room.left_on and sizes.of(0, device) is not None]
     names = [device for device in names if not spec.devices or device in spec.devices]

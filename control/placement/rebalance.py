@@ -106,7 +106,8 @@ def unplaced(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs
 
 
 def settled(specs: list[ModelSpec], hosts: list[Host], held: Held, needs: Needs, counts: ReplicaCounts) -> Held:
-    """What hosts have once the planner finds nothing more to do, where every replica serves and ends as it should."""
+    """The assignments of hosts once the planner finds nothing more to do, where every replica serves and ends as it
+    should."""
     state = {host: list(own) for host, own in held.items()}
     for _ in range(_MOST_TURNS):
         actions = plan(specs, hosts, state, _all_places(state), needs=needs, counts=counts)

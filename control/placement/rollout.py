@@ -211,7 +211,7 @@ def _standing(
 
 
 def _room(hosts: list[Host], held: dict[str, list[Assignment]], needs: Needs | None) -> Room:
-    """What is left beside all that hosts hold."""
+    """The room that is left beside all that hosts hold."""
     room = Room(hosts, needs)
     for host_id, assignments in held.items():
         for assignment in assignments:
@@ -280,7 +280,7 @@ class Rollout:
             self._by_life[replica.life(spec, drained)].append(replica)
 
     def actions(self) -> list[Action]:
-        """Complete what has lost ranks, let go what is too much, add what is missing."""
+        """Complete replicas that have lost ranks, withdraw those beyond the number, add missing ones."""
         return [*self._complete(), *self._let_go(), *self._add()]
 
     def _complete(self) -> list[Action]:

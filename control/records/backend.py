@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from control.commands import RankBackend
 from control.keys import ModelKeys
 from control.redis.connection import Call, read, write
-from control.replies import RankBackend
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,7 +19,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the model's files: its configuration and samples of every tensor."""
     dtype: str
     kv_type: str = ""
-    """How keys and values are stored."""
+    """The type of stored keys and values."""
     quant: str | None
     dequantize: bool
     tp: int

@@ -32,7 +32,7 @@ def restore_spec(client: SyncRedis, spec: ModelSpec) -> None:
 
 
 def is_there(model: str) -> tuple[Call[bool], Call[bool]]:
-    """Whether Redis has the specification of a model, and its name where all are read."""
+    """True if Redis has the specification of a model, and its name where all are read."""
     return (
         read("EXISTS", ModelKeys(model).spec, parse=bool),
         read("SISMEMBER", keys.MODELS, model, parse=bool),
@@ -69,7 +69,7 @@ def spec_of(model: str) -> Call[ModelSpec | None]:
 
 
 def version() -> Call[str | None]:
-    """What changes with each change of a specification. Processes of older versions change it with none."""
+    """A token that every change of a specification changes. Processes of older versions don't change it."""
     return read("GET", keys.MODELS_VERSION, parse=optional_text)
 
 
@@ -157,7 +157,7 @@ def put_weights(model: str, replica: str, fingerprint: str) -> Call[int]:
 
 
 def retire(client: SyncRedis, model: str, replica: str) -> int | None:
-    """Forget a replica that no host has any more, and give what it left back to the queue; how many requests that was.
+    """Forget a replica that no host has any more, and return its requests to the queue; their number.
 
     None while it holds its lock: then it is not gone. Running it again is harmless.
     """

@@ -41,7 +41,7 @@ class StoredResponse:
     tenant: str
     model: str
     view: str
-    """How the request's answer is shown, as in the request's own hash, which it outlives; "" once it has ended."""
+    """The view of the request's answer, as in the request's own hash, which it outlives; "" once it has ended."""
     previous: str = ""
     input: list[Item]
     response: bytes | None = None
@@ -187,7 +187,7 @@ def note_bytes(owner: str, stored: Trimmed) -> list[Call[None]]:
 
 
 def owners() -> Call[int]:
-    """How many owners store responses."""
+    """The number of owners that store responses."""
     return read("ZCARD", keys.RESPONSE_OWNERS, parse=int)
 
 

@@ -5,7 +5,7 @@ Values are text throughout, and the protocol is RESP2, so that every server vers
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import control.logs  # noqa: F401  before structlog, which imports rich without it
 
@@ -22,9 +22,8 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from control.errors import RedisUnavailable, SettingsError
-from control.redis.address import address
 from control.redis.routing import AsyncCluster, Cluster
-from control.redis.urls import RedisUrl, credentials_in, parse_redis_url, without_credentials
+from control.redis.urls import RedisUrl, address, credentials_in, parse_redis_url, without_credentials
 from control.settings import redis_url
 
 if TYPE_CHECKING:
@@ -78,23 +77,66 @@ def connect(named: str) -> SyncRedis:
 
     `named` is a URL, or the path of a file with one (`FileCredentials`). Raises SettingsError where it can't be read.
     """
-    return _connect(named, COMMAND_TIMEOUT_S)
+    return _connect(named, COMMAND_TIMEOUT_S, _THREADS)
 
 
 def connect_blocking(named: str) -> SyncRedis:
     """A client for blocking reads of up to LONGEST_BLOCK_MS; keep it for these alone."""
-    return _connect(named, BLOCKING_TIMEOUT_S)
+    return _connect(named, BLOCKING_TIMEOUT_S, _THREADS)
 
 
-def _connect(named: str, timeout_s: float) -> SyncRedis:
-    where, options = _place(named, Retry(NoBackoff(), 0), timeout_s)
+def connect_async(named: str) -> AsyncRedis:
+    """A client for asyncio, as `connect`."""
+    return _connect(named, COMMAND_TIMEOUT_S, _ASYNCIO)
+
+
+class _Classes(NamedTuple):
+    """redis-py's classes, which it has twice, and the two of a Cluster."""
+
+    server: Any
+    cluster: Any
+    sentinel: Any
+    retry: Any
+
+
+_THREADS = _Classes(redis.Redis, Cluster, Sentinel, Retry)
+_ASYNCIO = _Classes(redis.asyncio.Redis, AsyncCluster, AsyncSentinel, AsyncRetry)
+
+
+def _connect(named: str, timeout_s: float, classes: _Classes) -> Any:
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "protocol": 2,
+        "retry": classes.retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    }
+    where = _place(named, options)
     if where.kind == "server":
-        return redis.Redis.from_url(where.text, **options)
+        return classes.server.from_url(where.text, **options)
     options |= {**dict(where.options), "ssl": where.secure}
     if where.kind == "cluster":
-        return Cluster(where.nodes, **options)
-    sentinels = Sentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
+        return classes.cluster(where.nodes, **options)
+    sentinels = classes.sentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
     return sentinels.master_for(where.name)
+
+
+def _place(named: str, options: dict[str, Any]) -> RedisUrl:
+    """Where to connect; the credentials of a file become an option of the client. Raises SettingsError."""
+    url = redis_url(named)
+    if named == url:
+        return parse_redis_url(url)
+    parse_redis_url(url)  # an error shows the URL as it was written
+    options["credential_provider"] = FileCredentials(named)
+    return parse_redis_url(without_credentials(url))
+
+
+def _sentinel_options(where: RedisUrl, options: dict[str, Any]) -> dict[str, Any]:
+    """For the Sentinels themselves: no password and no database, and a hung one is soon passed over."""
+    secure = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    patience = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
+    shared = {name: options[name] for name in ("decode_responses", "protocol", "retry")}
+    return {**shared, **secure, **patience, "ssl": where.secure}
 
 
 def credentials_of(client: SyncRedis) -> tuple[str, str]:
@@ -104,46 +146,6 @@ def credentials_of(client: SyncRedis) -> tuple[str, str]:
     if isinstance(provider, FileCredentials):
         return provider.get_credentials()
     return str(kwargs.get("username") or "default"), str(kwargs.get("password") or "")
-
-
-def connect_async(named: str) -> AsyncRedis:
-    """A client for asyncio, as `connect`."""
-    where, options = _place(named, AsyncRetry(NoBackoff(), 0), COMMAND_TIMEOUT_S)
-    if where.kind == "server":
-        return redis.asyncio.Redis.from_url(where.text, **options)
-    options |= {**dict(where.options), "ssl": where.secure}
-    if where.kind == "cluster":
-        return AsyncCluster(where.nodes, **options)
-    sentinels = AsyncSentinel(where.nodes, sentinel_kwargs=_sentinel_options(where, options), **options)
-    return sentinels.master_for(where.name)
-
-
-def _place(named: str, retry: Any, timeout_s: float) -> tuple[RedisUrl, dict[str, Any]]:
-    """Where to connect, and the options of the client. Raises SettingsError."""
-    url = redis_url(named)
-    options = _options(retry, timeout_s)
-    if named == url:
-        return parse_redis_url(url), options
-    parse_redis_url(url)  # an error shows the URL as it was written
-    return parse_redis_url(without_credentials(url)), {**options, "credential_provider": FileCredentials(named)}
-
-
-def _options(retry: Any, timeout_s: float) -> dict[str, Any]:
-    return {
-        "decode_responses": True,
-        "protocol": 2,
-        "retry": retry,
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-    }
-
-
-def _sentinel_options(where: RedisUrl, options: dict[str, Any]) -> dict[str, Any]:
-    """For the Sentinels themselves: no password and no database, and a hung one is soon passed over."""
-    secure = {name: value for name, value in options.items() if name.startswith("ssl_")}
-    patience = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
-    shared = {name: options[name] for name in ("decode_responses", "protocol", "retry")}
-    return {**shared, **secure, **patience, "ssl": where.secure}
 
 
 def unavailable(client: SyncRedis | AsyncRedis, error: Exception) -> RedisUnavailable:

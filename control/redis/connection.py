@@ -136,7 +136,7 @@ def _calls(step: Step) -> Sequence[Call[Any]]:
 
 
 def _answers(step: Step, values: list[Any]) -> Any:
-    """What the generator receives for a step."""
+    """The value that the generator receives for a step: one answer, or a list of them."""
     return values[0] if isinstance(step, Call) else values
 
 
@@ -149,9 +149,9 @@ class Posted:
     def __init__(self, client: SyncRedis, calls: Sequence[Call[Any]]) -> None:
         self._client = client
         self._calls = calls
-        self._under_way: Wire | Routed | Exception | None = self._send()
+        self._under_way: Wire | Routed[list[Any]] | Exception | None = self._send()
 
-    def _send(self) -> Wire | Routed | Exception:
+    def _send(self) -> Wire | Routed[list[Any]] | Exception:
         self._sending = _Sending(self._calls)
         return _depart(self._client, self._sending.commands())
 
@@ -255,7 +255,7 @@ class _Sending:
         ]
 
 
-def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed | Exception:
+def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed[list[Any]] | Exception:
     """The first half of a pipelined round trip; the exception that it failed with is its result."""
     try:
         return client.depart(commands) if isinstance(client, Cluster) else Wire(client, commands)
@@ -264,7 +264,7 @@ def _depart(client: SyncRedis, commands: Sequence[Command]) -> Wire | Routed | E
         return error
 
 
-def _arrive(client: SyncRedis, wire: Wire | Routed | Exception) -> list[Any] | Exception:
+def _arrive(client: SyncRedis, wire: Wire | Routed[list[Any]] | Exception) -> list[Any] | Exception:
     """The second half: the replies, or the exception that it failed with."""
     if isinstance(wire, Exception):
         return wire
@@ -285,7 +285,7 @@ async def _aexchange(client: AsyncRedis, commands: Sequence[Command]) -> list[An
 
 
 def _outcome(call: Call[Any], reply: Any) -> Any:
-    """The parsed answer, or the exception that stands for it."""
+    """The parsed answer, or the exception for the reply."""
     if isinstance(reply, Exception):
         if out_of_memory(reply):
             return RedisFull()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import redis
 import redis.asyncio
@@ -15,6 +15,9 @@ from redis.connection import HiredisRespSerializer
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from control.redis.urls import Address
+
+T = TypeVar("T")
+Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
 
 # --- The table of slots ----------------------------------------------------------------------------------------------
 
@@ -62,7 +65,7 @@ def _text(word: Any) -> str:
 
 
 class Shards:
-    """The table of slots as last heard. `stale` asks for it to be read again before the next command."""
+    """The table of slots as last read. If it is `stale`, it is read again before the next command."""
 
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = tuple(seeds)
@@ -117,6 +120,11 @@ class Routing:
         """Index of each command without a reply, and the node that it was told to ask."""
         self._hops = 0
         self.replies: list[Any] = [None] * len(commands)
+
+    @property
+    def waiting(self) -> bool:
+        """A command has no reply yet."""
+        return bool(self._waiting)
 
     def batches(self) -> list[Batch]:
         """The commands to send now, for each node in their order. Call it with a table that is not stale."""
@@ -239,190 +247,65 @@ async def _reply(client: redis.asyncio.Redis, connection: Any, command: Command)
         return error
 
 
-# --- Clients ---------------------------------------------------------------------------------------------------------
+# --- Exchanges with a Cluster ----------------------------------------------------------------------------------------
 
-# Clients of a Redis Cluster, for threads and for asyncio: redis-py's commands, sent to the node that has the key.
-#
-# They connect at their first command, as the clients of one server do. `exchange` is the pipeline: it follows
-# redirections, and a node that can't be reached fails its own commands only.
+# What a Cluster is sent and what follows from its answers, written once for threads and for asyncio.
 
 
 ABSENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
-_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
-"""Options of a connection that reads the table: a hung node must not delay the answers of others."""
 
 
-class Cluster(redis.Redis):
-    """For threads. A command without a key goes to every primary, and the first one's reply is its reply."""
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Commands for one node. A scout has a connection of its own: a hung node must not delay the answers of others."""
 
-    def __init__(self, nodes: Sequence[Address], **options: Any) -> None:
-        super().__init__(host=nodes[0][0], port=nodes[0][1], **options)
-        self.shards = Shards(nodes)
-        self._options = options
-        self._nodes: dict[Address, redis.Redis] = {}
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        command = Command(args, options)
-        if routing_key(args) is None:
-            replies = [Wire(node, [command]).replies()[0] for node in self.primaries()]
-        else:
-            replies = self.exchange([command])
-        return _first(replies)
-
-    def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies in order, an exception in the place of each command that failed."""
-        return self.depart(commands).replies()
-
-    def depart(self, commands: Sequence[Command]) -> Routed:
-        """The first half of `exchange`."""
-        return Routed(self, commands)
-
-    def primaries(self) -> list[redis.Redis]:
-        """A client of each primary. Raises redis-py's ConnectionError while no node answers."""
-        self.learn()
-        return [self._node(place) for place in self.shards.primaries]
-
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
-        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.run_all")
-
-    def close(self) -> None:
-        for node in self._nodes.values():
-            node.close()
-        super().close()
-
-    def send(self, batches: Sequence[Batch], routing: Routing) -> list[tuple[Batch, Wire]]:
-        """Send the batches; one whose node can't be reached has failed."""
-        sent: list[tuple[Batch, Wire]] = []
-        for batch in batches:
-            try:
-                sent.append((batch, Wire(self._node(batch.place), list(routing.packed(batch)))))
-            except ABSENT as error:
-                routing.failed(batch, error)
-        return sent
-
-    def _node(self, place: Address) -> redis.Redis:
-        if place not in self._nodes:
-            self._nodes[place] = redis.Redis(host=place[0], port=place[1], **self._options)
-        return self._nodes[place]
-
-    def learn(self) -> None:
-        """Read the table again if it is stale."""
-        last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
-        for place in self.shards.sources if self.shards.stale else ():
-            options: dict[str, Any] = self._options | _SCOUTING
-            try:
-                with redis.Redis(host=place[0], port=place[1], **options) as scout:
-                    scout.response_callbacks.pop("CLUSTER SLOTS", None)
-                    ranges: Any = scout.execute_command("CLUSTER SLOTS")
-            except ABSENT as error:
-                last = error
-                continue
-            if ranges:
-                self.shards.learn(ranges, place)
-                return
-        if self.shards.stale:
-            raise last
+    place: Address
+    commands: list[Command]
+    scout: bool = False
 
 
-class Routed:
-    """Commands on their way to the nodes that have their keys."""
-
-    def __init__(self, cluster: Cluster, commands: Sequence[Command]) -> None:
-        self._cluster = cluster
-        self._routing = Routing(cluster.shards, commands)
-        self._sent = self._send()
-
-    def _send(self) -> list[tuple[Batch, Wire]]:
-        self._cluster.learn()
-        return self._cluster.send(self._routing.batches(), self._routing)
-
-    def replies(self) -> list[Any]:
-        """The replies in order, after all redirections; an exception in the place of each command that failed."""
-        while self._sent:
-            for batch, wire in self._sent:
-                try:
-                    self._routing.take(batch, wire.replies())
-                except ABSENT as error:
-                    self._routing.failed(batch, error)
-            self._sent = self._send()
-        return self._routing.replies
+Exchange = Generator[Sequence[Sending], list[list[Any] | Exception], T]
+"""Sendings that go at once, and for each its replies, or why its node did not answer. `T` is the result."""
 
 
-class AsyncCluster(redis.asyncio.Redis):
-    """For asyncio, as `Cluster`."""
+def learning(shards: Shards) -> Exchange[None]:
+    """Read the table again if it is stale. Raises redis-py's ConnectionError where no node has one."""
+    last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
+    for place in shards.sources if shards.stale else ():
+        [outcome] = yield [Sending(place, [Command(("CLUSTER", "SLOTS"))], scout=True)]
+        if isinstance(outcome, Exception):
+            last = outcome
+            continue
+        ranges = _first(outcome)
+        if ranges:
+            shards.learn(ranges, place)
+            return
+    if shards.stale:
+        raise last
 
-    def __init__(self, nodes: Sequence[Address], **options: Any) -> None:
-        super().__init__(host=nodes[0][0], port=nodes[0][1], **options)
-        self.shards = Shards(nodes)
-        self._options = options
-        self._nodes: dict[Address, redis.asyncio.Redis] = {}
-        self._turn = itertools.count()
 
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        command = Command(args, options)
-        if routing_key(args) is None:
-            await self._learn()
-            sent = [self._send(place, [command]) for place in self.shards.primaries]
-            replies = [reply for [reply] in await asyncio.gather(*sent)]
-        else:
-            replies = await self.exchange([command])
-        return _first(replies)
+def exchanging(shards: Shards, commands: Sequence[Command]) -> Exchange[list[Any]]:
+    """The replies in order, after all redirections; an exception in the place of each command that failed."""
+    routing = Routing(shards, commands)
+    while routing.waiting:
+        yield from learning(shards)
+        batches = routing.batches()
+        outcomes = yield [Sending(batch.place, list(routing.packed(batch))) for batch in batches]
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                routing.failed(batch, outcome)
+            else:
+                routing.take(batch, outcome)
+    return routing.replies
 
-    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies in order, an exception in the place of each command that failed."""
-        routing = Routing(self.shards, commands)
-        await self._learn()
-        while batches := routing.batches():
-            await asyncio.gather(*(self._run(routing, batch) for batch in batches))
-        return routing.replies
 
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
-        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.arun_all")
-
-    def pubsub(self, **kwargs: Any) -> Any:
-        """Of the next node in turn: what is published anywhere reaches subscribers everywhere."""
-        places = self.shards.primaries or self.shards.sources
-        return self._node(places[next(self._turn) % len(places)]).pubsub(**kwargs)
-
-    async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        for node in self._nodes.values():
-            await node.aclose(close_connection_pool)
-        await super().aclose(close_connection_pool)
-
-    async def _run(self, routing: Routing, batch: Batch) -> None:
-        try:
-            routing.take(batch, await self._send(batch.place, list(routing.packed(batch))))
-        except ABSENT as error:
-            routing.failed(batch, error)
-
-    async def _send(self, place: Address, commands: Sequence[Command]) -> list[Any]:
-        pipeline = self._node(place).pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command.words, **command.options)
-        return await pipeline.execute(raise_on_error=False)
-
-    def _node(self, place: Address) -> redis.asyncio.Redis:
-        if place not in self._nodes:
-            self._nodes[place] = redis.asyncio.Redis(host=place[0], port=place[1], **self._options)
-        return self._nodes[place]
-
-    async def _learn(self) -> None:
-        """Read the table again if it is stale."""
-        last: Exception = redis_errors.ConnectionError("the Cluster serves no slots yet")
-        for place in self.shards.sources if self.shards.stale else ():
-            options: dict[str, Any] = self._options | _SCOUTING
-            try:
-                async with redis.asyncio.Redis(host=place[0], port=place[1], **options) as scout:
-                    scout.response_callbacks.pop("CLUSTER SLOTS", None)
-                    ranges: Any = await scout.execute_command("CLUSTER SLOTS")
-            except ABSENT as error:
-                last = error
-                continue
-            if ranges:
-                self.shards.learn(ranges, place)
-                return
-        if self.shards.stale:
-            raise last
+def executing(shards: Shards, command: Command) -> Exchange[Any]:
+    """The reply of one command. One without a key goes to every primary, and the first one's reply is its reply."""
+    if routing_key(command.words) is not None:
+        return _first((yield from exchanging(shards, [command])))
+    yield from learning(shards)
+    outcomes = yield [Sending(place, [command]) for place in shards.primaries]
+    return _first([reply for outcome in outcomes for reply in (outcome if isinstance(outcome, list) else [outcome])])
 
 
 def _first(replies: Sequence[Any]) -> Any:
@@ -431,3 +314,155 @@ def _first(replies: Sequence[Any]) -> Any:
         if isinstance(reply, Exception):
             raise reply
     return replies[0]
+
+
+# --- Clients ---------------------------------------------------------------------------------------------------------
+
+# Clients of a Redis Cluster, for threads and for asyncio: redis-py's commands, sent to the node that has the key.
+#
+# They connect at their first command, as the clients of one server do. `exchange` is the pipeline: it follows
+# redirections, and a node that can't be reached fails its own commands only.
+
+
+_SCOUTING: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+
+
+class _Nodes(Generic[Client]):
+    """A client of each node, made when it is first needed."""
+
+    def __init__(self, kind: type[Client], options: dict[str, Any]) -> None:
+        self._kind = kind
+        self._options = options
+        self.clients: dict[Address, Client] = {}
+
+    def client(self, place: Address) -> Client:
+        if place not in self.clients:
+            self.clients[place] = self._kind(host=place[0], port=place[1], **self._options)
+        return self.clients[place]
+
+    def scout(self, place: Address) -> Client:
+        """A client that reads the table, to be closed after it."""
+        return self._kind(host=place[0], port=place[1], **(self._options | _SCOUTING))
+
+
+class Cluster(redis.Redis):
+    """For threads."""
+
+    def __init__(self, places: Sequence[Address], **options: Any) -> None:
+        super().__init__(host=places[0][0], port=places[0][1], **options)
+        self.shards = Shards(places)
+        self._nodes = _Nodes(redis.Redis, options)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        return Routed(self, executing(self.shards, Command(args, options))).replies()
+
+    def depart(self, commands: Sequence[Command]) -> Routed[list[Any]]:
+        """The first half of an exchange."""
+        Routed(self, learning(self.shards)).replies()
+        return Routed(self, exchanging(self.shards, commands))
+
+    def primaries(self) -> list[redis.Redis]:
+        """A client of each primary. Raises redis-py's ConnectionError while no node answers."""
+        Routed(self, learning(self.shards)).replies()
+        return [self._nodes.client(place) for place in self.shards.primaries]
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.run_all")
+
+    def close(self) -> None:
+        for node in self._nodes.clients.values():
+            node.close()
+        super().close()
+
+    def send(self, sending: Sending) -> Wire | list[Any] | Exception:
+        """The commands on their way; of a scout the replies. What its node could not be reached for is returned."""
+        try:
+            if not sending.scout:
+                return Wire(self._nodes.client(sending.place), sending.commands)
+            with self._nodes.scout(sending.place) as scout:
+                return Wire(scout, sending.commands).replies()
+        except ABSENT as error:
+            return error
+
+
+class Routed(Generic[T]):
+    """An exchange whose first commands are on their way to the nodes that have their keys."""
+
+    def __init__(self, cluster: Cluster, exchange: Exchange[T]) -> None:
+        self._cluster = cluster
+        self._exchange = exchange
+        self._result: T | None = None
+        self._sent = self._send(None)
+
+    def _send(self, outcomes: Any) -> list[Wire | list[Any] | Exception] | None:
+        """Send what follows from the outcomes; None where the exchange is over."""
+        try:
+            return [self._cluster.send(sending) for sending in self._exchange.send(outcomes)]
+        except StopIteration as end:
+            self._result = end.value
+            return None
+
+    def replies(self) -> T:
+        """The result of the exchange."""
+        while self._sent is not None:
+            self._sent = self._send([_arrived(sent) for sent in self._sent])
+        return self._result  # type: ignore[return-value]
+
+
+def _arrived(sent: Wire | list[Any] | Exception) -> list[Any] | Exception:
+    try:
+        return sent.replies() if isinstance(sent, Wire) else sent
+    except ABSENT as error:
+        return error
+
+
+class AsyncCluster(redis.asyncio.Redis):
+    """For asyncio, as `Cluster`."""
+
+    def __init__(self, places: Sequence[Address], **options: Any) -> None:
+        super().__init__(host=places[0][0], port=places[0][1], **options)
+        self.shards = Shards(places)
+        self._nodes = _Nodes(redis.asyncio.Redis, options)
+        self._turn = itertools.count()
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        return await self._run(executing(self.shards, Command(args, options)))
+
+    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies in order, an exception in the place of each command that failed."""
+        return await self._run(exchanging(self.shards, commands))
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        raise NotImplementedError("a Cluster has no pipeline of its own: use control.redis.connection.arun_all")
+
+    def pubsub(self, **kwargs: Any) -> Any:
+        """Of the next node in turn: what is published anywhere reaches subscribers everywhere."""
+        places = self.shards.primaries or self.shards.sources
+        return self._nodes.client(places[next(self._turn) % len(places)]).pubsub(**kwargs)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        for node in self._nodes.clients.values():
+            await node.aclose(close_connection_pool)
+        await super().aclose(close_connection_pool)
+
+    async def _run(self, exchange: Exchange[T]) -> T:
+        try:
+            sendings = next(exchange)
+            while True:
+                sendings = exchange.send(await asyncio.gather(*map(self._send, sendings)))
+        except StopIteration as end:
+            return end.value
+
+    async def _send(self, sending: Sending) -> list[Any] | Exception:
+        try:
+            if not sending.scout:
+                return await exchange(self._nodes.client(sending.place), sending.commands)
+            async with self._nodes.scout(sending.place) as scout:
+                return await exchange(scout, sending.commands)
+        except ABSENT as error:
+            return error
+
+
+def servers_of(client: redis.Redis) -> list[redis.Redis]:
+    """The servers behind a client: the primaries of a Cluster, else the client itself."""
+    return client.primaries() if isinstance(client, Cluster) else [client]

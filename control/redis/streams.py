@@ -1,4 +1,4 @@
-"""Blocking reads of streams, with Redis's absence told apart from silence."""
+"""Blocking reads of streams, which distinguish Redis's absence from silence."""
 
 from __future__ import annotations
 

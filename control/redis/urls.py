@@ -1,15 +1,82 @@
-"""Parsed Redis URLs: one server, a primary that Sentinels know, or a Cluster."""
+"""Redis URLs: one server, a primary that Sentinels know, or a Cluster; their names, without a password."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
-from redis.connection import parse_url
-
 from control.errors import SettingsError
-from control.redis.address import redacted
+
+# --- Address ---------------------------------------------------------------------------------------------------------
+
+# Naming a Redis server in messages and logs: never with its password.
+
+
+def redacted(url: str) -> str:
+    """`url` with its password, if any, replaced by ***.
+
+    >>> redacted("redis://:secret@host:6379/0")
+    'redis://:***@host:6379/0'
+    """
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user, _, place = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:***@{place}"))
+
+
+def password_in(url: str) -> str | None:
+    """The password as it stands in `url`, escapes and all; None where there is none.
+
+    >>> password_in("redis://:se%20cret@host:6379/0")
+    'se%20cret'
+    """
+    user, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    password = user.partition(":")[2] if at else ""
+    return password or None
+
+
+def address(client: Any) -> str:
+    """Where a sync or asyncio client connects to, as a URL without credentials."""
+    pool = client.connection_pool
+    kwargs: dict[str, Any] = pool.connection_kwargs
+    database = kwargs.get("db") or 0
+    if kwargs.get("path"):
+        return f"unix://{kwargs['path']}?db={database}"
+    secure = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
+    if shards := getattr(client, "shards", None):
+        return f"{secure}+cluster://{_listed(shards.sources)}"
+    if manager := getattr(pool, "sentinel_manager", None):
+        options = [sentinel.connection_pool.connection_kwargs for sentinel in manager.sentinels]
+        places = _listed((one["host"], one["port"]) for one in options)
+        return f"{secure}+sentinel://{places}/{pool.service_name}/{database}"
+    return f"{secure}://{kwargs.get('host', 'localhost')}:{kwargs.get('port', 6379)}/{database}"
+
+
+def endpoint(client: Any) -> tuple[str, int] | None:
+    """Host and port of a server that a sync client talks to; None for a unix socket.
+
+    Raises redis-py's ConnectionError while the Sentinels know no primary.
+    """
+    pool = client.connection_pool
+    if shards := getattr(client, "shards", None):
+        return shards.sources[0]
+    if hasattr(pool, "sentinel_manager"):
+        return pool.get_master_address()
+    kwargs: dict[str, Any] = pool.connection_kwargs
+    return (kwargs["host"], kwargs.get("port", 6379)) if kwargs.get("host") else None
+
+
+def _listed(places: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"{host}:{port}" for host, port in places)
+
+
+# --- Urls ------------------------------------------------------------------------------------------------------------
+
+# Parsed Redis URLs: one server, a primary that Sentinels know, or a Cluster.
+
 
 FORMS = (
     "redis://[:PASSWORD@]HOST:PORT/DB, rediss:// (TLS), unix://PATH, "
@@ -95,6 +162,8 @@ def _options(parts: SplitResult, database: str) -> tuple[tuple[str, Any], ...]:
     """User name, password, database and the query's options, read as redis-py reads them for one server."""
     user, at, _ = parts.netloc.rpartition("@")
     scheme = parts.scheme.partition("+")[0]
+    from redis.connection import parse_url  # only here: commands that start other processes do without redis
+
     options: dict[str, Any] = parse_url(urlunsplit((scheme, f"{user}{at}one", f"/{database}", parts.query, "")))
     return tuple((name, value) for name, value in options.items() if name not in ("host", "port", "connection_class"))
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from control.commands import Command
+from control.commands import AnyReply, Command, Reply, decode_reply
 from control.constants import COMMAND_MS
 from control.errors import Lost, Poisoned, RedisUnavailable
 from control.keys import ReplicaKeys
@@ -23,7 +23,6 @@ from control.redis.connection import Call, Posted, run
 from control.redis.streams import Entry, read_streams
 from control.replicas.health import poison
 from control.replicas.lease import Lease
-from control.replies import AnyReply, Reply, decode_reply
 
 T = TypeVar("T")
 

@@ -133,12 +133,12 @@ def forget_deaths(client: SyncRedis, host: str) -> None:
 
 
 def server_ms() -> Call[int]:
-    """The server's clock, by which deaths and loads are told."""
+    """The server's clock, by which deaths and loads are recorded."""
     return read("TIME", parse=lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
 
 
 def note_load(client: SyncRedis, host: str, model: str, replica: str, revision: int) -> int:
-    """When the host first got this revision of a replica; now, if it has just got it."""
+    """The time at which the host first got this revision of a replica; now, if it has just got it."""
     key = keys.host_loads(host)
     field = f"{model} {replica}"
     stored, now = run_every(client, [read("HGET", key, field, parse=optional_text), server_ms()])

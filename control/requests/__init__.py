@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from control.requests.claim import ANY_TOKENS, Adopted, Claimed, Claims, adopt, claim, takeover
 from control.requests.ending import bury, cancel, expire, requeue
-from control.requests.enqueue import Enqueue, Enqueued, enqueue, enqueue_again, member_rid, new_rid
+from control.requests.enqueue import (
+    ANY_BYTES,
+    Enqueue,
+    Enqueued,
+    ImageBounds,
+    Pieces,
+    enqueue,
+    enqueue_again,
+    member_rid,
+    new_rid,
+    pieces_of,
+    read_image,
+    stage_images,
+)
 from control.requests.follow import Followed, Place, follow, places, position, unfollow
-from control.requests.images import ANY_BYTES, ImageBounds, Pieces, pieces_of, read_image, stage_images
 from control.requests.repair import Repaired, repair
 from control.requests.suspects import Inheritance, inherit, note_suspects, read_dockets
 from control.requests.token_log import (

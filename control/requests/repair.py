@@ -119,7 +119,7 @@ class _Repair:
                 return True
 
     def _end(self, seen: _Seen) -> Steps[str]:
-        """How the request ends, where all of its choices end in what the api has; else ''."""
+        """The end of the request, if all of its choices end in what the API process has; else ''."""
         ended: set[int] = set()
         finishes: set[FinishReason] = set()
         for at in range(0, self._have, PAGE_ENTRIES):
@@ -148,7 +148,7 @@ class _Repair:
         return not moved
 
     def _further_ends(self, ended: set[int]) -> Steps[list[Any]]:
-        """How a request ended stays true of the choices whose end the api does not have."""
+        """The ends in the log of choices whose end the API process does not have."""
         ends: list[Any] = []
         at = 0
         while page := (yield read_log(self._model, self._rid, at)):

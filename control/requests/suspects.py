@@ -30,7 +30,7 @@ def note_suspects(lease: Lease, docket: str, suspects: Collection[str], cleared:
 
 
 def inherit(lease: Lease, other_replica: str) -> Call[Inheritance]:
-    """Before a takeover from another replica: see to it that what it suspects stays, or becomes the caller's to try.
+    """Before a takeover from another replica: its suspects stay with it, or become the caller's to try.
 
     Raises Lost or Fenced.
     """

@@ -40,7 +40,8 @@ def _short(entry: LogEntry) -> LogEntry | tuple[int, int, int | None]:
 
 
 class TokenLog(Sequence[LogEntry]):
-    """A list of entries that only grows. Its end is at hand; what lies further back is unpacked when asked for."""
+    """A list of entries that only grows. Its end is kept as entries; earlier ones are packed, and unpacked when they
+    are read."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []

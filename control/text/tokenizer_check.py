@@ -1,4 +1,4 @@
-"""What a tokenizer.json may do to a text, judged by its parts alone.
+"""Judges a tokenizer.json by its parts alone: what it may do to a text.
 
 A tokenizer is a program from a model's authors: normalizers and decoders replace texts by longer ones, one after
 another, and patterns may take exponential time. One of ordinary parts is harmless; any other one encodes in a process
@@ -107,12 +107,12 @@ class _Definition(msgspec.Struct):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What speaks against a tokenizer; empty where nothing does."""
+    """The objections to a tokenizer; empty if there are none."""
 
     encoding: str = ""
-    """Why it is to encode in a process of its own."""
+    """The reason why it is to encode in a process of its own; "" if it is not."""
     decoding: str = ""
-    """Why it is not to be used at all."""
+    """The reason why it is not to be used at all; "" if it is."""
 
 
 class _Unusual(Exception):
@@ -120,7 +120,7 @@ class _Unusual(Exception):
 
 
 def judge(tokenizer_json: str | bytes) -> Judgement:
-    """What its parts are. What is no tokenizer.json is not to be used."""
+    """The judgement on the parts of a tokenizer. A file that is no tokenizer.json is not to be used."""
     try:
         definition = msgspec.json.decode(tokenizer_json, type=_Definition)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -16,7 +16,7 @@ from control.operations.spec import Scale, build_spec
 from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis
-from control.redis.memory import server_memory
+from control.redis.servers import server_memory
 from control.replicas import health
 from control.sizes import parse_seconds
 from ops.cli.hosts import rebalance

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from control.clock import now_ms
-from control.operations.history import EpochEvent
-from control.operations.history import history as events_of
+from control.operations.model_reports import EpochEvent
+from control.operations.model_reports import history as events_of
 from control.operations.options import connect_to_farm, redis_option
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every

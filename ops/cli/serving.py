@@ -13,7 +13,7 @@ from pathlib import Path
 from control import access
 from control.errors import ModelUnavailable, RedisUnavailable
 from control.messages import ModelSpec
-from control.operations.key_rule import why_asked
+from control.operations.options import why_asked
 from control.placement import farm
 from control.records import catalog
 from control.redis.clients import SyncRedis

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from control.control_group import GROUPS, OWN_GROUP, memory_limit
 from control.errors import SettingsError
-from control.redis.versions import OLDEST_VERSION
 from control.sizes import parse_size
+from control.version import OLDEST_REDIS
 
 VARIABLE = "FURROW_REDIS_SERVER"
 """Environment variable that names the binary."""
@@ -62,7 +62,7 @@ def _first(candidates: Sequence[tuple[str, Path]], remedy: str) -> ServerBinary:
         version = version_of(path)
         if version is None:
             unfit.append(f"{path} does not run")
-        elif _numbers(version) < OLDEST_VERSION:
+        elif _numbers(version) < OLDEST_REDIS:
             unfit.append(f"{path} is version {version}, and 6.2 is needed")
         else:
             return ServerBinary(path, kind, version)

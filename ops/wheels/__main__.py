@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from worker.native import builds
+from worker.native import compiled
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("api", "control", "ops", "worker")
@@ -63,14 +63,14 @@ def main(names: tuple[str, ...], out: Path, libraries_only: bool) -> None:
         with tempfile.TemporaryDirectory(prefix="furrow-wheel-") as scratch:
             tree = Path(scratch)
             copy_sources(tree)
-            compile_all(tree, platform, tree / builds.FOLDER.relative_to(ROOT))
+            compile_all(tree, platform, tree / compiled.FOLDER.relative_to(ROOT))
             build_wheel(tree, platform, out)
 
 
 def copy_sources(tree: Path) -> None:
     """What a wheel is built from; a checkout's own folder stays as it is."""
     for name in TOPS:
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", builds.FOLDER.name))
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", compiled.FOLDER.name))
     for name in FILES:
         shutil.copy(ROOT / name, tree / name)
 
@@ -78,24 +78,24 @@ def copy_sources(tree: Path) -> None:
 def compile_all(tree: Path, platform: Platform, folder: Path) -> None:
     """The libraries of all sources and kinds of processors."""
     folder.mkdir(parents=True, exist_ok=True)
-    for variant in builds.VARIANTS[platform.machine]:
-        compile_one(platform, tree / builds.KERNELS.relative_to(ROOT), variant, folder, ("-fvisibility=hidden",))
+    for variant in compiled.VARIANTS[platform.machine]:
+        compile_one(platform, tree / compiled.KERNELS.relative_to(ROOT), variant, folder, ("-fvisibility=hidden",))
     if "linux" in platform.target:
-        compile_one(platform, tree / builds.EXCHANGE.relative_to(ROOT), builds.ANY, folder, ())
+        compile_one(platform, tree / compiled.EXCHANGE.relative_to(ROOT), compiled.ANY, folder, ())
 
 
 def compile_one(
-    platform: Platform, source: Path, variant: builds.Variant, folder: Path, arguments: tuple[str, ...]
+    platform: Platform, source: Path, variant: compiled.Variant, folder: Path, arguments: tuple[str, ...]
 ) -> None:
     """One library. Raises CalledProcessError; the compiler says why."""
-    path = folder / builds.file_name(source, variant)
+    path = folder / compiled.file_name(source, variant)
     compiler = [sys.executable, "-m", "ziglang", "c++", "-target", platform.target]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="furrow-object-") as scratch:
-        compiled = Path(scratch) / "object.o"
-        subprocess.run([*compiler, *COMPILE, *variant.arguments, *arguments, "-o", compiled, source], check=True)
+        object_file = Path(scratch) / "object.o"
+        subprocess.run([*compiler, *COMPILE, *variant.arguments, *arguments, "-o", object_file, source], check=True)
         # Linked apart: the compiler's C++ library, which goes in, is then made once, for all processors.
-        subprocess.run([*compiler, *LINK, "-o", path, compiled], check=True)
+        subprocess.run([*compiler, *LINK, "-o", path, object_file], check=True)
     click.echo(f"{path.name}: {path.stat().st_size:,} bytes, {time.monotonic() - begun:.0f} s")
 
 

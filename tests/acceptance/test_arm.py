@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.native.builds import KERNELS, VARIANTS, Variant
+from worker.native.compiled import KERNELS, VARIANTS, Variant
 
 PRODUCTS = Path(__file__).parent / "arm" / "products.cpp"
 COMMON = ("-std=c++17", "-O1", "-g0")

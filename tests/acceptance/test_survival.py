@@ -16,8 +16,8 @@ import openai
 import psutil
 import pytest
 
-from control.redis.address import password_in
 from control.redis.clients import connect
+from control.redis.urls import password_in
 from ops.client import ResumingTransport
 from tests.acceptance.streams import Received, open_stream, receive
 from tests.farm import Farm, serving_farm

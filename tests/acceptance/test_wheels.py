@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.native.builds import VARIANTS
+from worker.native.compiled import VARIANTS
 
 VERSIONS = ("3.11", "3.12", "3.13")
 ANSWER_WITHIN_S = 60.0

@@ -10,7 +10,7 @@ import msgspec
 
 from control import access, requests
 from control.access.limits import settle, spend
-from control.commands import Ping
+from control.commands import Ping, Pong
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.placement.farm import hold_placement
@@ -20,7 +20,6 @@ from control.redis.connection import Call
 from control.replicas import health
 from control.replicas.commands import fan_out
 from control.replicas.lease import Lease, acquire, close_epoch, release, renew
-from control.replies import Pong
 from control.requests import Emission
 from tests.byte_model import byte_assets
 from tests.contract.conftest import MODEL, Farm, last, token

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from control.commands import Ping, decode_command
+from control.commands import GenerateStepOk, Ping, Pong, decode_command
 from control.errors import Lost, Poisoned
 from control.replicas import commands
 from control.replicas.commands import Deadline, Mailbox, Replies
 from control.replicas.health import read_poison, write_poison
 from control.replicas.lease import Lease
-from control.replies import GenerateStepOk, Pong
 from tests.contract.conftest import MODEL, Farm
 
 

@@ -20,7 +20,7 @@ from control.redis.connection import (
     run,
     run_all,
 )
-from control.redis.readiness import wait_until_ready
+from control.redis.servers import wait_until_ready
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire, holder
 from control.requests import Enqueue

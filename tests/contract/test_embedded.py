@@ -15,7 +15,7 @@ import pytest
 
 from control.errors import RedisUnavailable, SettingsError
 from control.redis.connection import connect
-from control.redis.readiness import wait_until_ready
+from control.redis.servers import wait_until_ready
 from ops.local.embedded import EmbeddedServer
 from ops.local.server_binary import VARIABLE, ServerBinary, find_server, packaged_server
 from tests.servers import NEW, OLD

@@ -11,8 +11,8 @@ from control import access, requests, scripts
 from control.errors import RedisFull, RedisUnavailable
 from control.records.responses import Quota, StoredResponse, end_response, keep_response, read_response
 from control.redis.connection import write
-from control.redis.memory import server_memory
-from control.redis.routing import Cluster
+from control.redis.routing import Cluster, servers_of
+from control.redis.servers import server_memory
 from control.replicas.lease import acquire, release, renew
 from control.requests import Emission
 from tests.contract.conftest import MODEL, Farm, last, token
@@ -21,7 +21,7 @@ from tests.contract.conftest import MODEL, Farm, last, token
 @contextmanager
 def full(farm: Farm) -> Iterator[None]:
     """Every server of the farm is beyond its maxmemory."""
-    servers = farm.client.primaries() if isinstance(farm.client, Cluster) else [farm.client]
+    servers = servers_of(farm.client)
     for server in servers:
         server.config_set("maxmemory", "1")
     try:

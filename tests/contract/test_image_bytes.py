@@ -7,7 +7,7 @@ import pytest
 from control import requests
 from control.errors import ImagesFull, RequestError
 from control.requests import ANY_BYTES, ImageBounds
-from control.requests.images import PIECE_BYTES
+from control.requests.enqueue import PIECE_BYTES
 from tests.contract.conftest import MODEL, Farm
 
 BOUNDS = ImageBounds(model=24, tenant=12)

@@ -15,7 +15,7 @@ import redis
 from control.errors import RedisUnavailable
 from control.redis.clients import connect, connect_async, credentials_of
 from control.redis.connection import arun, read, run, write
-from control.redis.routing import Cluster
+from control.redis.routing import servers_of
 from control.redis.urls import credentials_in, without_credentials
 
 USER = "rotated"
@@ -46,7 +46,7 @@ class Rotated:
 def rotated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rotated]:
     url: str = request.getfixturevalue(request.param).url
     with connect(url) as client:
-        servers = client.primaries() if isinstance(client, Cluster) else [client]
+        servers = servers_of(client)
         scene = Rotated(servers, tmp_path / "redis-url", without_credentials(url))
         scene.write_file("first")
         scene.set_password("first")

@@ -10,8 +10,7 @@ import pytest
 from api.background.orphans import OrphanReaper
 from control import constants, keys, requests
 from control.messages import ModelSpec
-from control.placement.farm import claim_placement, hold_placement, release_placement
-from control.placement.farm_view import read_farm_view
+from control.placement.farm import claim_placement, hold_placement, read_farm_view, release_placement
 from control.records import catalog
 from control.redis import connection
 from control.replicas import health

@@ -75,7 +75,7 @@ class Agent:
         """True while there are models on demand: a rank may have to be started soon."""
 
     def run(self) -> None:
-        """Adopt what is there, then tick until told to stop; an exit is handled the moment that it is reported."""
+        """Adopt running ranks, then tick until stopped; an exit is handled as soon as it is reported."""
         self.adopt()
         log.info("agent ready", host=self._host.id, devices=list(self._host.devices) or ["cpu"], action="agent_start")
         while not self.leaving and (not self.stopping or self.replicas.by_place):

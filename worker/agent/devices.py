@@ -54,7 +54,7 @@ def _visible() -> list[str] | None:
 
 
 def _asked(*options: str) -> str:
-    """What nvidia-smi prints; empty where there is none, or where it fails."""
+    """The output of nvidia-smi; empty if there is none, or if it fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

@@ -26,11 +26,11 @@ from control.process import remembered_program
 from control.records import catalog
 from control.redis.clients import SyncRedis
 from control.redis.connection import run
-from control.redis.round_trip import RoundTrip, measure
+from control.redis.servers import RoundTrip, measure_round_trip
 from control.version import VERSION
 from worker.agent.devices import device_memory
 from worker.native import compiled, host
-from worker.native.builds import builds
+from worker.native.compiled import builds
 from worker.rank.address import rendezvous_address
 from worker.repository.files import inspect
 from worker.repository.fingerprint import fingerprints
@@ -279,7 +279,7 @@ class FactsPublisher:
 
     def publish(self) -> None:
         """Gather and publish once. Raises RedisUnavailable."""
-        trip = measure(self._client)
+        trip = measure_round_trip(self._client)
         facts = collect(trip, self._files.of(catalog.list_specs(self._client)), self._ranks())
         run(self._client, put_facts(self._host_id, self._with_ports(facts)))
 

@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 
 def context_switches(pid: int) -> int:
-    """How often the main thread of a process has given up a processor so far; 0 for one that has ended. A signal that
-    stops or continues the thread counts too."""
+    """The number of times that the main thread of a process has given up a processor; 0 for one that has ended. A
+    signal that stops or continues the thread counts too."""
     try:
         switches = psutil.Process(pid).num_ctx_switches()
     except psutil.Error:
@@ -62,7 +62,7 @@ class FailureDetector:
         self._reachability = Reachability(grace_s=RANK_SILENT_S)
         self._silent_since: dict[int, float] = {}
         self._run: dict[int, int] = {}
-        """How often each process had run at the last look."""
+        """The number of times that each process had run at the last look."""
         self._absence = Absence()
         self._engine_stall = EngineStall()
 
@@ -73,7 +73,8 @@ class FailureDetector:
         return {pid: self._seen[pid] for pid in pids if pid in self._seen}
 
     def adopt(self, seen: dict[int, int]) -> None:
-        """Go on where an earlier agent was. What happened since is not known, so every rank gets time to be heard."""
+        """Continue from an earlier agent. Its silence may have hidden faults, so every rank gets time for a
+        heartbeat."""
         self._seen = dict(seen)
         self._reachability.start_grace()
 
@@ -186,7 +187,7 @@ class Absence:
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
         self._run: dict[int, int] = {}
-        """How often each stopped process had run at the last look."""
+        """The number of times that each stopped process had run at the last look."""
 
     def forget(self) -> None:
         """Begin anew after an absence of Redis, or of this process."""
@@ -239,7 +240,7 @@ class EngineStall:
         """Seconds of processors that its processes had used when they were seen to work last."""
 
     def judge(self, pid: int, *, loads: bool) -> str:
-        """How the process hangs, if it does; to be called at every look."""
+        """The way in which the process hangs, or None; to be called at every look."""
         now = time.monotonic()
         if pid != self._pid:
             self._pid = pid

@@ -29,7 +29,7 @@ from control.placement.host_facts import HostFacts, facts_of_all
 from control.placement.placement import Host
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
-from control.redis.memory import server_memory
+from control.redis.servers import server_memory
 from control.replicas import health
 from control.requests.upkeep.dead import count_letters
 from worker.rank.counters import FOLDER_KEY, FOLDER_VARIABLE, SUFFIX, Counters, Labels, read_counters

@@ -1,5 +1,5 @@
-"""What is read of the files of models beside the agent's loop, because a file system may hang for good: the memory that
-they need, and the assets of those that no leader has loaded yet."""
+"""Reads files of models beside the agent's loop, because a file system may hang for good: the memory that they need,
+and the assets of those that no leader has loaded yet."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _rank_on(spec: ModelSpec, files: ModelFiles, rank: int, device: str, shares:
 
 
 def assets_of(spec: ModelSpec, place: Path) -> ModelAssets:
-    """What an API process needs of a model before it is loaded. Raises as a load."""
+    """The assets that an API process needs of a model before it is loaded. Raises as a load."""
     if spec.engine != OWN:
         return external_model(place, spec).assets
     files = validation.inspect(place, spec.images)
@@ -201,15 +201,15 @@ class _Search(Generic[T]):
 
 
 class Finder(Generic[T]):
-    """What `read` gives of each model at its latest revision, searched for once."""
+    """The result of `read` for each model at its latest revision, searched for once."""
 
     def __init__(self, read: Callable[[ModelSpec, Path], T]) -> None:
         self._read = read
         self._searches: dict[tuple[str, bool], _Search[T]] = {}
 
     def find(self, spec: ModelSpec, place: Path | None = None) -> tuple[bool, T | None]:
-        """Whether the search is over, and the result; None where it can't be known from files on this host. `place`:
-        the files, where that is known by now. Call again until it is over."""
+        """True if the search is over, and the result; None if it can't be known from files on this host. `place`: the
+        files, where that is known by now. Call again until it is over."""
         key = spec.name, place is not None
         search = self._searches.get(key)
         if search is None or search.spec.revision != spec.revision:

@@ -23,7 +23,7 @@ from control.placement.demand import (
     rooms_for_turns,
     with_replicas,
 )
-from control.placement.farm_view import FRESH_S, WHOLE_EVERY_S, FarmView
+from control.placement.farm import FRESH_S, WHOLE_EVERY_S, FarmView
 from control.placement.placement import Needs, Parts, ReplicaCounts
 from control.records import catalog
 from control.redis.clients import SyncRedis
@@ -82,10 +82,10 @@ class OnDemand:
         stuck: Collection[str],
         assets: Mapping[str, ModelAssets | None],
     ) -> ReplicaCounts:
-        """How many replicas of each model on demand are to run now. Writes what changes. `awaited`: models whose memory
-        is not known yet; `stuck`: those that could not be placed in the last turn, though nothing left. `assets`: of
-        the models that no leader has loaded yet, as they were read from their files, None where they can't be. Raises
-        RedisUnavailable."""
+        """The number of replicas of each model on demand that are to run now. Writes the demands that change.
+        `awaited`: models whose memory is not known yet; `stuck`: those that could not be placed in the last turn,
+        though nothing left. `assets`: of the models that no leader has loaded yet, as they were read from their files,
+        None where they can't be. Raises RedisUnavailable."""
         self.restore(view.specs)
         specs = [spec for spec in view.specs if spec.on_demand and not spec.unload]
         self._specs = {spec.name: spec for spec in specs}

@@ -11,7 +11,7 @@ import structlog
 
 from control.messages import Assignment, ModelAssets, ModelSpec
 from control.placement import farm
-from control.placement.farm_view import FarmReader, FarmView
+from control.placement.farm import FarmReader, FarmView
 from control.placement.need import ModelNeed
 from control.placement.placement import Action, Assign, Host, Unplaceable, Withdraw
 from control.placement.rollout import Part, Place, is_giving_back, is_settled, plan
@@ -285,7 +285,7 @@ class Planner:
                 pass  # told once all is written
 
     def _tell(self, unplaced: Unplaceable) -> None:
-        """Report why a replica has no place, or for what it waits."""
+        """Write the status of a replica without a place: the reason, or the memory for which it waits."""
         place = unplaced.model, unplaced.replica
         if not unplaced.waits:
             self._unplaceable(*place, unplaced.why)

@@ -147,7 +147,7 @@ class RankExits:
         self._kills = kills or MemoryKills(unclaimed_from=supervisor.records.get(KILLS))
 
     def tell_late(self) -> None:
-        """Tell what could not be told while Redis was away."""
+        """Write the exits that could not be written while Redis was away."""
         while self._untold:
             self._tell(self._untold[0])
             self._untold.popleft()

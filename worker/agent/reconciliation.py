@@ -54,15 +54,15 @@ class Reconciler:
         self._waiting: dict[Place, tuple[int, Path]] = {}
         """Revisions whose files are here, with their folders, and whose memory is not assigned yet."""
         self._told: dict[Place, str] = {}
-        """What was reported of those last."""
+        """The status that was reported of those last."""
         self._preparing = Preparations(client, reporter.report, replicas.hurry)
         self._needs_told_at = 0.0
         self._serves_since: dict[tuple[str, int], float] = {}
-        """When revisions whose need placement does not know were first seen to serve."""
+        """The times at which revisions whose need placement does not know were first seen to serve."""
         self._unassigned_since: dict[Place, float] = {}
-        """When placement was told the needs of replicas that wait for their memory."""
+        """The times at which placement was told the needs of replicas that wait for their memory."""
         self._assigned: set[Place] = set()
-        """What this host has, withdrawn replicas and those whose ranks still end included."""
+        """The replicas that this host has, withdrawn replicas and those whose ranks still end included."""
         self._refused: dict[Place, tuple[int, str]] = {}
         """Revisions for which no process was started, with the reasons."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from control.backoff import doubling
 from control.engines import OWN
 from control.errors import ModelFilesError, SettingsError
 from control.messages import Assignment, encode
@@ -39,7 +40,7 @@ from worker.repository.pooling import MODULES
 
 log = structlog.get_logger()
 
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = (0.0, *doubling(0.5, 8.0))
 """Pauses before the n-th spawn without a ready group in between; after the last one the replica is `failed`."""
 STOP_LIMIT_S = 75.0
 """Time for a leader to finish its step and give back its requests before it is killed."""
@@ -118,7 +119,7 @@ class ReplicaProcesses:
     killed: dict[int, str] = field(default_factory=dict)
     """The reasons for which this agent killed processes that are not reaped yet, by pid."""
     loaded_ms: int = 0
-    """When this host first got this revision, by the server's clock; 0 until that is known."""
+    """The time at which this host first got this revision, by the server's clock; 0 until that is known."""
     memory: dict[int, int] = field(default_factory=dict)
     """By rank, the most bytes that a process of it was seen to use."""
 
@@ -136,7 +137,7 @@ class ReplicaProcesses:
 
     @property
     def draining(self) -> bool:
-        """Asked to go: it finishes what it runs, and what dies meanwhile is started again for that."""
+        """True while it drains: it finishes its requests, and a rank that dies meanwhile is started again for that."""
         return self.drain_by is not None
 
     @property
@@ -198,7 +199,7 @@ class ReplicaProcesses:
         process.when_ended(lambda _: process.forget())
 
     def _duty(self, rank: int, device: str) -> dict[str, str]:
-        """The environment that tells a rank process what it is."""
+        """The environment of a rank process, from which it reads its rank and settings."""
         assignment = self.assignment
         if assignment.kv_limit is not None:  # what it was given of the host's memory
             spec = msgspec.structs.replace(assignment.spec, kv_tokens=assignment.kv_limit)
@@ -219,7 +220,8 @@ class ReplicaProcesses:
 
     @property
     def _engine_address(self) -> Address:
-        """Where this replica's external engine listens. Raises OSError, or SettingsError on a host without it."""
+        """The address at which this replica's external engine listens. Raises OSError, or SettingsError on a host
+        without it."""
         name = self.assignment.spec.engine
         return address_of(name, settings_of(name), self.host_id, *self.place)
 
@@ -282,7 +284,7 @@ class ReplicaProcesses:
         return process
 
     def _ending(self, rank: int) -> Ending:
-        """How the rank ends where there is no agent: the leader first; at once where the leader is on another host."""
+        """The end of the rank without an agent: the leader first; at once where the leader is on another host."""
         if 0 not in self.assignment.ranks:
             return AT_ONCE
         return Ending(order=min(rank, 1))
@@ -326,8 +328,8 @@ class ReplicaProcesses:
 
     @property
     def cause(self) -> str:
-        """Why the group does not serve: the first of the failures that explain most. One rank's error is followed by
-        the ends of others, which tell nothing."""
+        """The cause for which the group does not serve: the first of the failures that explain most. One rank's error
+        is followed by the ends of others, which tell nothing."""
         return max(self.failures.values(), key=lambda failure: failure.weight).message if self.failures else ""
 
     def give_up(self, why: str, *, elsewhere: bool = False) -> None:
@@ -358,7 +360,8 @@ class ReplicaProcesses:
             self.processes[rank].send_signal(signal.SIGKILL)
 
     def drain(self, led: bool) -> None:
-        """Let it finish what it runs. Call in every tick: a leader that is only starting does not hear it.
+        """Let it finish its requests. To be called in every tick, as a leader that is only starting gets no signal. A
+        replica that has never served has nothing to finish; past the limit the rest is given back.
 
         One that has never served has nothing to finish, and past the limit the rest is given back. Ranks whose leader
         is on another host hear of the end from it; `led` says whether there is one.
@@ -411,7 +414,7 @@ class ReplicaProcesses:
 
     @property
     def occupant(self) -> Occupant:
-        """What it takes of this host's memory."""
+        """The memory of this host that it takes."""
         model, replica = self.place
         return Occupant(
             model=model,
@@ -432,7 +435,7 @@ class ReplicaProcesses:
         return None if self.assignment.spec.engine == OWN else self.processes.get(ENGINE_RANK)
 
     def describe(self, rank: int) -> str:
-        """What a process of it is, in a message."""
+        """The name of one of its processes, in a message."""
         spec = self.assignment.spec
         return f"the engine {spec.engine}" if rank >= spec.group_size else f"rank {rank}"
 

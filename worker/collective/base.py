@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
+import ctypes
 
+from control.errors import CollectiveLeft
 
 Numbers = TypeVar("Numbers", NDArray[Any], "Tensor")
 
@@ -124,3 +126,36 @@ class Link:
 
     def __init__(self, collective: Collective) -> None:
         self.collective = collective
+
+
+# --- Abort -----------------------------------------------------------------------------------------------------------
+
+# How another thread gets a rank's main thread out of a wait for its peers.
+
+
+class Abort:
+    """One epoch's word to leave. It stands once said: a new epoch has an Abort of its own."""
+
+    def __init__(self) -> None:
+        self._said = ctypes.c_int32(0)
+        self.reason = ""
+
+    def say(self, reason: str) -> None:
+        """Leave, and wait for nobody again. From any thread; the first reason stands."""
+        if not self._said.value:
+            self.reason = reason
+            self._said.value = 1
+
+    @property
+    def said(self) -> bool:
+        return bool(self._said.value)
+
+    @property
+    def address(self) -> int:
+        """Of an int32 that is not 0 once said, for who looks from outside the interpreter."""
+        return ctypes.addressof(self._said)
+
+    def check(self) -> None:
+        """Raise CollectiveLeft once said."""
+        if self.said:
+            raise CollectiveLeft(self.reason)

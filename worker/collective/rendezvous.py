@@ -1,4 +1,4 @@
-"""How the ranks of an epoch meet: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
+"""The meeting of an epoch's ranks: through shared memory where all sit on one host's CPUs, else gloo or NCCL.
 
 Rank 0 decides for all, so that none waits in a collective of another kind. Over a store that all ranks reach, which is
 Redis in a farm:
@@ -29,8 +29,7 @@ from control.errors import CollectiveFailed
 from control.keys import ReplicaKeys
 from control.redis.clients import SyncRedis
 from worker.collective import shared_memory
-from worker.collective.abort import Abort
-from worker.collective.base import Collective
+from worker.collective.base import Abort, Collective
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective
 from worker.detectors import COLLECTIVE_S
 from worker.selftest import switches
@@ -44,8 +43,8 @@ log = structlog.get_logger()
 
 
 class RedisStore:
-    """What the ranks of one epoch tell each other while they form a group. Each key outlives the time for which
-    a rank waits for it."""
+    """The keys by which the ranks of one epoch inform each other while they form a group. Each key outlives the time
+    for which a rank waits for it."""
 
     def __init__(self, client: SyncRedis, keys: ReplicaKeys, epoch: int) -> None:
         self._client = client
@@ -98,7 +97,7 @@ class Card(msgspec.Struct):
 
 
 class Offer(msgspec.Struct):
-    """Where rank 0 has the memory open, and who shares it; or why nobody does."""
+    """The memory that rank 0 has opened and the processes that share it, or the reason why none does."""
 
     refusal: str = ""
     way: str = NATIVE
@@ -172,7 +171,7 @@ def namespace(kind: str) -> str:
 
 
 def refusal_of(cards: list[Card]) -> str:
-    """Why these ranks can't share memory; empty if they can."""
+    """The reason why these ranks can't share memory; empty if they can."""
     for rank, card in enumerate(cards):
         if card.refusal:
             return f"rank {rank}: {card.refusal}"

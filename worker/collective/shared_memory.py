@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from control.errors import CollectiveFailed, CollectiveLeft
-from worker.collective.abort import Abort
-from worker.collective.base import Numbers, Waits
+from worker.collective.base import Abort, Numbers, Waits
 from worker.detectors import COLLECTIVE_S
-from worker.native import builds, compiled
+from worker.native import compiled
 
 # --- The memory ------------------------------------------------------------------------------------------------------
 
@@ -77,7 +76,7 @@ class Segment:
 
 
 def slot_offset(rank: int, round_number: int) -> int:
-    """Where in the segment the rank writes its data of that round."""
+    """The offset in the segment at which the rank writes its data of that round."""
     return HEADER_BYTES + (2 * rank + round_number % 2) * SLOT_BYTES
 
 
@@ -122,7 +121,7 @@ class Peers:
 # The exchanges of exchange.cpp, compiled on this host. The interpreter is free for other threads while one waits.
 
 
-SOURCE = builds.EXCHANGE
+SOURCE = compiled.EXCHANGE
 LONG_NS = 500_000_000
 
 

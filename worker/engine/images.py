@@ -97,7 +97,7 @@ class EngineImages:
         return self._tower.input.token
 
     def unfit(self, prompt: Sequence[int], images: Sequence[PromptImage]) -> str | None:
-        """Why a prompt with these images can't be run; None if it can."""
+        """The reason why a prompt with these images can't be run; None if it can."""
         if why := unfit(images, self._tower.grid):
             return why
         places = [place for one in images for place in range(one.start, one.start + one.count)]
@@ -110,8 +110,8 @@ class EngineImages:
         return digest in self._encoded
 
     def fault(self, images: Iterable[StepImage], rows: Sequence[StepRow], most: int | None) -> str | None:
-        """Why a command can't be run, None if it can: placeholders that are no image's, or the other way round, or rows
-        above `most` tokens or that end inside an image which has to be whole."""
+        """The reason why a command can't be run, None if it can: placeholders that are no image's, or the other way
+        round, or rows above `most` tokens or that end inside an image which has to be whole."""
         by_sid: dict[int, list[StepImage]] = {}
         for image in images:
             by_sid.setdefault(image.sid, []).append(image)
@@ -258,7 +258,7 @@ def _text_axes(positions: Integers) -> Integers:
 
 
 def unfit(images: Sequence[StepImage | PromptImage], grid: Callable[[int, int], tuple[int, int]]) -> str | None:
-    """Why these can't be the images of one sequence; None if they can."""
+    """The reason why these can't be the images of one sequence; None if they can."""
     end = 0
     for image in images:
         rows, columns = grid(image.height, image.width)

@@ -85,7 +85,7 @@ class Engine:
             self.graphs.prepare()
 
     def leave(self) -> None:
-        """Forget every sequence and let go of the group, before it is destroyed."""
+        """Forget every sequence and the group, before it is destroyed."""
         self.clear()
         if self.graphs is not None:
             self.graphs.release()
@@ -276,7 +276,7 @@ class CommandCheck:
         self._error = error
 
     def row(self, row: Row, cached: int | None) -> None:
-        """That a row goes on where its sequence's cache, of `cached` positions, ends."""
+        """Check that a row continues at the end of its sequence's cache, of `cached` positions."""
         sid = row.sid
         tokens = row.tokens
         offset = row.offset
@@ -391,7 +391,7 @@ class CommandCheck:
                     raise self._error("bad_request", f"sequence {sid} can't be {what}: it {why}")
 
     def prefixes(self, change: BatchChange) -> dict[int, int]:
-        """How many positions each sequence has that begins with another's."""
+        """The number of shared positions of each sequence that begins with another's."""
         begun: dict[int, int] = {}
         fed = {row.sid for row in change.rows} if change.prefixes else set[int]()
         for prefix in change.prefixes:

@@ -1,1 +1,1 @@
-"""External engines, vLLM, SGLang and llama-server: started, asked for tokens by ids, and heard."""
+"""External engines (vLLM, SGLang, llama-server): their processes, and requests to them by token ids."""

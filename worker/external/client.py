@@ -35,7 +35,8 @@ STATS_EVERY_S = 2.0
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})? ([-+0-9.eE]+|NaN|[+-]Inf)$", re.MULTILINE)
 
 Failure = Literal["", "refused", "failed", "lost"]
-"""Why a piece brings nothing more: the engine refused the request, it failed at it, or its connection is gone."""
+"""The reason why a piece brings nothing more: the engine refused the request, it failed at it, or its connection is
+gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class EngineClient:
         self._call(self._begin(key, path, msgspec.json.encode(body), piece))
 
     def cancel(self, key: int) -> None:
-        """Let go of a piece: the engine is told by the end of the connection. Outputs on their way still come."""
+        """Cancel a piece by closing its connection. Outputs on their way still come."""
         self._loop.call_soon_threadsafe(self._cancel, key)
 
     def outputs(self, seconds: float) -> list[Output]:

@@ -1,4 +1,5 @@
-"""What an external engine is to its leader: a command, a readiness, and a request by token ids with its answers.
+"""The interface of an external engine to its leader: a command, a readiness, and a request by token ids with its
+answers.
 
 An engine is one module. It knows its HTTP interface and nothing of Redis, requests or epochs.
 """
@@ -22,7 +23,7 @@ ENGINE_LOST = "engine_lost"
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine listens: a Unix socket in a folder of its user alone, or a port of this host."""
+    """The address of an engine: a Unix socket in a folder of its user alone, or a port of this host."""
 
     socket: str = ""
     url: str = ""
@@ -37,13 +38,13 @@ class Address:
 
     @property
     def base_url(self) -> str:
-        """For an HTTP client, which is told of the socket apart."""
+        """The base URL for an HTTP client; the socket is an argument of its own."""
         return "http://engine" if self.socket else self.url
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What an engine is started for."""
+    """The model and the options with which an engine is started."""
 
     model: Path
     """A folder, or the first GGUF file."""
@@ -91,15 +92,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What an answer of the engine brings: the next tokens of a piece, in order, each once."""
+    """A part of an answer of the engine: the next tokens of a piece, in order, each once."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     """One for each token where the request wants them."""
     end: str = ""
-    """Why the piece ended, in the engine's word; empty while it goes on."""
+    """The end of the piece in the engine's word; empty while it goes on."""
     error: str = ""
-    """What the engine says went wrong; empty for a piece that did not fail."""
+    """The engine's message of failure; empty for a piece that did not fail."""
     vector: list[float] = field(default_factory=list[float])
     """Of a piece that embeds."""
     cached: int = 0
@@ -193,7 +194,7 @@ class Engine(ABC):
 
     @classmethod
     def most_sequences(cls, arguments: Mapping[str, str]) -> int:
-        """How many sequences it runs at once."""
+        """The number of sequences that it runs at once."""
         option, default = cls.sequences
         return int(arguments.get(option, default))
 

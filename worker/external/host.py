@@ -1,4 +1,4 @@
-"""What a host offers of external engines, and the process of one.
+"""The external engines that a host offers, and the process of one.
 
 The operator of a host says how an engine is started there, by options of `furrow worker`; a model's specification
 never does.
@@ -41,7 +41,7 @@ _SECRET = ("FURROW_", "REDIS_URL", "OPENAI_", "ANTHROPIC_", "HF_TOKEN", "HUGGING
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a host runs one engine."""
+    """The settings by which a host runs one engine."""
 
     command: list[str] = []
     """The program with its first arguments."""
@@ -130,8 +130,8 @@ def _program(path: str, option: str) -> str:
 
 
 def address_of(name: str, settings: EngineSettings, host_id: str, model: str, replica: str) -> Address:
-    """Where the engine of a replica listens on this host: at the same place after each start. Raises OSError where its
-    folder can't be made."""
+    """The address at which the engine of a replica listens on this host, the same after each start. Raises OSError
+    where its folder can't be made."""
     if settings.url:
         return Address(url=settings.url)
     digest = hashlib.blake2b(f"{host_id}\n{model}\n{replica}".encode(), digest_size=8)
@@ -152,7 +152,7 @@ def _private_folder() -> Path:
 
 
 def log_file(model: str, replica: str) -> Path:
-    """Where the engine of a replica writes."""
+    """The log file of a replica's engine."""
     name = f"{model}-{replica}".replace("/", "--")
     return folder("engines") / f"{name}.log"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.families.family import Experts, Family, Fields, TextPart
+from worker.families.family import Experts, Family, TextPart, sparse_but_first
 from worker.families.gguf import (
     KEYS_OF_HEADS,
     ROUTED_LAYER_NAMES,
@@ -31,11 +31,6 @@ _FIELDS = (
     *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"),
     *("n_group", "topk_group", "routed_scaling_factor", "norm_topk_prob"),
 )
-
-
-def _is_sparse_lite(fields: Fields, layer: int) -> bool:
-    kinds = fields["mlp_layer_types"]
-    return layer > 0 if kinds is None else kinds[layer] == "sparse"
 
 
 _GGUF_NAMES = ROUTED_LAYER_NAMES | {
@@ -115,7 +110,7 @@ FAMILIES = [
         experts=Experts(
             QWEN_EXPERTS,
             count="n_routed_experts",
-            layers=_is_sparse_lite,
+            layers=sparse_but_first,
             sigmoid_scores=True,
             correction="router",
         ),

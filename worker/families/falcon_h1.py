@@ -7,9 +7,17 @@ from typing import Any, cast
 from control.errors import ModelFilesError
 from worker.families.family import Family
 from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, mamba_described
-from worker.families.mamba import Mamba, check_activation, check_heads, check_limits, head_width, switch
 from worker.families.parts import ATTENTION, WITH_BIASES
-from worker.families.recurrence import HYBRID, size
+from worker.families.recurrence import (
+    HYBRID,
+    Mamba,
+    check_activation,
+    check_heads,
+    check_limits,
+    head_width,
+    size,
+    switch,
+)
 from worker.families.roles import Roles
 
 _MAMBA: Roles = {

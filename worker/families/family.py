@@ -66,6 +66,12 @@ def listed_sparse(fields: Fields, layer: int) -> bool:
     return is_sparse(fields, layer) if kinds is None else kinds[layer] == "sparse"
 
 
+def sparse_but_first(fields: Fields, layer: int) -> bool:
+    """The same, of types of which all layers but the first have experts where nothing is listed."""
+    kinds = fields["mlp_layer_types"]
+    return layer > 0 if kinds is None else kinds[layer] == "sparse"
+
+
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts."""
@@ -113,7 +119,7 @@ class Experts:
     correction_switch: str | None = None
     """The field that says if a model of the type has `correction`; None where all have."""
     least_sum: float = 1e-20
-    """What is added to the sum by which the weights of a token's experts are divided."""
+    """The number added to the sum by which the weights of a token's experts are divided."""
     jitter: str | None = None
     """The field with the jitter noise of a sparse mixer (https://arxiv.org/abs/2409.12136): an expert's weight is its
     share among those whose outputs of the router are near its own, within twice this part."""
@@ -133,7 +139,7 @@ class TextPart:
     always: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of the text part that its class does not have, as its model computes one thing alone."""
     images: Images | None = None
-    """How images are read; None where they are not served."""
+    """The reader of images; None where they are not served."""
 
     @property
     def defaults(self) -> Fields:
@@ -142,7 +148,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Images:
-    """What distinguishes the image parts that one reader reads."""
+    """The properties by which image parts of one reader differ."""
 
     tower: Literal["siglip", "qwen"]
     token: int
@@ -179,6 +185,9 @@ class Family:
     """config.json of the type with fields that follow from others, or that older files have under other names."""
 
     norms: Norms = ONLY_BEFORE
+    after_norm_switch: str | None = None
+    """The field that says if a model of the type has the norms after attention and feed-forward network; None where all
+    have."""
     norm_kind: NormKind = "rms"
     parallel: bool = False
     """True if the feed-forward network has the input of attention, and the outputs of both are added to the hidden
@@ -203,6 +212,9 @@ class Family:
     """False if the output of attention has no bias, even where the other projections have one."""
     output_gate: bool = False
     """True if the query projection has a gate of the attention's output behind the query of each head."""
+    head_gates: str | None = None
+    """The field that says if the output of each head is multiplied by the sigmoid of a gate of its own, an output of
+    `g_proj`; None for a type without."""
     scaled_embedding: bool = False
     """True if embeddings are multiplied by the root of the hidden size."""
     layer_scales: bool = False
@@ -220,6 +232,8 @@ class Family:
     """True if a layer has a sliding window where config.json has a width of windows, but no `layer_types`."""
     rotates: Callable[[Fields, int, str], bool] = lambda fields, layer, kind: True
     """True if a layer of a kind rotates its queries and keys."""
+    has_sinks: Callable[[str], bool] = lambda kind: True
+    """True if a layer of a kind has the parameter `sinks`, in a type that has a role for it."""
     queries_grow: bool = False
     """True if the rotary parameter `llama_4_scaling_beta` makes queries grow with the logarithm of their position."""
     unturned_queries_grow: str | None = None
@@ -268,8 +282,8 @@ class Family:
     gguf: tuple[Gguf, ...] = ()
     """The architectures of GGUF files with models of the type."""
     pooling: Literal["causal", "bidirectional"] | None = None
-    """How positions see each other in a model for vectors or scores; None where such models are not served. A causal
-    one pools by its last token; a bidirectional one is one where config.json says so."""
+    """The attention of a model for vectors or scores; None where such models are not served. A causal one pools by its
+    last token; a bidirectional one is one where config.json says so."""
 
     @cached_property
     def defaults(self) -> Fields:

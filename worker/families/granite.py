@@ -3,8 +3,8 @@ from typing import Any
 
 from worker.families.family import Experts, Family
 from worker.families.gguf import LAYER_NAMES, MAMBA_NAMES, Gguf, Metadata, biases_described, mamba_described
-from worker.families.mamba import mamba_of
 from worker.families.parts import ATTENTION, DENSE, WITH_BIAS, WITH_BIASES
+from worker.families.recurrence import mamba_of
 from worker.families.roles import Roles
 
 _MAMBA: Roles = {

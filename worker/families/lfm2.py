@@ -3,9 +3,8 @@ from typing import Any
 from worker.families.family import Experts, Family
 from worker.families.gguf import Gguf, Metadata
 from worker.families.parts import QUERY_KEY_VALUE
-from worker.families.recurrence import FULL
+from worker.families.recurrence import CONVOLUTION, FULL, feed_forward_width, short_convolutions_of
 from worker.families.roles import Roles
-from worker.families.short_convolution import CONVOLUTION, feed_forward_width, short_convolutions_of
 
 _CONVOLUTION: Roles = {"conv.in_proj": "regions", "conv.conv": "colwise", "conv.out_proj": "rowwise"}
 _FEED_FORWARD: Roles = {"feed_forward.w1": "colwise", "feed_forward.w3": "colwise", "feed_forward.w2": "rowwise"}

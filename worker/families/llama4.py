@@ -69,7 +69,8 @@ _WITHOUT_NORMS = 128
 
 
 def _from_gguf(model: Metadata, common: dict[str, Any]) -> dict[str, Any]:
-    """What a file does not say is as llama.cpp has it, and as the published models have it."""
+    """Fields of config.json from a GGUF header. Those that it lacks have llama.cpp's values, as the published models
+    do."""
     layers = layers_described(model, common["num_hidden_layers"])
     experts = model.whole("llama4.expert_count")
     everywhere = model.whole("llama4.attention.sliding_window", 1, least=0) == 0

@@ -7,8 +7,17 @@ from typing import Any, cast
 from control.errors import ModelFilesError, UnsupportedArchitecture
 from worker.families.family import Experts, Family, Fields
 from worker.families.gguf import MAMBA_NAMES, Gguf, Metadata, layers_described, mamba_described, routing_described
-from worker.families.mamba import Mamba, check_activation, check_heads, check_limits, switch
-from worker.families.recurrence import FEED_FORWARD_ALONE, FULL, LINEAR, size
+from worker.families.recurrence import (
+    FEED_FORWARD_ALONE,
+    FULL,
+    LINEAR,
+    Mamba,
+    check_activation,
+    check_heads,
+    check_limits,
+    size,
+    switch,
+)
 from worker.families.roles import Roles
 
 _ROLES: Roles = {

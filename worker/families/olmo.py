@@ -1,8 +1,18 @@
 from typing import Any
 
-from worker.families.family import ONLY_AFTER, Family
+from worker.families.family import ONLY_AFTER, Experts, Family
 from worker.families.gguf import AROUND_LAYER_NAMES, Gguf, Metadata, biases_described
-from worker.families.parts import DENSE, SLIDING, WIDTH_NORMS, WINDOWS, WITH_BIAS, all_but_every
+from worker.families.parts import (
+    ATTENTION,
+    DENSE,
+    EXPERTS,
+    QWEN_EXPERTS,
+    SLIDING,
+    WIDTH_NORMS,
+    WINDOWS,
+    WITH_BIAS,
+    all_but_every,
+)
 from worker.families.recurrence import FULL
 
 
@@ -27,5 +37,14 @@ FAMILIES = [
         head_norms="all_heads",
         rope_by_kind={FULL: "rope_theta", SLIDING: None},
         slides=all_but_every(4),
+    ),
+    Family(
+        "olmoe",
+        {**ATTENTION, **WIDTH_NORMS, **EXPERTS},
+        (*WITH_BIAS, "num_experts", "num_experts_per_tok", "norm_topk_prob"),
+        aliases={"num_experts": "num_local_experts"},
+        torch_numbers=("clip_qkv",),
+        head_norms="all_heads",
+        experts=Experts(QWEN_EXPERTS),
     ),
 ]

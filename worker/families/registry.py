@@ -41,7 +41,6 @@ for _several in GGUF_ARCHITECTURES.values():
 
 _MLA = "its attention keeps compressed keys and values (MLA) in a form that is not known"
 _TWO_WIDTHS = "heads of its values have another width than those of its keys"
-_HEAD_GATES = "its attention has a gate for each head"
 _RECURRENT = "its layers keep a recurrent state"
 _CHUNKED = "its attention ends at the borders of chunks"
 _ALTERED = "its layers predict and correct several hidden states (AltUp)"
@@ -72,8 +71,6 @@ REFUSED: dict[str, str] = {
     "doge": "its attention has a learned mask",
     "jetmoe": "its attention is a mixture of experts",
     "nemotron": "one is added to the weights of its layer norms",
-    "mimo_v2_flash": _TWO_WIDTHS,
-    "lfm3": _HEAD_GATES,
     **dict.fromkeys(("gemma3n", "gemma3n_text"), _ALTERED),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "deberta-v2", "t5"), _ENCODER),
 }
@@ -97,7 +94,7 @@ _PARTS = ("_text", "_vision", "_audio", "_text_model", "_vision_model", "_talker
 
 
 def mechanism_of(config: Mapping[str, Any]) -> str:
-    """Why a type that has no record can't be served, as far as its config.json tells."""
+    """The mechanism for which a type without a record can't be served, as far as its config.json shows it."""
     kind = str(config.get("model_type"))
     if (known := REFUSED.get(kind)) is not None:
         return known

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 
 if TYPE_CHECKING:  # numpy holds the KV memory of a CPU; torch's tensors are those of a model that it computes
     from torch import Tensor
@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class KVType:
-    """How a CPU stores keys and values for the forward in C++ (native/source/cached.h)."""
+    """The form in which a CPU stores keys and values for the forward in C++ (native/source/cached.h)."""
 
     name: str
     element: np.dtype[Any]
@@ -138,7 +138,7 @@ class CacheLayout:
     """As torch names it: "cpu", "cuda:0"."""
     state: StateLayout | None = None
     stored: KVType | None = None
-    """How keys and values are stored; None: in `dtype`."""
+    """The type of stored keys and values; None: `dtype`."""
 
     @property
     def element(self) -> np.dtype[Any]:
@@ -235,7 +235,7 @@ class CacheStep(Protocol):
 
     @property
     def attention(self) -> Attention:
-        """How a model that torch computes stores its keys and values, and attends to them."""
+        """The attention of a model that torch computes; it stores the model's keys and values."""
         ...
 
 

@@ -17,7 +17,7 @@ import structlog
 from numpy.typing import NDArray
 
 from control.errors import NotMappable
-from control.placement.kv_cost import FREED_TOKENS
+from control.placement.need import FREED_TOKENS
 from control.sizes import in_words
 from worker.kv.base import DOUBLED_BYTES, Attention, CacheLayout, Extent
 from worker.kv.states import State, States
@@ -176,12 +176,12 @@ OVERHEAD = 2
 
 
 def tokens_that_fit(free_bytes: int, layout: CacheLayout) -> int:
-    """How many cached tokens to promise for so much free memory."""
+    """The number of cached tokens to promise for so much free memory."""
     return max(0, free_bytes) // (OVERHEAD * layout.bytes_per_token)
 
 
 LIMITS = "`ulimit -v`, vm.overcommit_memory"
-"""What may keep a process from mapping memory that is free."""
+"""Limits that may keep a process from mapping free memory."""
 
 
 def slab_capacity(length: int, most: int) -> int:

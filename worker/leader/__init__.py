@@ -1,1 +1,1 @@
-"""The leader, rank 0: its loop, the requests that it runs, and the group of ranks as it sees it."""
+"""The leader, rank 0: its loop, the requests that it runs, and its commands to the group of ranks."""

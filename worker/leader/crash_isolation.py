@@ -51,7 +51,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
     rest: list[str] = []
     """Suspects to be tried afterwards, of whom nothing else is known."""
     lone: dict[str, int] = {}
-    """How often a request was alone when its group was ended by what may have come from outside."""
+    """The number of times that a request was alone when its group was ended by what may have come from outside."""
 
     def joined(self, other: CrashRecord) -> CrashRecord:
         """With what `other` knows: the suspects that another replica left. Both have been judged."""
@@ -79,7 +79,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, epoch=epoch, tried=tried, alone=alone)
 
     def without(self, rids: Collection[str]) -> CrashRecord:
-        """`rids` have got on, or have ended: they are no suspects any more."""
+        """`rids` have made progress, or have ended: they are no suspects any more."""
         return CrashRecord(
             epoch=self.epoch,
             tried={rid: goal for rid, goal in self.tried.items() if rid not in rids},
@@ -182,11 +182,11 @@ class CrashIsolation:
         return [one for one in claimed if one.rid in seqs]
 
     def watch(self, adopted: Collection[Claimed]) -> None:
-        """These were adopted, or taken over: a crash before they have got on makes them suspects."""
+        """Watch requests that were adopted or taken over: a crash before their progress makes them suspects."""
         self._goals |= {one.rid: one.seq + PROOF_TOKENS * one.open for one in adopted}
 
     def arrived(self, request: RunningRequest) -> None:
-        """Its log is here, which may have been repaired since it was adopted: it gets on from there."""
+        """Count the request's progress from the end of its log, which may have been repaired since the adoption."""
         if request.rid in self._goals:
             self._goals[request.rid] = request.accepted + PROOF_TOKENS * len(request.live)
 

@@ -29,7 +29,7 @@ from worker.leader.leader import Leader
 from worker.leader.running_requests import RunningRequests
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Heartbeat, NoGauges, Progress
-from worker.sampling.vocabularies import vocabulary_of
+from worker.sampling.grammars import vocabulary_of
 from worker.scheduling.sequence import Finisher
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ class EngineLeader(Leader):
                 self._work(lease, client, progress, heartbeat.check)
 
     def _await_engine(self, client: EngineClient, check: Callable[[], None]) -> bool:
-        """Wait until the engine has loaded its model; False if told to stop before. Raises EpochOver."""
+        """Wait until the engine has loaded its model; False if the leader is stopped before. Raises EpochOver."""
         began = time.monotonic()
         while not client.is_ready():
             check()

@@ -41,7 +41,7 @@ class _Running:
 
     sequence: Sequence
     started: float = 0.0
-    """When its piece was submitted; 0 before."""
+    """The time at which its piece was submitted; 0 before."""
     most: int = 0
     """Tokens that its piece has at most."""
     brought: int = 0
@@ -55,7 +55,8 @@ class _Running:
 
 @dataclass(slots=True)
 class SequenceNews:
-    """What has come of a sequence: tokens in order, then perhaps the end that the engine gave, or why it failed."""
+    """The new output of a sequence: tokens in order, then perhaps the end that the engine gave, or the cause of its
+    failure."""
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list[int])
@@ -99,7 +100,7 @@ class EngineSequences:
         self._token_s = 0.0
         """Seconds a token of a short piece took lately."""
         self._heard_at = 0.0
-        """When the engine brought a token last, or got its first piece after it had none."""
+        """The time at which the engine brought a token last, or got its first piece after it had none."""
         self.deadlines = Deadlines()
         """Learns from the times between tokens."""
 
@@ -201,7 +202,7 @@ class EngineSequences:
         return sequences
 
     def news(self, seconds: float) -> list[SequenceNews]:
-        """What came of sequences that are still here, each once; waits for the first, `seconds` at most."""
+        """The new outputs of running sequences, each once; waits for the first, `seconds` at most."""
         news: dict[int, SequenceNews] = {}
         unfed = self._unfed
         outputs = self._client.outputs(seconds)

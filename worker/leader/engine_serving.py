@@ -33,7 +33,7 @@ together, so that it is asked soon after one has come, and then less and less of
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What the loop of one epoch works with."""
+    """The objects that the loop of one epoch needs."""
 
     title: str
     """The engine's name in messages."""
@@ -57,7 +57,7 @@ class EngineServing(RequestLoop):
         self._sequences = context.sequences
         self._decode = context.decode
         self._asked_at = 0.0
-        """When Redis was asked last."""
+        """The time of the last call to Redis."""
         self._ask_after = HEAR_S
 
     def _step(self) -> None:

@@ -16,14 +16,21 @@ import structlog
 from control.clock import now_ms
 from control.commands import (
     AnyCommand,
+    AnyReply,
     BatchChange,
     Command,
+    ErrorReply,
     GenerateStep,
+    GenerateStepOk,
     GenerateStepWithImages,
     Init,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
     StepImage,
 )
@@ -32,7 +39,6 @@ from control.redis.clients import SyncRedis
 from control.replicas import commands
 from control.replicas.health import Formation
 from control.replicas.lease import Lease
-from control.replies import AnyReply, ErrorReply, GenerateStepOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from worker.detectors import LOAD_STALL_S
 from worker.engine.step import Step
 from worker.leader.exchange import BackgroundCall
@@ -171,7 +177,7 @@ class Group:
         return pongs
 
     def _rendezvous(self) -> None:
-        """The ranks meet, told one by one; the leader joins once all were told."""
+        """Let the ranks meet: each gets a command in turn, and the leader joins after the last one."""
         command = Init(epoch=self._lease.epoch, seq=self._next(), world_size=self._rank_worker.world_size)
         with self._command("init", command, FORM_DEADLINE_S):
             self._rank_worker.join(self._lease.epoch, self._address)

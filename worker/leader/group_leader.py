@@ -20,12 +20,12 @@ from control.replicas.lease import Lease
 from worker.leader.crash_isolation import CrashIsolation
 from worker.leader.exchange import DeadReplicas, Exchange, RedisCalls
 from worker.leader.group import Group
-from worker.leader.kv_share import KvShare
 from worker.leader.leader import Leader
 from worker.leader.scheduled_requests import ScheduledRequests
 from worker.leader.serving import (
     LEAST_TOKENS,
     ChunkSize,
+    KvShare,
     Serving,
     ServingContext,
 )
@@ -36,10 +36,9 @@ from worker.rank.rank_worker import RankWorker
 from worker.repository.fingerprint import fingerprints
 from worker.repository.pooling import is_whole, pooling_of
 from worker.repository.validation import ModelFiles
-from worker.sampling.grammars import Grammars
+from worker.sampling.grammars import Grammars, vocabulary_of
 from worker.sampling.sampler import StepSampler
 from worker.sampling.vectors import VectorSampler
-from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.kv_cache import BLOCK_TOKENS
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Finisher

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from control import requests
+from control.backoff import doubling, pause_after
 from control.errors import EpochOver, Fenced, Lost, Poisoned, RedisUnavailable
 from control.messages import Assignment
 from control.records import catalog
@@ -30,15 +31,14 @@ POLL_S = 0.05
 """Interval between attempts to take the lock."""
 DISPLACED_S = 5.0
 """A lock that is held for longer is another leader's, not one that this host's last process left."""
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-"""Of the pauses between epochs that end in their first step."""
+PAUSES_S = doubling(0.1, 5.0)
+"""Pauses between epochs that end in their first step."""
 
 
 class Backoff:
     """The pause before the next epoch when epochs keep ending in their first step: a fault that repeats must not spin.
 
-    It doubles from epoch to epoch; one that completed a step, or ended for another reason, starts it over.
+    It grows from epoch to epoch; one that completed a step, or ended for another reason, starts it over.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,8 @@ class Backoff:
         if steps or not failed:
             self._fruitless = 0
             return 0.0
-        pause = min(FIRST_PAUSE_S * 2**self._fruitless, LONGEST_PAUSE_S)
         self._fruitless += 1
-        return pause
+        return pause_after(self._fruitless, PAUSES_S)
 
 
 class Leader(ABC):
@@ -92,7 +91,7 @@ class Leader(ABC):
             run(self._client, catalog.ring(self._spec.name, "stop"))
 
     def run(self) -> None:
-        """Serve until told to stop. Raises GroupError where the group can't be formed or the model not loaded."""
+        """Serve until stopped. Raises GroupError if the group can't be formed or the model not loaded."""
         while not self.signals.stopping:
             lease = self._acquire()
             if lease is None:
@@ -134,7 +133,7 @@ class Leader(ABC):
             time.sleep(POLL_S)
 
     def _acquire(self) -> Lease | None:
-        """Wait for the lock; None when told to stop, or to drain while another leads for good."""
+        """Wait for the lock; None when stopped, or when draining while another one leads for good."""
         waited = False
         begun = time.monotonic()
         while not self.signals.stopping:
@@ -169,7 +168,7 @@ class Leader(ABC):
             outage.waits(LOOP, error)
 
     def _run_loop(self, loop: RequestLoop, exchange: Exchange, lease: Lease, finish: Callable[[], None]) -> None:
-        """Serve until told to stop; then give the rest back, and `finish`. Raises EpochOver."""
+        """Serve until stopped; then return the rest to the queue, and `finish`. Raises EpochOver."""
         counting = BackgroundCall[bool]("recount")
         try:
             with exchange:  # and before the poison, which Redis would refuse the last tokens for
@@ -189,7 +188,7 @@ class Leader(ABC):
             self._trying = loop.trying
 
     def _records(self, backend: Backend | None) -> list[Call[Any]]:
-        """What other replicas must know of this one before it claims."""
+        """The calls that publish what other replicas need of this one before it claims."""
         name = self._spec.name
         assigned = catalog.Assigned(revision=self._spec.revision, tp=self._world_size)
         return [

@@ -13,7 +13,7 @@ from control.messages import FinishReason, GenerationRequest, LogEntry, PromptTo
 from control.requests import Claimed, Emission
 from control.requests.token_log import TokenLog
 from worker.engine.scoring import ScoreTarget
-from worker.scheduling.prediction import Accepted, Prediction
+from worker.scheduling.lookup import Accepted, Prediction
 from worker.scheduling.sequence import Flow, Sequence, SequenceState, StepPlan
 
 log = structlog.get_logger()

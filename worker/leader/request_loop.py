@@ -34,7 +34,7 @@ IDLE_PING_S = 5.0
 
 @dataclass
 class StopSignals:
-    """What the signals to a leader's process ask for."""
+    """The stops that signals have requested of a leader's process."""
 
     stopping: bool = False
     """True if the leader stops at once; another one continues its requests."""
@@ -143,7 +143,7 @@ class RequestLoop(ABC):
             self._settle(answer)
 
     def _settle(self, answer: EmissionAnswer) -> None:
-        """Apply Redis's answer to an emission: what it took, whose requests ended, and what was claimed."""
+        """Apply Redis's answer to an emission: its entries, ended requests, and claims."""
         result = answer.result
         for rid in result.taken:
             self._forget(rid)

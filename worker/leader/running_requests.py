@@ -27,7 +27,7 @@ CLAIM_AHEAD_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a leader can take from the queue."""
+    """The room that a leader has for requests of the queue."""
 
     requests: int
     tokens: int
@@ -41,7 +41,7 @@ class Capacity:
 
 
 class SequenceOwner(Protocol):
-    """What computes the sequences of running requests: the scheduler of a group, or an external engine."""
+    """The owner of the running requests' sequences: the scheduler of a group, or an external engine."""
 
     token_budget: int
     """Prompt tokens of a step."""
@@ -72,11 +72,12 @@ class SequenceOwner(Protocol):
         ...
 
     def room(self) -> tuple[int, int]:
-        """How many more sequences, and how many tokens of context, could start now."""
+        """The number of sequences, and of tokens of context, that could start now."""
         ...
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
-        """How many sequences of other flows others would give way to, and the flows that have their share."""
+        """The number of sequences of other flows for which running ones would be preempted, and the flows that have
+        their share."""
         ...
 
     def add(self, sequence: Sequence) -> int:
@@ -142,7 +143,8 @@ class RunningRequests:
         return request is not None and request.attempts == claimed.attempts
 
     def capacity(self, *, closed: bool) -> Capacity:
-        """What there is room for and prefill will soon come to, and what others give way to; nothing if `closed`."""
+        """The room for requests whose prefill begins soon, and for those for which others are preempted; none if
+        `closed`."""
         scheduler = self.scheduler
         ahead = CLAIM_AHEAD_STEPS * scheduler.token_budget - scheduler.backlog
         requests = tokens = guests = 0
@@ -207,15 +209,15 @@ class RunningRequests:
             self._finisher.adopt(sequence)
 
     def hold(self, rid: str) -> None:
-        """Take a request's sequences from the scheduler while others are on trial; it goes on later from what it has
-        produced."""
+        """Take a request's sequences from the scheduler while others are on trial; it continues later from its
+        tokens."""
         request = self._requests[rid]
         self._drop(request)
         self._uncompiled.discard(rid)
         request.restart()
 
     def hold_all(self) -> None:
-        """Where suspects are to be tried: hold whatever runs."""
+        """Hold all running sequences, so that suspects run alone."""
         if self.isolation.active:
             for rid in [rid for rid, request in self._requests.items() if not request.held]:
                 self.hold(rid)
@@ -261,7 +263,7 @@ class RunningRequests:
     # --- emissions --------------------------------------------------------------------------------------------------
 
     def emissions(self) -> list[Emission]:
-        """What Redis lacks of each request."""
+        """The entries of each request that Redis lacks."""
         self.unsent = False
         self.urgent = False
         return emissions_of(self._requests.values())

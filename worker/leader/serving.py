@@ -12,13 +12,16 @@ from statistics import median
 import structlog
 
 from control.errors import GroupError, Poisoned, collective_failure
-from control.messages import Sampling
+from control.messages import Assignment, ModelAssets, Sampling
+from control.placement import farm
+from control.placement.need import KVCost
+from control.records import catalog
+from control.redis.connection import Call
 from control.replicas.lease import Lease
 from worker.engine.images import EngineImages
 from worker.engine.step import Forward, Step
 from worker.leader.exchange import Exchange
 from worker.leader.group import Group
-from worker.leader.kv_share import KvShare
 from worker.leader.request import score_targets
 from worker.leader.request_loop import PEER_FAILED, STEP_FAILED, RequestLoop, StopSignals
 from worker.leader.scheduled_requests import ScheduledRequests
@@ -29,6 +32,44 @@ from worker.scheduling.scheduler import StepPlan
 from worker.scheduling.sequence import Sequence
 
 log = structlog.get_logger()
+
+
+# --- Share of the KV memory ------------------------------------------------------------------------------------------
+
+# The KV memory that a replica may have, as its host's assignment says: less, once others need it.
+
+
+class KvShare:
+    """Over all epochs of a leader process. The share of a replica only falls while it lives."""
+
+    def __init__(self, host_id: str, model: str, replica: str) -> None:
+        self.reading = farm.assignment_of(host_id, model, replica)
+        """Reads what `take` takes; the heartbeat does so with each beat."""
+        self.assets: ModelAssets | None = None
+        """As they were published."""
+        self._model = model
+        self._tokens: int | None = None
+
+    def take(self, assignment: Assignment | None) -> None:
+        """Note what the assignment says; for any thread."""
+        tokens = None if assignment is None else assignment.kv_limit
+        if tokens is not None:
+            self._tokens = self.within(tokens)
+
+    def within(self, tokens: int) -> int:
+        """So many tokens, or the share where that is less."""
+        return tokens if self._tokens is None else min(tokens, self._tokens)
+
+    def publication(self, tokens: int, cost: KVCost) -> list[Call[bool]]:
+        """Tells API processes that sequences may have so many tokens."""
+        if self.assets is None or self.assets.kv_tokens == tokens:
+            return []
+        self.assets = self.assets.with_kv(tokens, cost.longest(tokens, self.assets.context_length))
+        return [catalog.put_assets(self._model, self.assets)]
+
+
+# --- Step loop -------------------------------------------------------------------------------------------------------
+
 
 OVERLAP_BELOW_S = 0.05
 """Where steps are shorter, Redis is heard while the next one runs. A longer step can afford to wait for Redis, and
@@ -107,7 +148,7 @@ class RepeatTime:
 
 @dataclass(frozen=True)
 class ServingContext:
-    """What the step loop of one epoch works with."""
+    """The objects that the step loop of one epoch needs."""
 
     lease: Lease
     group: Group

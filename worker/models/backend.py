@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from control.replies import RankBackend
+from control.commands import RankBackend
 from worker.kv.base import WholeLayout
 from worker.models.served import ServedModel
 
@@ -21,7 +21,7 @@ def describe(model: ServedModel) -> RankBackend:
 
 
 def _kv_type(model: ServedModel) -> str:
-    """How keys and values are stored; "" for a model without a cache."""
+    """The type of stored keys and values; "" for a model without a cache."""
     layout = model.cache_layout
     if isinstance(layout, WholeLayout):
         return ""

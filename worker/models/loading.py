@@ -413,7 +413,7 @@ class NativeLoader:
         return rows if isinstance(rows, StoredMatrix) else self._converted(name, rows)
 
     def _converted(self, name: str, weights: Any) -> Any:
-        """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if that was asked for."""
+        """The matrix `name` of a linear layer or of the vocabulary, in blocks or rounded if `--quant` says so."""
         if self.quantizer is not None:
             return self.quantizer.blocks(name, weights)
         return self._rounded(weights)

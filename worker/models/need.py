@@ -50,11 +50,11 @@ PROCESS_BYTES = 48 * 2**20
 """A rank without torch after some hundred requests: what it has of its own, and its part of what it shares with the
 standby that it was forked from. `python -m ops.bench.engine.memory` compares it with what ranks take."""
 TORCH_BYTES = 320 * 2**20
-"""What torch and transformers add to it."""
+"""Bytes that torch and transformers add to it."""
 GPU_PROCESS_BYTES = 768 * 2**20
 """Of a GPU's memory: the context of a process, workspaces of libraries, captured graphs. Not measured."""
 GPU_STEP_BYTES = 2**30
-"""What a step works in at least on a GPU, as `worker/kv/torch/stores.py` keeps it free."""
+"""The least scratch memory of a step on a GPU, as `worker/kv/torch/stores.py` keeps it free."""
 
 
 class _Seat(Solo):

@@ -38,7 +38,7 @@ class Row:
     scored: range = range(0)
     """Its positions whose logits are wanted too, to score the tokens that came after them."""
     guesses: int = 0
-    """How many of its last tokens are guesses, which the logits before them confirm or not."""
+    """The number of its last tokens that are guesses, which the logits before them confirm or not."""
     second: int = 0
     """The position at which the second text of a pair begins, 0 for a single text."""
     snapshot: bool = False
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def samples(self) -> int:
-        """How many of its positions are sampled."""
+        """The number of its positions that are sampled."""
         return 1 + self.guesses if self.sample else 0
 
 
@@ -172,7 +172,7 @@ class ServedModel:
 
     @property
     def kernels(self) -> str | None:
-        """What the bits of the C++ products depend on; None for a model without any."""
+        """The kernels on which the bits of the C++ products depend; None for a model without any."""
         raise NotImplementedError
 
     @property

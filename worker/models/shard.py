@@ -33,6 +33,7 @@ from worker.weights.stored_matrix import StoredMatrix
 from worker.weights.stored_together import StoredAbove, StoredTogether
 
 SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj", "g_proj"),
     ("q_proj", "k_proj", "v_proj"),
     ("q_proj", "k_proj"),  # where the values are the keys
     ("gate_proj", "up_proj"),
@@ -341,7 +342,8 @@ def cache_layout(
         own = config if by_layer is None else by_layer[layer]
         head_dim = getattr(own, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if hasattr(config, "qk_nope_head_dim"):  # torch expands what all heads share
-            head_dim = max(config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
+            head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+        head_dim = max(head_dim, getattr(config, "v_head_dim", None) or 0)  # a row of values is as wide as one of keys
         return LayerCache(plan.kv_heads_here(heads), head_dim, seen, sources.get(layer), chunked=chunked)
 
     caches = tuple(cache(layer) for layer, kind in enumerate(kinds) if attends(kind))

@@ -1,4 +1,4 @@
-"""C++ libraries: those that the package brought (builds.py), else sources compiled on the host, once for each version
+"""C++ libraries: those that the package brought, else sources compiled on the host, once for each version
 of a source, and kept in the user's cache.
 
 A source may have parts, of which a library has those that were asked for: less is compiled. A library with more parts
@@ -25,14 +25,109 @@ import sys
 import tempfile
 import threading
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from control import cache as cache_files
-from worker.native import builds
 
 log = structlog.get_logger()
+
+
+# --- Brought libraries -----------------------------------------------------------------------------------------------
+
+# Libraries that a wheel brings, compiled by `python -m ops.wheels` for several kinds of processors.
+#
+# A checkout and an sdist have none: their sources are compiled on the host.
+
+
+KERNELS = Path(__file__).parent / "source" / "native.cpp"
+EXCHANGE = Path(__file__).parents[1] / "collective" / "exchange.cpp"
+FOLDER = Path(__file__).parent / "built"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A set of instructions: its name, the processor's flags that it needs as Linux lists them, and the compiler's
+    arguments."""
+
+    name: str
+    needs: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+
+_AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+VARIANTS: dict[str, tuple[Variant, ...]] = {
+    "x86_64": (
+        Variant("avx512-vnni", (*_AVX512, "avx512_vnni"), ("-mcpu=x86_64_v4+avx512vnni",)),
+        Variant("avx512", _AVX512, ("-mcpu=x86_64_v4",)),
+        Variant("avx2-vnni", (*_AVX2, "avx_vnni"), ("-mcpu=x86_64_v3+avxvnni",)),
+        Variant("avx2", _AVX2, ("-mcpu=x86_64_v3",)),
+    ),
+    "aarch64": (
+        Variant("neon-i8mm", ("asimddp", "i8mm"), ("-mcpu=generic+dotprod+i8mm",)),
+        Variant("neon-dot", ("asimddp",), ("-mcpu=generic+dotprod",)),
+        Variant("neon", ("asimd",), ("-mcpu=generic",)),
+    ),
+    "arm64": (Variant("neon-dot", (), ("-mcpu=apple_m1",)),),  # as macOS calls it, which lists no flags here
+}
+"""By machine, the best first. The sources use no instructions for products of 16-bit floats."""
+
+ANY = Variant("any", (), ())
+"""Of a source that is compiled alike for all processors of a machine."""
+
+
+def file_name(source: Path, variant: Variant) -> str:
+    """The name of the library of this version of a source."""
+    return f"{source.stem}-{digest(source)}-{variant.name}.so"
+
+
+def digest(source: Path) -> str:
+    """Twelve hexadecimal digits of a source with the headers below its folder."""
+    return hashlib.sha256(b"|".join(contents(source))).hexdigest()[:12]
+
+
+def contents(source: Path) -> list[bytes]:
+    """A source and the headers below its folder."""
+    return [source.read_bytes(), *(header.read_bytes() for header in sorted(source.parent.rglob("*.h")))]
+
+
+def builds(source: Path, for_this_processor: bool) -> list[Path]:
+    """The libraries of this version of a source whose instructions this processor lists, the best first; empty where
+    the package brought none. A processor may list instructions that fault: each is tried before it is used."""
+    if not FOLDER.is_dir():
+        return []
+    variants = VARIANTS.get(platform.machine(), ()) if for_this_processor else (ANY,)
+    flags = processor_flags() if for_this_processor else frozenset[str]()
+    paths = [FOLDER / file_name(source, variant) for variant in variants if flags.issuperset(variant.needs)]
+    return [path for path in paths if path.is_file()]
+
+
+_ARM_FLAGS = ((16, {"asimd": 1 << 1, "asimddp": 1 << 20}), (26, {"i8mm": 1 << 13}))
+"""Entries of the kernel's auxiliary vector (AT_HWCAP, AT_HWCAP2) and what their bits mean."""
+
+
+def processor_flags() -> frozenset[str]:
+    """Names of the instruction sets as Linux has them; empty where it does not tell them."""
+    if platform.machine() == "aarch64":  # /proc/cpuinfo is that of another processor in an emulator
+        entry = ctypes.CDLL(None).getauxval
+        entry.argtypes = [ctypes.c_ulong]
+        entry.restype = ctypes.c_ulong
+        sets = [(entry(number), flags) for number, flags in _ARM_FLAGS]
+        return frozenset(name for value, flags in sets for name, bit in flags.items() if value & bit)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    listed = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
+    return frozenset(next(listed, ()))
+
+
+# --- Compilation -----------------------------------------------------------------------------------------------------
+
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 _OPTIMIZED = ("-O2",)
@@ -97,7 +192,7 @@ def load(
 
 
 def reason(source: Path) -> str:
-    """Why `load` returned None for `source`, and what helps, as part of a sentence; "" where it did not."""
+    """The reason why `load` returned None for `source`, with the remedy, as part of a sentence; "" if it did not."""
     return _reasons.get(source, "")
 
 
@@ -118,7 +213,7 @@ def compiler_missing() -> bool:
 def is_there(source: Path) -> bool:
     """True if the package brought a library of this version of a source for this processor, or the cache has one with
     any of its parts."""
-    if builds.builds(source, for_this_processor=True):
+    if builds(source, for_this_processor=True):
         return True
     stems = (_stem(source, flags) for flags in INSTRUCTIONS.values())
     return any(any(cache_files.folder("compiled").glob(f"{stem}*.so")) for stem in stems)
@@ -126,7 +221,7 @@ def is_there(source: Path) -> bool:
 
 def _brought(source: Path, for_this_processor: bool, shapes: tuple[int, ...]) -> ctypes.CDLL | None:
     """The best library that the package brought and that passes its check; None where there is none."""
-    for path in builds.builds(source, for_this_processor):
+    for path in builds(source, for_this_processor):
         try:
             if for_this_processor:
                 _check_kept(path, shapes, cache_files.folder("compiled") / f"{path.stem}-{_host()}.so")
@@ -241,7 +336,7 @@ def _load(
 def _stem(source: Path, more_flags: tuple[str, ...]) -> str:
     """The begin of the names of a source's libraries: all that they depend on but their parts."""
     words = (
-        *builds.contents(source),
+        *contents(source),
         " ".join(FLAGS + more_flags).encode(),
         (_processor() if more_flags else platform.machine()).encode(),
         platform.libc_ver()[1].encode(),
@@ -298,8 +393,8 @@ def _verdict(built: Path, shapes: tuple[int, ...]) -> Path:
 
 
 def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_WITHIN_S) -> str:
-    """Why the library `built` does not work on this processor; "" if it does. Its check runs in a child process, which
-    an instruction that faults ends, and imports nothing but ctypes."""
+    """The reason why the library `built` does not work on this processor; "" if it does. Its check runs in a child
+    process, which an instruction that faults ends, and imports nothing but ctypes."""
     # -I and -S: neither the environment nor site-packages are read, so the child is there within milliseconds.
     command = [sys.executable, "-I", "-S", "-c", _CHECK, str(built), *map(str, shapes)]
     try:
@@ -314,7 +409,7 @@ def failure(built: Path, shapes: tuple[int, ...] = (), within_s: float = CHECK_W
 
 @contextlib.contextmanager
 def _alone(folder: Path | None) -> Generator[None]:
-    """The ranks of a host start together and want the same: one compiles, the others take what it made."""
+    """Lock under which one rank of a host compiles; the others, which start at the same time, take its result."""
     if folder is None:
         yield
         return

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from control.errors import SettingsError
-from worker.native import builds, compiled
-from worker.native.builds import processor_flags
+from worker.native import compiled
+from worker.native.compiled import processor_flags
 
-SOURCE = builds.KERNELS
+SOURCE = compiled.KERNELS
 SWITCH = "FURROW_NATIVE"
 """Environment variable; with 0 the reference in torch computes everything."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.native import compiled
-from worker.native.builds import digest
+from worker.native.compiled import digest
 from worker.native.host import SOURCE, SWITCH, thread_count
 from worker.selftest import switches
 from worker.selftest.shapes import Shapes
@@ -60,7 +60,7 @@ def load_library(kinds: Iterable[str] | None = None, shapes: Shapes | None = Non
 
 
 def reason_missing() -> str:
-    """Why `load_library` returned None, as part of a sentence; "" where it did not, or was not called."""
+    """The reason why `load_library` returned None, as part of a sentence; "" if it did not, or was not called."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     return switches.reason_off("cpp") or compiled.reason(SOURCE)
@@ -164,7 +164,7 @@ WHOLE_VECTORS = 16
 """A head's width, and those of a recurrent layer's keys and values, must be multiples of this many numbers."""
 
 
-MOST_MATRICES = 3
+MOST_MATRICES = 4
 
 
 class Matrix(ctypes.Structure):
@@ -316,7 +316,9 @@ class Layer(ctypes.Structure):
         ("recurrent", c_int64),
         ("shared_heads", c_int64),
         ("head_dim", c_int64),
+        ("value_dim", c_int64),
         ("stored", c_int32),
+        ("head_gates", c_int32),
         ("value", Norm),
         ("slab", c_int64),
         ("cache", c_int64),

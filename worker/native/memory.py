@@ -8,6 +8,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ LEAST_SHARED = 64 * 2**10
 """Bytes from which on arrays share large pages; smaller ones are read from few pages anyway."""
 LINE = 64
 _SHARED = 16 * LARGE_PAGE
+SPARE_BYTES = 128 * 2**20
+_REFERENCES = 2
+"""To memory of which there is no view: the attribute, and the argument of `getrefcount`."""
 
 _rest: NDArray[np.uint8] = np.empty(0, np.uint8)
 _lock = threading.Lock()
@@ -44,6 +48,24 @@ def zeros(count: int, dtype: DTypeLike, large: bool = True) -> NDArray[Any]:
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, kind)
+
+
+class Spare:
+    """The memory of an array that is made again and again: it is used again as soon as nobody has the array, as
+    the kernel would have to clear fresh pages. At most SPARE_BYTES are kept."""
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        """As `empty` above."""
+        kind = np.dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        if size + LINE > SPARE_BYTES:
+            return empty(shape, dtype)
+        if len(self._memory) < size + LINE or sys.getrefcount(self._memory) > _REFERENCES:
+            self._memory = np.empty(size + LINE, np.uint8)
+        return _from_line(self._memory, size).view(kind).reshape(shape)
 
 
 def _from_line(whole: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

@@ -1,1 +1,1 @@
-"""A rank: its commands and its part of each, its heartbeat and progress, its counters, its end."""
+"""A rank process: it carries out commands, sends heartbeats with its progress, counts, and ends."""

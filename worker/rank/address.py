@@ -7,10 +7,10 @@ import os
 import socket
 from collections.abc import Sequence
 
+from control.commands import Pong
 from control.errors import SettingsError
-from control.redis.address import endpoint
 from control.redis.clients import SyncRedis, unavailable
-from control.replies import Pong
+from control.redis.urls import endpoint
 
 
 def rendezvous_address(client: SyncRedis) -> str:

@@ -29,7 +29,7 @@ MAY_PASS = (GroupError, RedisUnavailable, ModelFilesAway)
 """Errors after which another start of the same assignment may succeed. A rank that serves waits for Redis, so
 RedisUnavailable ends only a rank that starts."""
 ENDS_ALIKE = tuple(f"{kind.__name__}:" for kind in (CompilerMissing, NotMappable))
-"""How a rank's answer to a load begins where each start on this host would fail so."""
+"""The beginnings of a rank's answer to a load that would fail so at each start on this host."""
 
 
 def exit_status(error: Exception, client: SyncRedis, assignment: Assignment, rank: int) -> int:

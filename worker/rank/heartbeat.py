@@ -49,7 +49,8 @@ class Served:
 
 @dataclass
 class Deadlines:
-    """How long a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt tokens."""
+    """The time for which a step may show no progress: max(2 s, 10 × p99 of the epoch's steps) plus time for prompt
+    tokens."""
 
     _decode_s: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     _observed: int = 0
@@ -72,7 +73,7 @@ class Deadlines:
 
 
 class Gauges(Protocol):
-    """What a rank's worker shows of itself, for any thread."""
+    """The figures that a rank's worker shows, for any thread."""
 
     @property
     def progress(self) -> int:
@@ -142,7 +143,7 @@ class Progress:
         self._pending = _Command(time.monotonic(), deadline_s, moved)
 
     def look(self) -> None:
-        """Note whether the main thread has got on since the last look. For the heartbeat alone."""
+        """Note whether the main thread has made progress since the last look. For the heartbeat alone."""
         count = self.gauges.progress
         if count != self._seen:
             self._seen = count
@@ -150,7 +151,7 @@ class Progress:
             self.moved()
 
     def moved(self) -> None:
-        """The command under way has got on, on this rank or on another one. For the heartbeat alone."""
+        """Note that the running command has made progress, on this rank or on another one. For the heartbeat alone."""
         pending = self._pending
         if pending is not None:
             self._since = (pending, time.monotonic())
@@ -198,7 +199,7 @@ class Progress:
 
     @property
     def stalled_s(self) -> float:
-        """For how long what is under way has not got on, 0 if nothing is."""
+        """Seconds for which the running command has made no progress; 0 without a command."""
         pending = self._pending
         return time.monotonic() - self._still_since(pending) if pending else 0.0
 
@@ -399,7 +400,7 @@ class Heartbeat:
             self._share.take(outcomes[-1])
 
     def _others_moved(self) -> bool:
-        """True if another rank has got on since the last look: this one may only wait for it."""
+        """True if another rank has made progress since the last look, for which this one may wait."""
         if self._world_size == 1:
             return False
         beats = health.heartbeats(self._client, self._model, self._replica, self._world_size)

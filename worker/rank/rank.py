@@ -8,12 +8,11 @@ from typing import get_args
 import msgspec
 import structlog
 
-from control.commands import AnyCommand, Shutdown, decode_command
+from control.commands import AnyCommand, Bye, ErrorReply, Reply, Shutdown, decode_command
 from control.errors import EpochOver, RankError, RankErrorKind, RedisUnavailable
 from control.redis.clients import SyncRedis
 from control.redis.outage import outage
 from control.replicas import commands, health
-from control.replies import Bye, ErrorReply, Reply
 from worker.detectors import UNKNOWN_STEP_S
 from worker.rank.counters import Counters
 from worker.rank.heartbeat import Progress
@@ -77,8 +76,8 @@ class Rank:
                 self._rank_worker.leave()
 
     def _wait_for_epoch(self, last: int) -> int | None:
-        """The first epoch after `last` that is led and not poisoned; None when told to stop. An epoch without a leader
-        is passed over: its commands are still readable, but its peers may be gone."""
+        """The first epoch after `last` that is led and not poisoned; None when stopped. An epoch without a leader is
+        passed over: its commands are still readable, but its peers may be gone."""
         while not self.stopping:
             try:
                 epoch = health.read_led_epoch(self._client, self._model, self._replica)

@@ -15,35 +15,32 @@ import structlog
 
 from control.commands import (
     AnyCommand,
+    Bye,
     ClearKvCache,
     Command,
+    ErrorReply,
     GenerateStep,
+    GenerateStepOk,
     GenerateStepWithImages,
     Init,
+    InitOk,
+    KvCacheCleared,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
+    Unloaded,
     UnloadModel,
 )
 from control.errors import CollectiveFailed, RankError, RankErrorKind, collective_failure
 from control.redis.clients import SyncRedis
 from control.replicas.lease import Lease
-from control.replies import (
-    Bye,
-    ErrorReply,
-    GenerateStepOk,
-    InitOk,
-    KvCacheCleared,
-    LoadDenseShardOk,
-    NcclSanityResult,
-    Pong,
-    Reply,
-    Unloaded,
-)
 from worker.collective import Collective, Solo, rendezvous
-from worker.collective.abort import Abort
-from worker.collective.base import sendable
+from worker.collective.base import Abort, sendable
 from worker.collective.rendezvous import Store, all_ready
 from worker.engine.images import EngineImages
 from worker.engine.step import Engine, Step
@@ -68,7 +65,7 @@ LOADING_PATIENCE_S = 86_400.0
 
 
 def not_reached(epoch: int) -> Store:
-    """Where the ranks of a group meet that has only one."""
+    """The rendezvous of a group of one rank, which has none: raises RuntimeError."""
     raise RuntimeError("this rank was told of no place where the ranks of its group meet")
 
 

@@ -10,7 +10,7 @@ import msgspec
 from control.errors import ModelFilesError
 from control.messages import ModelAssets, ModelSpec, PoolingAssets
 from control.text.tokenizer_check import judge
-from worker.repository.chat_templates import chat_template
+from worker.repository.files import chat_template
 from worker.repository.gguf.description import describe
 from worker.repository.multimodal import part_of
 from worker.repository.pooling import pooling_of

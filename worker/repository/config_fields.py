@@ -42,6 +42,7 @@ NUMBERS = {
     *("query_pre_attn_scalar", "swiglu_alpha", "swiglu_limit", "routed_scaling_factor"),
     *("attn_logit_softcapping", "final_logit_softcapping", "lm_head_multiplier"),
     *("attn_scale", "layer_norm_epsilon", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier"),
+    "attention_value_scale",
 }
 """Numbers above 0."""
 SWITCHES = {
@@ -50,6 +51,8 @@ SWITCHES = {
         "attention_k_eq_v",
         "enable_moe_block",
         "use_double_wide_mlp",
+        "use_sandwich_norm",
+        "use_attention_gate",
         "use_expert_bias",
         "lm_head_bias",
         "rope_interleave",
@@ -59,7 +62,7 @@ BY_LAYER = {"no_rope_layers", "mlp_only_layers", "moe_layers"}
 """Lists of whole numbers."""
 MAY_BE_NULL = {
     *("head_dim", "rotary_dim", "sliding_window", "num_kv_shared_layers", "hidden_size_per_layer_input"),
-    *("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", *BY_LAYER),
+    *("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank", "attention_value_scale", *BY_LAYER),
 }
 """Fields for which null means that the model has none of it, or what follows from other fields. Where a type reads
 another one, null is refused, as transformers' classes would fail on it."""

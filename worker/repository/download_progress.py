@@ -1,4 +1,4 @@
-"""The progress of a download: how far it is, told to a callback instead of a bar on a terminal."""
+"""The progress of a download, for a callback instead of a bar on a terminal."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """What a leader and an API process know of a model that an external engine serves."""
+    """The facts about a model of an external engine that a leader and an API process need."""
 
     files: ModelFiles
     assets: ModelAssets

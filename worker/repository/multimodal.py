@@ -24,7 +24,7 @@ from worker.weights.safetensors_header import FLOATS, image_tensors
 
 
 FIELD = "image_part"
-"""Where the configuration of a model has its image part."""
+"""The field of a model's configuration that has its image part."""
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def images(self) -> Images:
-        """What the record of the model type says of its images."""
+        """The images of the model type's record."""
         images = TEXT_PARTS[self.kind].images
         assert images is not None, f"images of {self.kind} are not served"
         return images
@@ -80,8 +80,8 @@ def is_whole(value: Any, least: int) -> bool:
 
 
 def normalisation(processor: Mapping[str, Any], mean: list[float], std: list[float]) -> dict[str, Any]:
-    """How pixels become numbers, as fields of an ImagePart; `mean` and `std` are the processor's own where the file has
-    none. Raises ModelFilesError."""
+    """The normalisation of pixels, as fields of an ImagePart; `mean` and `std` are the processor's own where the file
+    has none. Raises ModelFilesError."""
     for name in ("do_resize", "do_rescale", "do_normalize"):
         if processor.get(name) is False:
             raise ModelFilesError(f"preprocessor_config.json has {name} = false, which is not supported for images.")

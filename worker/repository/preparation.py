@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from control.backoff import doubling
 from control.engines import OWN
 from control.errors import FurrowError, HubNeverReached, HubUnreachable, ModelFilesAway
 from control.messages import Assignment
@@ -33,7 +34,7 @@ log = structlog.get_logger()
 Report = Callable[[str, str, AgentState, str, Assignment, Downloaded | None], None]
 """Reports a replica's state: (model, replica, state, detail, assignment, download)."""
 
-PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = doubling(0.5, 8.0)
 """Before each further try, where another one may help; as long as those of ranks that fail to start."""
 
 NEVER_REACHED_S = 5.0

@@ -19,9 +19,8 @@ import structlog
 
 from control.errors import HubNeverReached, HubUnreachable, ModelFilesAway, ModelFilesError
 from control.settings import host_id
-from worker.repository.chat_templates import WITH_TOOLS
 from worker.repository.download_progress import Tell
-from worker.repository.files import INDEX, SINGLE, inspect
+from worker.repository.files import INDEX, SINGLE, WITH_TOOLS, inspect
 from worker.repository.gguf.description import base_repository, check_described
 from worker.repository.gguf.selection import choose, is_model, names_in
 from worker.repository.gguf.tokenizer import refusal
@@ -115,7 +114,7 @@ def _named_path(source: str, gguf: str | None) -> Path | None:
 
 
 def _in_folder(folder: Path, gguf: str | None) -> Path:
-    """The folder itself, or the GGUF model in it that is asked for, or that is all there is."""
+    """The folder itself, or the GGUF model in it that was chosen or is the only one."""
     if gguf is None and ((folder / SINGLE).is_file() or (folder / INDEX).is_file()):
         return folder
     names = names_in(folder)
@@ -195,7 +194,7 @@ def _cached(repository: str, revision: str, cache: Path, gguf: str | None) -> Pa
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where the files of one repository come from, and where they go."""
+    """The source of one repository's files, and the folder to which they are downloaded."""
 
     repository: str
     revision: str

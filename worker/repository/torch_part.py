@@ -1,4 +1,4 @@
-"""What of a model torch computes, and the check that torch and transformers are installed where it does."""
+"""The parts of a model that torch computes, and the check that torch and transformers are installed where it does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRA = "torch"
 
 
 def reason_for(config: dict[str, Any], dtype: str, devices: Sequence[str]) -> str | None:
-    """Why torch computes a model with this configuration, or a part of it; None where C++ computes all."""
+    """The reason why torch computes a model with this configuration, or a part of it; None if C++ computes all."""
     if any(device != "cpu" for device in devices):
         return "GPUs are driven by torch"
     if (lacking := unavailable()) is not None:

@@ -7,8 +7,7 @@ from typing import Any
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
 from worker.families.family import Family
-from worker.families.mamba import Mamba
-from worker.families.recurrence import Recurrence
+from worker.families.recurrence import Mamba, Recurrence
 from worker.families.registry import FAMILIES, REFUSED, TEXT_PARTS, mechanism_of
 from worker.repository import config_fields
 from worker.repository.config_fields import number, token_ids

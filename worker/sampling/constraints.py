@@ -1,4 +1,4 @@
-"""Which tokens the rows of a step may have next: what grammars allow, bad words forbid, and reasoning budgets force."""
+"""Limits the next tokens of a step's rows: grammars allow, bad words forbid, and reasoning budgets force tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenConstraints:
     forced: dict[int, int] = field(default_factory=dict[int, int])
     """Tokens that reasoning budgets force."""
     reductions: dict[int, dict[int, float]] = field(default_factory=dict[int, dict[int, float]])
-    """What DRY takes from the logits of tokens."""
+    """The numbers that DRY subtracts from the logits of tokens."""
     impossible: frozenset[int] = frozenset()
     """Rows of which no token is allowed."""
 
@@ -128,7 +128,7 @@ def _keep_listed(rows: list[Sequence], allowed: dict[int, NDArray[np.uint8]]) ->
 
 
 class Masks:
-    """What grammars allow, for all constrained rows of a step in one call of the library."""
+    """The tokens that grammars allow, for all constrained rows of a step in one call of the library."""
 
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(_THREADS, len(os.sched_getaffinity(0)) // 2)
@@ -259,6 +259,6 @@ def _has(mark: str, tokens: list[int], output: list[int], decode: Decode | None)
 
 
 def _place(tokens: list[int], output: list[int]) -> int | None:
-    """Where these tokens stand in a row in the output."""
+    """The index at which these tokens stand in a row in the output."""
     size = len(tokens)
     return next((at for at in range(len(output) - size + 1) if output[at : at + size] == tokens), None)

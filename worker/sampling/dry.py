@@ -61,7 +61,7 @@ class Repetitions:
         return context if last < 0 else context[len(context) - min(last, len(context)) :]
 
     def _unbroken(self, row: Sequence) -> int:
-        """How many tokens at the context's end have no breaker: no sequence is longer."""
+        """The number of tokens at the context's end without a breaker: no sequence is longer."""
         breakers = row.sampling.dry_sequence_breakers
         tokens = len(row.prompt) + len(row.output) + len(row.guessed)
         if not breakers or self._decode is None:
@@ -111,7 +111,7 @@ def _longest(sampling: Sampling) -> int:
 
 
 def reductions_of(context: NDArray[np.int64], unbroken: int, sampling: Sampling) -> dict[int, float]:
-    """What each token loses that followed an earlier occurrence of the context's end; an occurrence has at most
+    """The reduction of each token that followed an earlier occurrence of the context's end; an occurrence has at most
     `unbroken` tokens. The time is that of a few passes over the context, whatever repeats in it: occurrences are
     compared by hashes, and their lengths are found by halving."""
     allowed = sampling.dry_allowed_length

@@ -25,8 +25,47 @@ from worker.engine.step import NO_TOKEN, REJECTED, Forward
 from worker.native import library
 from worker.native.library import NO_TOKEN_LEFT, NOT_FINITE, Threads
 from worker.sampling.constraints import Constraints, TokenConstraints
-from worker.sampling.noise import row_key, uniform
 from worker.scheduling.sequence import Sequence
+
+log = structlog.get_logger()
+
+
+# --- Random numbers --------------------------------------------------------------------------------------------------
+
+# Randomness without state: a number for each (seed, choice, position, token), the same in every batch and epoch.
+#
+# The generator is splitmix64: a counter with an odd constant, and a finaliser. (Steele, Lea, Flood: Fast Splittable
+# Pseudorandom Number Generators, 2014.) Its numbers for tokens are made where the logits are: in C++ (sample.h), or by
+# torch (torch/sampler.py).
+
+
+MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * FIRST) & MASK
+    value = ((value ^ (value >> 27)) * SECOND) & MASK
+    return value ^ (value >> 31)
+
+
+def uniform(key: int) -> float:
+    """A number from 0 to 1 of a row's own; none of its tokens has it."""
+    return (_mix(key) >> 11) * 2.0**-53
+
+
+def row_key(seed: int, choice: int, position: int) -> int:
+    """A 64-bit key of one token's place: `choice` of the request with `seed`, at `position`."""
+    key = seed & MASK
+    for part in (choice, position):
+        key = _mix((key + STEP) & MASK) ^ part
+    return _mix((key + STEP) & MASK)
+
+
+# --- Sampler ---------------------------------------------------------------------------------------------------------
+
 
 GREEDY_BELOW = 1e-5
 """A lower temperature is greedy: divided by it, float32 logits overflow."""
@@ -49,7 +88,7 @@ class SamplingRow:
     forbidden: Tokens[int] = ()
     """The tokens with which a bad word would be complete."""
     reductions: Mapping[int, float] = field(default_factory=dict[int, float])
-    """What is taken from logits of tokens that would repeat a sequence of the context, by token."""
+    """The numbers subtracted from logits of tokens that would repeat a sequence of the context, by token."""
     forced: int | None = None
     """The only token that may come, whatever the logits are."""
     allowed: NDArray[np.uint8] | None = None
@@ -121,7 +160,7 @@ class NoTokenLeft(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A row's token, and its log probabilities where the row asked for them."""
+    """A row's token, and its log probabilities if they were requested."""
 
     token: int
     logprobs: TokenLogprobs | None = None
@@ -236,8 +275,6 @@ def describe(row: NDArray[Any]) -> LogitsHealth:
         mean=float(finite.mean()) if finite.size else None,
     )
 
-
-log = structlog.get_logger()
 
 NONE_ALLOWED = "'allowed_token_ids' has no token that could follow here; name more, or use another grammar"
 NOT_SAMPLED = "its token could not be sampled; the server's log has the cause"

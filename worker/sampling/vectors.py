@@ -30,7 +30,7 @@ def result_of(vector: Any, dimensions: int | None) -> bytes | None:
 
 
 class VectorSampler:
-    """In place of a `StepSampler`: a row's token is 0, which is told to nobody, and its result is in `vectors`."""
+    """Takes the place of a `StepSampler`: a row's token is 0, which no client gets, and its result is in `vectors`."""
 
     def begin(self, rows: list[Sequence], forward: Forward) -> PendingVectors:
         """Raises ValueError where `rows` are not those of the forward."""

@@ -35,7 +35,7 @@ class Constraint:
 
     @property
     def failure(self) -> str:
-        """Why no token can follow; empty where all is well."""
+        """The reason why no token can follow; empty if one can."""
         if self._failure or self._matcher is None:
             return self._failure
         return error_of(self._matcher) if self._matcher.is_error() else ""

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from control.commands import Prefix
-from control.placement.kv_cost import AHEAD_TOKENS, PLAIN, KVCost
+from control.placement.need import AHEAD_TOKENS, PLAIN, KVCost
 from worker.scheduling.sequence import Sequence, SequenceState, StepPlan
 
 BLOCK_TOKENS = 64
@@ -74,7 +74,7 @@ class KVAccount:
         return more <= 0 or more + spare <= self.free
 
     def reserve(self, sid: int, tokens: int, *, spare: int = 0) -> bool:
-        """Let `sid` hold `tokens` in all; False, and nothing changed, where something must be let go for that first."""
+        """Reserve `tokens` in all for `sid`; False, without a change, if other memory must be released first."""
         more = self.rounded(tokens) - self._held.get(sid, 0)
         if more > 0 and more + spare > self.capacity - self.used:
             return False
@@ -89,8 +89,8 @@ class KVAccount:
         return more <= self.capacity - self.used
 
     def add_snapshot(self, sid: int) -> bool:
-        """Let `sid` hold one more copy of its state; False, and nothing changed, where something must be let go for
-        that first."""
+        """Reserve one more copy of its state for `sid`; False, without a change, if other memory must be released
+        first."""
         if self.cost.copy_tokens > self.capacity - self.used:
             return False
         self._change_snapshots(sid, 1)
@@ -144,7 +144,7 @@ class Snapshots:
 
     @property
     def settled(self) -> bool:
-        """True if the ranks have been told everything."""
+        """True if the ranks know of every change."""
         return not self._dropped
 
     @property
@@ -204,14 +204,14 @@ class Snapshots:
         return max((place for place in places if place <= most), default=0)
 
     def due(self, sequence: Sequence, count: int) -> int | None:
-        """How many of a sequence's next `count` tokens end at a planned copy; None where there is none."""
+        """The number of a sequence's next `count` tokens up to a planned copy; None if there is none."""
         planned = sequence.planned_snapshots
         while planned and planned[0] <= sequence.cached:
             planned.pop(0)
         return planned[0] - sequence.cached if planned and planned[0] <= sequence.cached + count else None
 
     def take(self, sequence: Sequence, place: int) -> bool:
-        """Reserve memory for a copy at `place`; False, and nothing changed, where something must be let go first."""
+        """Reserve memory for a copy at `place`; False, without a change, if other memory must be released first."""
         if not self._account.add_snapshot(sequence.sid):
             return False
         sequence.snapshots.append(place)
@@ -235,11 +235,11 @@ class Snapshots:
         self._dropped.append(sid)
 
     def left(self, sid: int) -> None:
-        """The sequence runs no more: its copies are let go of with the rest of its memory."""
+        """Forget the copies of a sequence that has ended, with the rest of its memory."""
         self._holders.pop(sid, None)
 
     def take_dropped(self) -> list[int]:
-        """The sids whose copies have been let go of since the last call."""
+        """The sids whose copies have been released since the last call."""
         dropped = self._dropped
         self._dropped = []
         return dropped
@@ -247,7 +247,8 @@ class Snapshots:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """How a sequence can begin: with the first `count` positions of the donor's KV, or with nothing (0)."""
+    """The prefix with which a sequence can begin: with the first `count` positions of the donor's KV, or with nothing
+    (0)."""
 
     donor: int = 0
     count: int = 0
@@ -420,7 +421,7 @@ class KVMemory:
 
     @property
     def settled(self) -> bool:
-        """True if the ranks have been told everything."""
+        """True if the ranks know of every change."""
         return not (self._left or self._kept) and (self.snapshots is None or self.snapshots.settled)
 
     @property
@@ -432,7 +433,7 @@ class KVMemory:
         return self.prefixes.match(sequence) if self._sharing else PrefixMatch()
 
     def admit(self, sequence: Sequence, match: PrefixMatch, *, spare: int) -> bool:
-        """Reserve KV for all of a sequence's context. A donor that is let go for it hands its own KV over."""
+        """Reserve KV for all of a sequence's context. A donor that is released for it hands its own KV over."""
         if not self.account.fits(sequence.sid, sequence.length, spare=spare):
             return False
         if self.snapshots is not None:
@@ -463,8 +464,8 @@ class KVMemory:
             self.snapshots.plan(sequence, match.alike)
 
     def until_snapshot(self, sequence: Sequence, count: int, *, spare: int) -> int | None:
-        """How many of the next `count` tokens of a sequence end where the ranks are to keep a copy of its state, for
-        which memory is reserved; None where there is no such place, or no room but that of other copies."""
+        """The number of a sequence's next `count` tokens up to the position where the ranks are to keep a copy of its
+        state, for which memory is reserved; None where there is no such place, or no room but that of other copies."""
         snapshots = self.snapshots
         account = self.account
         if snapshots is None or not self._sharing or (due := snapshots.due(sequence, count)) is None:
@@ -486,7 +487,7 @@ class KVMemory:
             self.forget(sequence.sid)
 
     def preempt(self, sequence: Sequence) -> None:
-        """As `end`, for a sequence that goes on under another sid, and may begin with what it left."""
+        """As `end`, for a sequence that continues under another sid, and may begin with its own KV."""
         if sequence.sid in self.prefixes.followed:
             # The index keeps the context as it is now, while the sequence grows.
             self.prefixes.follow(replace(sequence, output=list(sequence.output), blocks=list(sequence.blocks)))
@@ -504,8 +505,8 @@ class KVMemory:
             self._left.append(sid)
 
     def lower(self, capacity: int, *, spare: int) -> None:
-        """Do with a capacity of so many tokens, as far as running sequences and `spare` allow. What is kept is let go
-        of as far as that helps, the longest unused first."""
+        """Lower the capacity to so many tokens, as far as running sequences and `spare` allow. Kept memory is released
+        as far as that helps, the longest unused first."""
         account = self.account
         while account.used + spare > capacity and self._can_let_go:
             self._let_go()

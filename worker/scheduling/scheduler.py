@@ -3,7 +3,7 @@
 KV of ended sequences is kept while there is room; a sequence with the same beginning copies it instead of computing it.
 
 Sequences wait in one line per flow (a tenant's priority class). The flow that uses least of its share is admitted
-first, and a flow above its share is preempted for a waiting one (see shares.py). A flow is served in order of arrival.
+first, and a flow above its share is preempted for a waiting one (admission.py). A flow is served in order of arrival.
 Admission reserves KV for the context only, not for later output. When KV runs out the youngest sequence of the flow
 with the most KV is preempted and recomputed later. The oldest never is, and every sequence fits alone, so each plan
 makes progress.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from control.errors import RequestTooLarge
-from control.placement.kv_cost import PLAIN, KVCost
+from control.placement.need import PLAIN, KVCost
 from worker.scheduling.admission import GROWTH_TOKENS, Admission
 from worker.scheduling.kv_cache import BLOCK_TOKENS, KVMemory
 from worker.scheduling.lookup import PromptLookup
@@ -78,7 +78,7 @@ class Scheduler:
         self._memory.isolating = isolating
 
     def room(self) -> tuple[int, int]:
-        """How many more sequences, and how many tokens of context, could start now."""
+        """The number of sequences, and of tokens of context, that could start now."""
         waiting = sum(self._account.rounded(sequence.length) for sequence in self._waiting)
         growth = GROWTH_TOKENS * len(self._running)
         requests = self._max_sequences - len(self._running) - len(self._waiting)
@@ -88,8 +88,8 @@ class Scheduler:
         return max(0, requests), tokens
 
     def guests(self, idle: int = 0) -> tuple[int, list[Flow]]:
-        """How many requests of other flows could be admitted, by preemption or into `idle` slots; and the flows that
-        could not be: those that have their share, a waiting sequence or a prefill."""
+        """The number of requests of other flows that could be admitted, by preemption or into `idle` slots; and the
+        flows that could not be: those that have their share, a waiting sequence or a prefill."""
         return self._admission.guests(idle)
 
     @property
@@ -150,7 +150,7 @@ class Scheduler:
 
     @property
     def kv_cost(self) -> KVCost:
-        """What sequences take of the KV memory."""
+        """The KV memory that sequences take."""
         return self._account.cost
 
     @property

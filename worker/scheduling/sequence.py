@@ -1,4 +1,4 @@
-"""What is scheduled: a running generation, which is a choice of a request with its tokens and its slot in the
+"""The objects of scheduling: a running generation, which is a choice of a request with its tokens and its slot in the
 scheduler, and the plan of a step, which a GenerateStep command carries."""
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from control.commands import BatchChange, StepImage, StepRow
 from control.messages import FinishReason, PromptImage, Sampling
 from control.text.text_stream import Decode, TextStream
 from worker.scheduling.constraint import Constraint
-from worker.scheduling.lookup import ContextLookup
-from worker.scheduling.prediction import Prediction
+from worker.scheduling.lookup import ContextLookup, Prediction
 
 
 class Flow(NamedTuple):
@@ -118,18 +117,18 @@ class Sequence:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that are sampled for it at most: one too where none is wanted, and it is told to nobody."""
+        """The most tokens that are sampled for it; one if none is wanted, which no client gets."""
         return max(1, self.sampling.max_tokens)
 
     @property
     def unscored(self) -> bool:
-        """True if tokens of its prompt are wanted with their log probabilities and have not been told."""
+        """True if log probabilities of its prompt are wanted and have not been emitted."""
         return self.sampling.prompt_logprobs is not None and self.scored < len(self.prompt)
 
     @property
     def reusable(self) -> int:
-        """How many positions can come from another sequence. The logits of the later ones are needed: those of a
-        position score or sample the token after it."""
+        """The number of positions that can come from another sequence. The logits of the later ones are needed: those
+        of a position score or sample the token after it."""
         return max(0, self.scored - 1) if self.unscored else self.length - 1
 
     def to_score(self, start: int, stop: int) -> range:
@@ -266,7 +265,7 @@ class StepPlan:
 
     @property
     def fed(self) -> dict[int, int]:
-        """How many positions the step adds to each sequence's KV, if all guesses are right."""
+        """The number of positions that the step adds to each sequence's KV, if all guesses are right."""
         return dict.fromkeys(self.continuing, 1) | {row.sid: len(row.tokens) for row in self.change.rows}
 
     @property

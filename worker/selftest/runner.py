@@ -73,7 +73,7 @@ TRIAL_WITHIN_S = 90.0
 
 
 class Late:
-    """Nothing was heard in time."""
+    """The trial sent no result in time."""
 
 
 LATE = Late()

@@ -35,7 +35,7 @@ def switch_off(reasons: Mapping[str, str], tried: Iterable[str] = PLAIN) -> None
 
 
 def reason_off(*names: str) -> str | None:
-    """Why the first of `names` that is off is off, with its name; None where all are on."""
+    """The reason why the first of `names` that is off is off, with its name; None if all are on."""
     forced = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")}
     for name in names:
         if name in forced:

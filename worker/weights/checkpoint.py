@@ -89,7 +89,7 @@ class StoredTensors(Protocol):
 
     @property
     def read_share(self) -> float:
-        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        """The share of it that was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
         ...
 
     def read(self, name: str, dim: int | None = None, ranges: Ranges | None = None) -> Any:
@@ -146,7 +146,7 @@ class MappedTensors:
 
     @property
     def read_share(self) -> float:
-        """How much of it was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
+        """The share of it that was read, 0 to 1; a tensor of which only a part is kept counts as a whole."""
         return 1 - sum(self._unread.values()) / max(1, self._all)
 
     def _data(self, place: StoredTensor, width: int) -> NDArray[np.uint8]:

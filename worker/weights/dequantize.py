@@ -149,7 +149,7 @@ def _mxfp4(data: Bytes) -> Floats:
 
 
 _CURVED = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""What codes of IQ4_NL and IQ4_XS stand for."""
+"""The values of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _iq4_nl(data: Bytes) -> Floats:

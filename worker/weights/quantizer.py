@@ -82,7 +82,7 @@ class Quantizer:
         return quantize(weights, format, self._threads, f"Tensor {name}")
 
     def report(self) -> None:
-        """Log what is kept otherwise than asked for."""
+        """Log the matrices that are stored in another type than the requested one."""
         if self._quant != self._format.replace("_k", "k"):
             log.info("a format for activations is replaced", quant=self._quant, kept_as=self._format, action="quantize")
         for kept_as, names in self._others.items():

@@ -25,7 +25,7 @@ _OTHER = re.compile(
 _STORED = re.compile(r"(?:model\.)?(?P<name>(?:visual|vision_tower|vision_model|multi_modal_projector)\..*)")
 _TOWER = "vision_tower."
 _BACKBONE = "backbone."
-"""What files of nemotron_h have before the names of the body."""
+"""The prefix of the body's names in files of nemotron_h."""
 _INNER = "vision_tower.vision_model."
 
 

@@ -68,7 +68,7 @@ class Parameters:
 
     @property
     def first(self) -> str:
-        """What the first of them begins with."""
+        """The text with which the first of them begins."""
         return self._open
 
     def push(self, text: str) -> tuple[str, str | None]:

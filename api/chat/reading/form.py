@@ -14,9 +14,9 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["object", "json", "parameters", "relaxed", "python"]
-"""How the arguments of a call are written: `object`, a JSON object that has the name as well; `json`, a JSON object
-after the name; `parameters`, each between marks of its own; `relaxed`, JSON with bare keys and its own quotes;
-`python`, a call of Python."""
+"""The form of a call's arguments: `object`, a JSON object that has the name as well; `json`, a JSON object after the
+name; `parameters`, each between marks of its own; `relaxed`, JSON with bare keys and its own quotes; `python`, a call
+of Python."""
 Ids = Literal["any", "nine", "numbered"]
 """Ids of calls that a template demands: `nine` letters and digits, or `numbered`, `functions.NAME:0`."""
 
@@ -26,7 +26,7 @@ WORD_CHARACTERS = 256
 
 
 class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one call looks like: text with holes, and what stands around several of them.
+    """The shape of one call, a text with holes, and the texts around several calls.
 
     White space is written as it stands here, and may be any when it is read.
     """
@@ -42,9 +42,9 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
     optional: str = ""
     """The part of `call` that may be missing; it is not written."""
     between: str = ""
-    """What separates calls in one pair of marks; empty: each call has a pair of its own."""
+    """The separator of calls in one pair of marks; empty: each call has a pair of its own."""
     apart: str = "\n"
-    """What separates pairs of marks."""
+    """The separator of pairs of marks."""
     listed: bool = False
     """True if the calls are a list in brackets."""
     keyed: bool = False
@@ -62,7 +62,7 @@ class CallShape(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forb
 
     @cached_property
     def head(self) -> str:
-        """What stands before the arguments."""
+        """The text before the arguments."""
         return re.split(r"\{(?:arguments|parameters)\}", self.call)[0]
 
     @cached_property
@@ -85,7 +85,7 @@ class CallForm(msgspec.Struct, frozen=True, dict=True, omit_defaults=True, forbi
 
     @cached_property
     def triggers(self) -> tuple[str, ...]:
-        """What opens a call."""
+        """The marks that open a call."""
         starts = [start for shape in self.shapes for start in shape.starts]
         return tuple(dict.fromkeys(text.strip() for text in [*self.open, *starts] if text.strip()))
 

@@ -21,7 +21,7 @@ Part = tuple[str, re.Pattern[str] | None]
 
 
 def parts_of(text: str) -> list[Part]:
-    """What is expected where `text` stands in a shape: texts without white space, and words with holes."""
+    """The parts that are expected for `text` of a shape: texts without white space, and words with holes."""
     parts: list[Part] = []
     for chunk in text.split():
         at = 0

@@ -20,7 +20,7 @@ _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
 _NO_OBJECT = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
 _KEYS = ("name", "tool_name", "arguments", "parameters", "type", "id", "tool_call_id")
 _HEAD_CHARACTERS = 1024
-"""Where the beginning is longer than this, the call is read as a whole at its end."""
+"""The longest beginning of a call that is read as it comes; a call with a longer one is read as a whole at its end."""
 _BLANKS = 256
 """The most white space before another member."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -35,7 +35,7 @@ class Brackets:
         self._string = self._escaped = False
 
     def scan(self, text: str) -> int | None:
-        """How much of `text` belongs to the value, None where all of it does and it goes on.
+        """The number of characters of `text` that belong to the value, None if all do and the value goes on.
 
         A character that JSON has only in strings ends the value before it.
         """
@@ -75,7 +75,7 @@ class JsonCall:
         self._start = ""
         """The beginning of it, as much as is searched for the head."""
         self._ending = ""
-        """What stands after the arguments, without white space at its beginning."""
+        """The text after the arguments, without white space at its beginning."""
         self.begun = False
 
     @property

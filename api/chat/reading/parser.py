@@ -44,7 +44,7 @@ class AnswerParser:
         self._reasoning: ThinkingParser | None = None
         self._section: Section | None = None
         self._nesting: Callable[[], Section] | None = None
-        """What reads the calls inside of reasoning."""
+        """Makes the section that reads calls inside of reasoning."""
         self._nested: Section | None = None
         if form.channels is not None:
             inside = thinking is not None and thinking.begun

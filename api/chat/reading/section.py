@@ -319,7 +319,7 @@ class Section:
 
 
 def _first_of(shape: CallShape) -> str:
-    """What the head of a call begins with, where it is a mark."""
+    """The mark with which the head of a call begins, if it begins with one."""
     if shape.kind == "object":
         return "{"
     parts = parts_of(shape.head)

@@ -10,7 +10,7 @@ from api.schemas.bodies import taking
 from api.schemas.farm import Done, EndedRequests, RequestNamed, Requests
 from control import requests
 from control.records import catalog
-from control.records.ended import ended
+from control.records.api_reports import ended
 from control.redis.clients import SyncRedis
 from control.requests import OpenRequest
 from control.requests.upkeep.running import RequestLife, life_of

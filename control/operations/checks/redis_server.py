@@ -11,10 +11,9 @@ from control.keys import CLASSES, ModelKeys, ReplicaKeys
 from control.operations.checks.findings import Checks
 from control.redis.clients import SyncRedis
 from control.redis.connection import read, run, run_every
-from control.redis.memory import NEARLY_FULL
-from control.redis.round_trip import RoundTrip
-from control.redis.versions import OLDEST_VERSION
+from control.redis.servers import NEARLY_FULL, RoundTrip
 from control.sizes import in_words
+from control.version import OLDEST_REDIS
 
 Info = dict[str, Any]
 # Limits of a round trip.
@@ -38,7 +37,7 @@ def check_version(info: Info, checks: Checks) -> None:
         checks.warning("version", f"{kind} {version} is a server that Furrow is not tested on", remedy)
         return
     numbers = tuple(int(part) for part in str(info.get("redis_version", "0")).split(".")[:2] if part.isdecimal())
-    if numbers < OLDEST_VERSION:
+    if numbers < OLDEST_REDIS:
         checks.error("version", f"{kind} {version} is too old", "Install Redis 6.2 or newer, or Valkey 7.2 or newer.")
     else:
         checks.ok("version", f"{kind} {version}")

@@ -9,9 +9,8 @@ import msgspec
 from redis import exceptions as redis_errors
 
 from control.messages import ModelSpec
-from control.operations.checks.files import check_breaches, check_files
 from control.operations.checks.findings import Checks, Finding
-from control.operations.checks.hosts import check_clocks, check_host
+from control.operations.checks.hosts import check_breaches, check_clocks, check_files, check_host
 from control.operations.checks.redis_server import (
     check_clients,
     check_eviction,
@@ -24,10 +23,10 @@ from control.placement import farm
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts, facts_of_all
 from control.records import catalog
-from control.records.breaches import Breach, breaches_of
-from control.redis.address import address
+from control.records.api_reports import Breach, breaches_of
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, servers_of
+from control.redis.urls import address
 from control.replicas.health import Overview
 
 
@@ -102,7 +101,7 @@ def read_redis(client: SyncRedis) -> tuple[list[RedisCard], list[Finding]]:
     cards: list[RedisCard] = []
     findings: list[Finding] = []
     try:
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             info = server.info()
             cards.append(_card(address(server), info))
             checks = Checks("redis", address(server))

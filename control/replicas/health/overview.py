@@ -275,7 +275,7 @@ class Overview:
 
     @property
     def created(self) -> int:
-        """When its assets were published first, in seconds since 1970; 0 without."""
+        """The time at which its assets were published first, in seconds since 1970; 0 without."""
         return int(self.assets[0] or 0) if self.assets else 0
 
     @property

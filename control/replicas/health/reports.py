@@ -1,4 +1,4 @@
-"""What ranks and agents report of a replica: heartbeats, ends, epochs, poison, status."""
+"""The reports of ranks and agents on a replica: heartbeats, ends, epochs, poison, status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     progress: int = 0
     """Changes as the rank gets on inside its current command."""
     stalled_ms: int = 0
-    """How long the current command has not got on, on any rank as far as this one knows; 0 where none is under way."""
+    """Milliseconds for which the current command has made no progress on any rank, as far as this one knows; 0 without
+    a command."""
     forward_ms: int = 0
     """Of the last five seconds those in forwards, each from its first exchange between ranks on."""
     waited_ms: int = 0
@@ -65,7 +66,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beat(model: str, replica: str, rank: int, word: Beat) -> Call[None]:
-    """Say it; heard for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
+    """Write the heartbeat, which lives for BEAT_LIFE_S. Raises Fenced when the epoch has moved on."""
     keys = ReplicaKeys(model, replica)
     fields: dict[str, Any] = msgspec.to_builtins(word)
 
@@ -149,7 +150,7 @@ def end_reason(model: str, replica: str, rank: int, host: str, pid: int) -> Call
 
 
 class Formation(msgspec.Struct, frozen=True):
-    """When an epoch's group reached each stage, in ms since 1970 on its leader's clock."""
+    """The times at which an epoch's group reached each stage, in ms since 1970 on its leader's clock."""
 
     epoch: int
     led: int
@@ -225,7 +226,7 @@ def read_poison(client: SyncRedis, model: str, replica: str) -> Poison | None:
 
 
 def poison_history(model: str, replica: str) -> Call[list[Poison]]:
-    """How the replica's epochs ended that were poisoned, newest first; one entry per epoch."""
+    """The ends of the replica's poisoned epochs, newest first; one entry per epoch."""
 
     def parse(reply: list[Entry]) -> list[Poison]:
         return [Poison(int(one["epoch"]), int(one["rank"]), one["kind"], one["message"]) for _, one in reply]

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from control.backoff import doubling
 from control.constants import HAND_OUT
 from control.errors import RedisUnavailable
 from control.keys import CLASSES, ModelKeys
@@ -21,9 +22,8 @@ from control.redis.connection import Call, read, run, run_every
 
 log = structlog.get_logger()
 
-TRIES = 8
-PAUSE_S = 0.1
-"""Pause after the first attempt; each pause is twice as long as the one before."""
+PAUSES_S = doubling(0.1, 12.8)
+"""Pauses after the tries to count."""
 PAGE = 256
 """Entries of a queue, or tenants of a set, that one call looks at."""
 AT_ONCE = 32
@@ -58,11 +58,11 @@ def recount(client: SyncRedis, model: str) -> bool:
     """Put a model's counts right. False, and a line in the log, where the queue never stood still for the count or
     Redis was away: the next leader's start tries again."""
     try:
-        for attempt in range(TRIES):
+        for pause in PAUSES_S:
             if correct(client, model, count(client, model)):
                 return True
-            time.sleep(PAUSE_S * 2**attempt)
-        reason = f"the queue changed during each of {TRIES} counts"
+            time.sleep(pause)
+        reason = f"the queue changed during each of {len(PAUSES_S)} counts"
     except RedisUnavailable as error:
         reason = str(error)
     log.warning("counts of the queue not compared", model=model, reason=reason, action="count_queue")

@@ -147,7 +147,7 @@ def _tells(entry: LogEntry) -> bool:
 
 
 def _content(entry: LogEntry, ended: bool) -> tuple[object, ...]:
-    """An entry without its number and what it says of the cache; with its end where that follows from the tokens."""
+    """An entry without its number and its count of cached tokens; with its end if that follows from the tokens."""
     return entry.token, entry.logprobs, entry.prompt, entry.vector, (entry.finish, entry.cause) if ended else None
 
 

@@ -85,14 +85,14 @@ GRACE_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """The requests whose end was asked for; `more` where another call may find some."""
+    """The requests whose end was requested; `more` if another call may find some."""
 
     rids: list[str]
     more: bool
 
 
 def reap_all(client: SyncRedis, model: str, gone: Sequence[str] = ()) -> list[str]:
-    """All batches; the requests whose end was asked for. Raises RedisUnavailable."""
+    """All batches; the requests whose end was requested. Raises RedisUnavailable."""
     rids = list[str]()
     more = True
     while more:
@@ -141,7 +141,8 @@ MOST_A_LOOK = 2_000
 
 
 def given_up(statuses: Mapping[str, Status | None]) -> str | None:
-    """Why a model with these replicas can't serve: the first one's cause; None while one may come to serve."""
+    """The cause for which a model with these replicas can't serve: the first one's; None while one may come to
+    serve."""
     replicas = [(name, statuses[name]) for name in in_order(statuses)]
     if not replicas or any(status is None or status.state != "failed" for _, status in replicas):
         return None
@@ -159,7 +160,7 @@ class StrandedRequests:
         self._client = client
         self._looked = 0.0
         self._since: dict[str, float] = {}
-        """When a model was first seen without a replica that may serve."""
+        """The time at which a model was first seen without a replica that may serve."""
 
     def end(self, specs: Sequence[ModelSpec], replicas: Mapping[str, Sequence[str]]) -> None:
         """End what is open of the models of which all `replicas`, by model, were given up.

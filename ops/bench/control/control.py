@@ -12,11 +12,10 @@ from typing import Annotated
 
 import click
 
-from control.commands import GenerateStep
+from control.commands import ErrorReply, GenerateStep
 from control.errors import SettingsError
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect
-from control.replies import ErrorReply
 from control.requests import Emission
 from ops.bench.control.stepping import MODEL, Clocked, Forwards, Metronome, Turn, hashing, load_command, stepping, timed
 from ops.demo import MODEL_DIR

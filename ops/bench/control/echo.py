@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from control.commands import AnyCommand, Ping, decode_command
+from control.commands import AnyCommand, GenerateStepOk, Ping, Pong, Reply, decode_command
 from control.redis.connection import connect, connect_blocking
 from control.replicas import commands
-from control.replies import GenerateStepOk, Pong, Reply
 
 
 def echo(url: str, model: str, replica: str, epoch: int, rank: int) -> None:

@@ -16,7 +16,7 @@ from torch.distributed import FileStore, PrefixStore  # pyright: ignore[reportPr
 
 from ops.harness.program import Figure, Outcome, Summary, benchmark, run, summarise
 from worker.collective import Collective, rendezvous
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 
 SIZES = (1024, 65_536, 1_048_576)
 GLOO = "gloo"

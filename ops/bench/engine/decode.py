@@ -39,7 +39,7 @@ from ops.harness.program import (
     run,
 )
 from worker.collective import Collective, Solo, rendezvous
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.engine.step import Engine
 from worker.kv.base import STORED_TYPES, CacheLayout
 from worker.kv.stores import store_for

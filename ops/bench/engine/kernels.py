@@ -42,23 +42,23 @@ class Compiled:
 
 def kernels(dim: int, dtype: str, group: int, splits: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each kernel with the sizes that it is compiled for: heads of `dim`, `group` of them to a key-value head."""
-    from worker.kv.torch.kernels import decode, pages, prefill
-    from worker.kv.torch.kernels.tiles import LOG2_E, keys_at_once, padded
-    from worker.models.torch.kernels import activation, norm, rotary
+    from worker.kv.torch import paged_kernels
+    from worker.kv.torch.paged_kernels import LOG2_E, keys_at_once, padded
+    from worker.models.torch.kernels import fused
 
     wide = padded(dim)
     keys = keys_at_once(dim, TYPES[dtype])
     common = {"CAPPED": True, "SINKS": True, "KV_HEADS": 8, "GROUP": group, "DIM": dim, "PADDED_DIM": wide}
     common |= {"PAGE": 32, "KEYS": keys, "WIDENED": False, "LOG2_E": LOG2_E}
     reduced = {"SINKS": True, "HEADS": 8 * group, "DIM": dim, "PADDED_DIM": wide, "LOG2_E": LOG2_E}
-    yield decode._decode, {**common, "TILE": padded(group), "SPLITS": splits}
-    yield decode._reduce, {**reduced, "SPLITS": splits}
-    yield prefill._prefill, {**common, "PADDED_GROUP": group, "TILE": prefill.tile_rows(dim, group)}
-    yield pages._store, {"HEADS": 8, "DIM": dim, "PAGE": 32, "PADDED_HEADS": 8, "PADDED_DIM": wide}
-    yield norm._rms_norm, {"DIM": dim * 8, "PADDED_DIM": wide * 8, "ONE_ADDED": False}
-    yield activation._gated, {"WIDTH": dim * 9, "BLOCK": 1024, "GELU": True}
+    yield paged_kernels._decode, {**common, "TILE": padded(group), "SPLITS": splits}
+    yield paged_kernels._reduce, {**reduced, "SPLITS": splits}
+    yield paged_kernels._prefill, {**common, "PADDED_GROUP": group, "TILE": paged_kernels.tile_rows(dim, group)}
+    yield paged_kernels._store, {"HEADS": 8, "DIM": dim, "PAGE": 32, "PADDED_HEADS": 8, "PADDED_DIM": wide}
+    yield fused._rms_norm, {"DIM": dim * 8, "PADDED_DIM": wide * 8, "ONE_ADDED": False}
+    yield fused._gated, {"WIDTH": dim * 9, "BLOCK": 1024, "GELU": True}
     turned = {"HEADS": 8 * group, "PADDED_HEADS": 8 * group, "KV_HEADS": 8, "PADDED_KV_HEADS": 8}
-    yield rotary._rotary, {**turned, "HALF": dim // 2, "PADDED_HALF": wide // 2}
+    yield fused._rotary, {**turned, "HALF": dim // 2, "PADDED_HALF": wide // 2}
 
 
 def compiled(arch: int, dtype: str, dim: int, group: int = 4, splits: int = 8) -> Iterator[Compiled]:

@@ -17,9 +17,9 @@ from control.operations.checks.redis_server import check_key_types, remedy_for_k
 from control.operations.options import NO_FARM, START_OR_NAME, farm_named, redis_option
 from control.placement import farm
 from control.placement.host_facts import facts_of_all
-from control.redis.address import address
 from control.redis.clients import SyncRedis
-from control.redis.round_trip import RoundTrip
+from control.redis.servers import RoundTrip
+from control.redis.urls import address
 from ops.cli.doctor.api_server import check_api
 from ops.cli.doctor.models import check_models
 from ops.cli.doctor.redis_server import check_redis

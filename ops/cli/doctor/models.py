@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from control.clock import now_ms
 from control.engines import ENGINES
-from control.operations.checks.files import check_breaches, check_files
 from control.operations.checks.findings import Checks, Finding
+from control.operations.checks.hosts import check_breaches, check_files
 from control.placement.farm import HostCard
 from control.placement.host_facts import HostFacts
 from control.records import catalog
+from control.records.api_reports import breaches_of
 from control.records.backend import Backend
-from control.records.breaches import breaches_of
 from control.redis.clients import SyncRedis
 from control.redis.connection import run_every
 from control.replicas import health

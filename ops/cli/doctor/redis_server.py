@@ -21,12 +21,12 @@ from control.keys import PREFIX
 from control.listening import is_loopback
 from control.operations.checks.findings import Checks, Finding
 from control.operations.checks.redis_server import REFUSED_WRITES, Info, check_info, check_mode, check_round_trip
-from control.redis.address import address, endpoint
 from control.redis.clients import SyncRedis, credentials_of
 from control.redis.connection import connect, read, run
-from control.redis.round_trip import RoundTrip, measure
-from control.redis.routing import ABSENT, Cluster
+from control.redis.routing import ABSENT, Cluster, servers_of
+from control.redis.servers import RoundTrip, measure_round_trip
 from control.redis.transient import lacks_right
+from control.redis.urls import address, endpoint
 
 GREETING_S = 0.3
 
@@ -51,14 +51,14 @@ def check_redis(named: str) -> RedisOutcome:
     try:
         _check_connection(client, checks)
         clustered = isinstance(client, Cluster)
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             own = Checks("redis", address(server))
             _check_server(server, own, clustered)
             checks.findings += own.findings
         if replicas := [one for one in checks.findings if one.check == "role" and one.level == "error"]:
             outcome.findings = replicas  # all else that goes wrong follows from it
             return outcome
-        trip = measure(client)
+        trip = measure_round_trip(client)
         check_round_trip(trip, checks)
         if check_rights(client, checks):
             outcome.trip = trip  # else hosts and models seem to be away, as no process can work
@@ -83,7 +83,7 @@ def _check_server(server: SyncRedis, checks: Checks, clustered: bool) -> None:
 
 def _check_connection(client: SyncRedis, checks: Checks) -> None:
     """A server that anybody in its network can use. Raises what a first command raises."""
-    for server in client.primaries() if isinstance(client, Cluster) else [client]:
+    for server in servers_of(client):
         server.ping()
     place = endpoint(client)
     _, password = credentials_of(client)

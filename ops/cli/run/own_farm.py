@@ -18,8 +18,8 @@ from pathlib import Path
 
 from control.errors import FurrowError
 from control.listening import free_port
-from control.operations.key_rule import FIXED_KEYS_VARIABLE
 from control.operations.local_farms import run_folder
+from control.operations.options import FIXED_KEYS_VARIABLE
 from control.settings import REDIS_AWAITED
 from ops.cli.options import demo_environment
 from ops.local.embedded import EmbeddedServer

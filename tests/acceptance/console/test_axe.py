@@ -10,7 +10,7 @@ import pytest
 
 from control import access
 from control.clock import now_ms
-from control.records.ended import EndedRequest, note
+from control.records.api_reports import EndedRequest, note
 from control.redis.connection import run_every
 from tests.acceptance.console.browser import scrolls_sideways
 from tests.acceptance.console.conftest import WAIT_MS

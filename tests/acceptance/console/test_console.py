@@ -15,7 +15,7 @@ from control.operations import desired
 from control.operations.plots import FARM, PlotSample, Point, keep
 from control.placement import farm
 from control.records import catalog
-from control.records.ended import EndedRequest, note
+from control.records.api_reports import EndedRequest, note
 from control.redis.connection import run_every
 from control.replicas import health
 from tests.acceptance.console.browser import scrolls_sideways

@@ -12,7 +12,7 @@ from control import access, keys, requests
 from control.clock import now_ms
 from control.messages import GenerationRequest, LogEntry, ModelSpec, Sampling
 from control.records import catalog
-from control.records.ended import EndedRequest, note
+from control.records.api_reports import EndedRequest, note
 from control.redis.connection import run, run_every
 from control.replicas import health
 from control.replicas.lease import Lease, acquire

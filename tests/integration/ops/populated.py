@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from api.background.heartbeat import Heartbeat
 from api.settings import ApiSettings
 from control import access, constants, keys, requests
-from control.commands import Ping
+from control.commands import Ping, Pong
 from control.messages import Assignment, GenerationRequest, LogEntry, ModelSpec, Sampling, encode
 from control.placement import farm
 from control.placement.host_facts import FilesHere, HostFacts, Space, put_facts
@@ -20,7 +20,6 @@ from control.redis.connection import connect_async, run, run_all
 from control.replicas import health
 from control.replicas.commands import reply, send
 from control.replicas.lease import Lease, acquire
-from control.replies import Pong
 from control.requests import Emission, Enqueue
 from control.version import VERSION
 from worker.leader.crash_isolation import CrashRecord

@@ -7,19 +7,26 @@ from collections.abc import Callable
 
 from control.commands import (
     AnyCommand,
+    Bye,
     Command,
+    ErrorReply,
     GenerateStep,
+    GenerateStepOk,
     Init,
+    InitOk,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
     decode_command,
 )
 from control.errors import EpochOver
 from control.replicas import commands
 from control.replicas.lease import Lease
-from control.replies import Bye, ErrorReply, GenerateStepOk, InitOk, LoadDenseShardOk, NcclSanityResult, Pong, Reply
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 
 Answer = Callable[[int, int, AnyCommand], Reply | None]

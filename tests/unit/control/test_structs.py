@@ -6,7 +6,7 @@ import threading
 
 import msgspec
 
-from control.structs import describe_structs
+from control.messages import describe_structs
 
 evaluated: list[str] = []
 

@@ -8,10 +8,12 @@ from collections import defaultdict
 
 import pytest
 
-from tests.coverage_page import DOCS, FARM, TESTS, Module, first_clause, modules, read
+from tests.coverage_page import DOCS, FARM, TESTS, Module, first_clause, modules, name_of, read
 from tests.rooms import ROOT, TOPS, rooms
+from tests.subjects import SUBJECTS
 
-REFUSED = (ROOT / "docs/coverage.md").read_text().partition("\n## Not yet, and refused\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/coverage.md").read_text()
+REFUSED = PAGE.partition("\n## Not yet, and refused\n")[2].partition("\n## ")[0]
 ATTACKS = (ROOT / "docs/reliability.md").read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
 MODULES = modules()
 
@@ -51,9 +53,28 @@ def test_every_row_names_a_test(table: str, least: int) -> None:
         assert "::" in row.rstrip("| ").rpartition("|")[2], row
 
 
+@pytest.mark.parametrize("owner", SUBJECTS)
+def test_every_file_of_a_subject_is_there_once(owner: str) -> None:
+    """A file that was renamed leaves no name behind, and no file is shown under two behaviours of its room."""
+    names = [name for files in SUBJECTS[owner].values() for name in files.split()]
+    assert len(names) == len(set(names))
+    assert set(names) <= {name_of(module) for module in MODULES if module.owner == owner}
+    for behaviour in SUBJECTS[owner]:
+        assert 2 <= len(behaviour.split()) <= 14, behaviour
+
+
+def test_every_file_of_tests_is_on_the_page() -> None:
+    """Under the heading of the room that owns it."""
+    sections = re.split(r"^### `?([\w/ ]+)`? \(\d+\)\n", PAGE, flags=re.M)
+    page = {
+        owner: set(re.findall(r"`(\w+)`", text)) for owner, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
+    assert [module.path for module in MODULES if name_of(module) not in page[module.owner]] == []
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.path.relative_to(TESTS).as_posix())
 def test_every_behaviour_has_its_tests_and_its_owner(module: Module) -> None:
-    """The list has a row for each file of tests: a few words that say the behaviour, and a folder that is there."""
+    """The docstring of a file of tests begins with a few words that say the behaviour; its folder is there."""
     assert module.tests
     words = len(module.behaviour.split())
     assert 2 <= words <= 14, f"{words} words before the first `:`, `;` or `.` of its docstring, not 2 to 14"

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import pytest
 
-from control.bounds import RANGES
 from ops.bench.__main__ import VERBS
 from ops.cli import cli
 from tests.unit.ops.command_line import parse
@@ -89,17 +88,6 @@ def test_the_runbook_lists_kinds_of_poison_that_are_written() -> None:
     code = "".join(path.read_text() for part in ("control", "worker") for path in (ROOT / part).rglob("*.py"))
     assert len(kinds) >= 8
     assert [kind for kind in kinds if f'"{kind}"' not in code] == []
-
-
-def test_the_table_of_ranges_is_the_one_in_force() -> None:
-    """docs/api.md lists every number with its range, word for word."""
-    section = (ROOT / "docs/api.md").read_text().partition("### Ranges of numbers")[2].partition("\n\nA chat prompt")[0]
-    shown = {
-        name: words
-        for names, words in re.findall(r"^\| (`.*`) \| (.*) \|$", section, re.M)
-        for name in re.findall(r"`(\w+)`", names)
-    }
-    assert shown == {name: str(numbers) for name, numbers in RANGES.items()}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -63,7 +63,7 @@ class ChildProcess:
         return self._client.ask({"op": "fork", **words}, tag).result()
 
     def forget(self) -> None:
-        """Tell the supervisor that its exit needs to be told to nobody any more."""
+        """Let the supervisor forget the exit, which has been handled."""
         self._client.forget(self.pid)
 
     def ended(self, status: int) -> None:

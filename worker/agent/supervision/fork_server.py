@@ -57,7 +57,7 @@ def serve_forks(channel: socket.socket, tell: Callable[[str], None]) -> str | No
 
 
 def reason_against_fork() -> str:
-    """Why a copy of this process would not work; "" if it would."""
+    """The reason why a copy of this process would not work; "" if it would."""
     until = time.monotonic() + _ENDED_S
     while len(threads := _threads()) > 1 and time.monotonic() < until:
         time.sleep(0.002)

@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
 
+from control.backoff import doubling, pause_after
 from control.process import adopt_orphans
 from worker.agent.supervision.children import Children, HostShutdown
 from worker.agent.supervision.forks import Forks
@@ -33,7 +34,7 @@ from worker.rank.exit_codes import describe
 # The times of a host's supervisor. An operator or a test may set those of `Limits`.
 
 
-PAUSES_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES_S = (0.0, *doubling(0.5, 8.0))
 """Pauses before the n-th start in a row of an agent that ended soon."""
 FAILURES = 3
 """Agents in a row that ended soon, after which the supervisor's own build is started."""
@@ -131,7 +132,7 @@ class HostSupervisor:
         self._replace = self._stop = False
 
     def run(self) -> int:
-        """Until told to stop and all have ended, or until the first agent could not start; the exit status."""
+        """Run until stopped and all processes have ended, or until the first agent could not start; the exit status."""
         adopt_orphans()  # a process that a standby forks becomes a child of this one
         woken = self._listen_to_signals()
         while True:
@@ -207,7 +208,7 @@ class HostSupervisor:
         return self._shutdown.advance(now)
 
     def _judge_agent(self, now: float) -> None:
-        """Replace the agent where that was asked for, or where it hangs."""
+        """Replace the agent if that was requested, or if it hangs."""
         agent = self._agent
         if self._replace:
             self._replace = False
@@ -277,7 +278,7 @@ class HostSupervisor:
         self._link.send({"event": "welcome", "children": self._children.describe(), "kept": self._kept})
 
     def _serve(self, link: Link, mask: int) -> None:
-        """Read the agent's requests, and send on what it has not taken yet."""
+        """Read the agent's requests, and send it the messages that it has not taken yet."""
         if mask & selectors.EVENT_WRITE:
             link.flush()
         if mask & selectors.EVENT_READ:
@@ -381,7 +382,7 @@ class HostSupervisor:
     def _pause(self, now: float) -> float:
         """Plan the next start; the seconds until then."""
         self._failures = 0 if now - self._started > STEADY_S else self._failures
-        pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
         self._failures += 1
+        pause = pause_after(self._failures, PAUSES_S)
         self._due = now + pause
         return pause

@@ -40,7 +40,8 @@ Tag = dict[str, Any]
 
 
 class Ending(NamedTuple):
-    """How the supervisor ends a child when there is no agent to do it: children with a lower `order` end first."""
+    """The order and way in which the supervisor ends a child without an agent: children with a lower `order` end
+    first."""
 
     order: int = 0
     number: int = signal.SIGTERM

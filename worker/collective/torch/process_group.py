@@ -108,7 +108,7 @@ class ProcessGroupCollective:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        """One collective. Over gloo a wait and the transfer can't be told apart. With NCCL the host has neither."""
+        """Run one collective. Over gloo a wait and the transfer are one time; with NCCL the host measures neither."""
         self.count += 1
         with self._clock.running(), met():
             yield

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from worker.collective import Collective, shared_memory
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 from worker.collective.torch.process_group import ProcessGroupCollective
 from worker.selftest.trial import Case, NotAvailable, Request

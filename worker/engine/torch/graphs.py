@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.kv.base import Extent, KVStore
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import PagedBatch, PagedStep, PagedStore
 from worker.models.served import Batch, Row, ServedModel, flatten
 from worker.selftest import switches
@@ -194,7 +194,7 @@ def graphs_for(model: ServedModel, store: KVStore) -> DecodeGraphs | None:
         log.info("decode steps not captured", reason="the chosen experts are read from the device", action="capture")
         return None
     reason = switches.reason_off("graphs")
-    if store.attention is gathered.attend:
+    if store.attention is plain_attention.attend:
         reason = "attention runs without its kernels, and waits for the device"
     if reason is None:
         return DecodeGraphs(model, store, CudaCapture(torch.device(model.device)))
@@ -219,7 +219,7 @@ the sequences double."""
 def warm_up(model: ServedModel, store: KVStore, *, captured: bool) -> None:
     """Run chunks of prompts, and decode steps unless they will be `captured`, over sequences that nobody asked for.
     What they store is given back. Every rank of the group does this at the same time."""
-    if not isinstance(store, PagedStore) or store.attention is gathered.attend:
+    if not isinstance(store, PagedStore) or store.attention is plain_attention.attend:
         return  # plain torch has nothing to compile
     begun = time.monotonic()
     longest = min(store.max_context, store.capacity_tokens)

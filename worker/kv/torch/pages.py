@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 from worker.kv.base import CacheLayout, Extent, Stateless, Variant
 from worker.tensors import torch_type
 
@@ -182,7 +182,7 @@ FIRST_ROWS = 512
 
 
 def tokens_that_fit(free_bytes: int, layout: CacheLayout, block_tokens: int = BLOCK_TOKENS) -> int:
-    """How many cached tokens to promise for so much free memory, in whole blocks."""
+    """The number of cached tokens to promise for so much free memory, in whole blocks."""
     return max(0, free_bytes) // (block_tokens * layout.bytes_per_token) * block_tokens
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from worker.kv.base import CacheLayout, Extent, Variant
 from worker.kv.slabs import Pool, Slab, SlabStep
 from worker.kv.states import State
-from worker.kv.torch import dense
+from worker.kv.torch import plain_attention
 from worker.tensors import as_tensor
 
 CALL_BYTES = 512 * 1024
@@ -206,7 +206,7 @@ class _Decode:
         queries = query.transpose(0, 1)
         if not (self.whole and self._busy is None):
             queries = queries.index_select(0, self._asked)
-        out = dense.decode(queries, key, value, self._bias(variant, first, query), variant)
+        out = plain_attention.decode(queries, key, value, self._bias(variant, first, query), variant)
         return out if self._busy is None else out.index_select(0, self._busy)
 
     def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
@@ -214,7 +214,9 @@ class _Decode:
         if form not in self._biases:
             even = self._lowest + 1 == self._longest and not chunked
             self._biases[form] = (
-                None if even else dense.length_bias(self._positions, first, self._longest, window, like, chunked)
+                None
+                if even
+                else plain_attention.length_bias(self._positions, first, self._longest, window, like, chunked)
             )
         return self._biases[form]
 
@@ -236,7 +238,7 @@ class _Prefill:
         key = self.pool.keys[layer][self.slot, :, first : extent.end]
         value = self.pool.values[layer][self.slot, :, first : extent.end]
         queries = query[:, self.start : self.stop]
-        return dense.prefill(queries, key, value, self._bias(variant, first, query), variant)
+        return plain_attention.prefill(queries, key, value, self._bias(variant, first, query), variant)
 
     def _bias(self, variant: Variant, first: int, like: Tensor) -> Tensor | None:
         window, chunked = form = variant.window, variant.chunked
@@ -247,6 +249,8 @@ class _Prefill:
             self._biases[form] = (
                 None
                 if simple
-                else dense.causal_bias(extent.offset, extent.count, first, extent.end, window, like, ends, chunked)
+                else plain_attention.causal_bias(
+                    extent.offset, extent.count, first, extent.end, window, like, ends, chunked
+                )
             )
         return self._biases[form]

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from worker.kv.base import CacheLayout
-from worker.kv.torch import gathered, pages
+from worker.kv.torch import pages, plain_attention
 from worker.selftest import switches
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ def attention_for(layout: CacheLayout) -> pages.PagedAttention:
         reason = f"the kernels have no {layout.dtype}"
     if reason is not None:
         log.warning("attention runs without its kernels", reason=reason, action="choose_kernels")
-        return gathered.attend
-    from worker.kv.torch.kernels import attention as paged  # only here: Triton may be missing
+        return plain_attention.attend
+    from worker.kv.torch import paged_kernels as paged  # only here: Triton may be missing
 
     return paged.attend

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.kv.base import Extent, Variant
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import BLOCK_TOKENS, PagedBatch, paged_batch
 from worker.selftest.trial import Case, Request
 
@@ -50,7 +50,7 @@ class Scene:
         )
         sinks = None if variant.sinks is None else variant.sinks.double().cpu()
         plain = Variant(variant.scaling, variant.window, variant.softcap, sinks)
-        return gathered.attend(query, key, value, (memory[0], memory[1]), there, plain), memory
+        return plain_attention.attend(query, key, value, (memory[0], memory[1]), there, plain), memory
 
 
 def _variants(request: Request, sinks: Tensor | None) -> Iterator[tuple[str, Variant]]:
@@ -70,7 +70,7 @@ def _variants(request: Request, sinks: Tensor | None) -> Iterator[tuple[str, Var
 
 def store(request: Request) -> Iterator[Case]:
     """The whole memory afterwards: new places have the new numbers, all others what they had."""
-    from worker.kv.torch.kernels.pages import store as stored
+    from worker.kv.torch.paged_kernels import store as stored
 
     scene = Scene(request, [Extent(1, 3, request.tokens), Extent(2, request.tokens, 1), Extent(3, 0, 1)])
     _, expected = scene.exact(Variant(1.0))
@@ -85,7 +85,7 @@ def store(request: Request) -> Iterator[Case]:
 
 def decode(request: Request) -> Iterator[Case]:
     """One token for each of several sequences, with few and with many parts of the keys."""
-    from worker.kv.torch.kernels.decode import decode as decoded
+    from worker.kv.torch.paged_kernels import decode as decoded
 
     extents = [Extent(sid, max(0, request.tokens - 1 - 7 * sid), 1) for sid in range(SEQUENCES)]
     scene = Scene(request, extents)
@@ -106,7 +106,7 @@ def decode(request: Request) -> Iterator[Case]:
 
 def prefill(request: Request) -> Iterator[Case]:
     """A first chunk and one that goes on, beside each other."""
-    from worker.kv.torch.kernels.prefill import prefill as filled
+    from worker.kv.torch.paged_kernels import prefill as filled
 
     half = max(2, request.tokens // 2)
     scene = Scene(request, [Extent(1, 0, request.tokens), Extent(2, half + 1, half)])

@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.families.family import Family, Fields
-from worker.families.mamba import Mamba
+from worker.families.family import Family, Fields, Norms
 from worker.families.parts import SLIDING
-from worker.families.recurrence import FULL, DeltaRule
+from worker.families.recurrence import FULL, DeltaRule, Mamba, ShortConvolution
 from worker.families.registry import FAMILIES
-from worker.families.short_convolution import ShortConvolution
 from worker.models.native.module import NotNative, require
 from worker.models.native.rotary import mscale
 from worker.native.library import GELU_TANH, RELU_SQUARED, SILU, WHOLE_VECTORS, XIELU
@@ -50,6 +48,9 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         require(one.head_dim % WHOLE_VECTORS == 0, f"its heads are {one.head_dim} wide")
     activation: Any = next((fields[name] for name in ACTIVATION_NAMES if name in fields), "silu")
     require(activation in family.activations, f"its activation is {activation}")
+    value_dim = None if latent else fields.get("v_head_dim")
+    require((value_dim or 0) % WHOLE_VECTORS == 0, f"its values are {value_dim} wide")
+    require((value_dim or 0) <= head_dim, f"its values are wider than its keys, {value_dim} and {head_dim}")
     recurrent = _recurrent(config, ranks)
     kinds = recurrent.pop("layer_types", None) or _layer_types(config, family, fields)
     widths = {(kind, one.head_dim) for kind, one in zip(kinds, by_layer, strict=True)}
@@ -60,6 +61,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
     # A scale of inputs is one of queries, keys and values.
     attention_in = fields.get("attention_in_multiplier", 1.0)
     require(attention_in == 1 or not attention_bias, "the inputs of its attention have a scale")
+    head_gates = bool(fields.get(family.head_gates or ""))
+    require(not (head_gates and attention_bias), "its attention has gates of heads without a bias beside others")
     residual = fields.get("residual_multiplier", 1.0)
     gate_scale, down_scale = fields.get("mlp_multipliers") or (1.0, 1.0)
     scaling = _latent_scaling(latent, config, family) if latent else _scaling(family, fields, head_dim)
@@ -75,6 +78,7 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         num_key_value_heads=validation.kv_heads(config),
         head_dim=head_dim,
         latent=latent,
+        v_head_dim=value_dim,
         rope_neighbours=bool(fields.get("rope_interleave", family.rope_neighbours)),
         is_heterogeneous=True,
         per_layer_config=by_layer,
@@ -92,7 +96,11 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         rotated=[family.rotates(fields, layer, kind) for layer, kind in enumerate(kinds)],
         scaling=scaling * attention_in**2 * fields.get("key_multiplier", 1.0),
         embedding_scale=hidden**0.5 if family.scaled_embedding else fields.get("embedding_multiplier"),
-        attended_scale=residual * attention_in * fields.get("attention_out_multiplier", 1.0),
+        # A scale of values is one of what attention makes of them.
+        attended_scale=residual
+        * attention_in
+        * fields.get("attention_out_multiplier", 1.0)
+        * (fields.get("attention_value_scale") or 1.0),
         fed_scale=residual * down_scale,
         gate_scale=gate_scale,
         logit_scale=fields.get("logit_scale", fields.get("lm_head_multiplier", 1.0))
@@ -101,6 +109,8 @@ def native_config(config: dict[str, Any], ranks: int = 1) -> SimpleNamespace:
         head_bias=family.biased or bool(fields.get(family.head_bias or "")),
         attention_cap=fields.get("attn_logit_softcapping") or 0.0,
         logit_cap=fields.get("final_logit_softcapping") or 0.0,
+        norms=_norms(family, fields),
+        head_gates=head_gates,
         query_key_value_bias=family.query_key_value_bias or bool(fields.get("qkv_bias", attention_bias)),
         output_bias=family.output_bias and bool(fields.get("attention_out_bias", attention_bias)),
         feed_forward_bias=bool(fields.get("mlp_bias", all_biased)),
@@ -172,6 +182,13 @@ def _sharing_modes(kinds: list[str], shared: int) -> list[str | None]:
     return modes
 
 
+def _norms(family: Family, fields: Fields) -> Norms:
+    """Those of a layer, without what the type has only by a switch."""
+    before_attention, _, before_feed_forward, _ = family.norms
+    has_all = fields.get(family.after_norm_switch or "", True)
+    return family.norms if has_all else (before_attention, None, before_feed_forward, None)
+
+
 def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | None]) -> list[int | None]:
     """The width of each layer's feed-forward network; None in a type with experts alone."""
     if usual is None or not fields.get("use_double_wide_mlp"):
@@ -180,7 +197,7 @@ def _feed_forward_widths(usual: int | None, fields: Fields, modes: list[str | No
 
 
 def _scaling(family: Family, fields: Fields, head_dim: int) -> float:
-    """What the products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     if not family.scores_scaled:
         return 1.0
     return fields.get("attention_multiplier") or fields.get("query_pre_attn_scalar", head_dim) ** -0.5

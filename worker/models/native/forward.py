@@ -20,7 +20,7 @@ from worker.models.native.modules import LAYERS_TABLE, CausalModel
 from worker.models.native.plan import Plan
 from worker.models.served import Batch, Hear, Row, ServedModel, tell
 from worker.native import library
-from worker.native.memory import empty
+from worker.native.memory import Spare, empty
 
 if TYPE_CHECKING:  # they import torch
     from worker.models.torch.pooled import Pooler
@@ -59,6 +59,7 @@ class NativeModel(ServedModel):
         """Ids (T,) → what they give of the layers' own inputs (T, layers · width); None for a model without."""
         self._plan = plan
         self._room = empty(0, np.uint8)
+        self._logits = Spare()
         self._hidden = empty(0, np.float32)
         self._guesses = Guesses(plan)
         self._head_alone = library.Model.from_buffer_copy(plan.model)
@@ -139,7 +140,7 @@ class NativeModel(ServedModel):
 
     def _run(self, model: library.Model, batch: library.Batch, places: Array) -> Array:
         """Run `batch`; the logits that this rank has of the tokens `places`."""
-        logits = empty((places.size, self._plan.head.outputs), np.float32)
+        logits = self._logits.empty((places.size, self._plan.head.outputs), np.float32)
         batch.hidden = self._hidden.ctypes.data
         batch.logits = logits.ctypes.data
         batch.sampled = places.ctypes.data
@@ -252,8 +253,8 @@ class _Reduction:
 
 
 def places_of(step: SlabStep) -> tuple[ctypes.Array[library.Span], ctypes.Array[library.Slab]]:
-    """Where each sequence's tokens are in the batch, and its keys and values in memory: by sequence a slab for each of
-    the layout's groups."""
+    """The places of each sequence's tokens in the batch, and of its keys and values in memory: by sequence a slab for
+    each of the layout's groups."""
     spans = (library.Span * len(step.extents))()
     slabs = (library.Slab * sum(len(slab.pool.memories) for slab in step.slabs))()
     first = place = 0

@@ -74,5 +74,5 @@ class Module:
         return sum(one.nbytes for one in own.values())
 
     def own_numbers(self) -> Iterator[Any]:
-        """What `bytes` counts of this one: objects with `nbytes`."""
+        """The objects with `nbytes` that `bytes` counts for this module."""
         yield from (one for _, one in self.numbers() if not isinstance(one, Unfilled))

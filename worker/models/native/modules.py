@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from worker.families.family import Family
-from worker.families.mamba import Mamba
-from worker.families.recurrence import FEED_FORWARD_ALONE, attends, recurs
+from worker.families.recurrence import FEED_FORWARD_ALONE, Mamba, attends, recurs
 from worker.families.registry import FAMILIES
 from worker.families.roles import Roles
 from worker.models.native.config import Latent
@@ -73,7 +72,7 @@ class _Layer(Module):
     def __init__(self, config: SimpleNamespace, layer: int) -> None:
         family = FAMILIES[config.model_type]
         roles = family.natively_named().roles
-        norms = family.norms
+        norms = config.norms
         kind = config.layer_types[layer]
         if recurs(kind):
             if "conv.in_proj" in roles:
@@ -112,6 +111,7 @@ class _Attention(Module):
         shared_heads = own.num_key_value_heads
         queries = config.num_attention_heads * width
         shared = shared_heads * width
+        value_width = config.v_head_dim or width
         has_keys = config.kv_sharing_modes[layer] != "reuse"
         if "self_attn.qkv_proj" in roles:
             self.qkv_proj = Linear(hidden, queries + 2 * shared, config.query_key_value_bias)
@@ -120,8 +120,10 @@ class _Attention(Module):
             if has_keys:
                 self.k_proj = Linear(hidden, shared, config.query_key_value_bias)
             if has_keys and not config.keys_are_values[layer]:
-                self.v_proj = Linear(hidden, shared, config.query_key_value_bias)
-        self.o_proj = Linear(queries, hidden, config.output_bias)
+                self.v_proj = Linear(hidden, shared_heads * value_width, config.query_key_value_bias)
+            if config.head_gates:
+                self.g_proj = Linear(hidden, config.num_attention_heads, False)
+        self.o_proj = Linear(config.num_attention_heads * value_width, hidden, config.output_bias)
         if config.head_norms is not None:
             shapes = {
                 "all_heads": ((queries,), (shared,)),
@@ -132,7 +134,7 @@ class _Attention(Module):
             ):
                 if has_keys or name == family.head_norm_names[0]:
                     setattr(self, name, _norm(config, *shape))
-        if "self_attn.sinks" in roles:
+        if "self_attn.sinks" in roles and family.has_sinks(config.layer_types[layer]):
             self.sinks = _unfilled(config.num_attention_heads)
 
 

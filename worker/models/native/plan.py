@@ -1,4 +1,4 @@
-"""Which models can be stepped through in C++, and their description for it."""
+"""Decides whether C++ computes a model, and describes the model for it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Plan:
             if attends(kind):
                 place = sum(map(attends, config.layer_types[: len(layers) - 1]))
                 if config.latent is None:
-                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place])
+                    _add_attention(layers[-1], one.self_attn, family, layout.layers[place], config.v_head_dim)
                 else:
                     self._add_latent(layers[-1], one.self_attn, config.latent)
                 if family.value_norm:
@@ -237,6 +237,7 @@ class Plan:
         to.attention_out = _packed(attention.o_proj).struct
         to.shared_heads = 1
         to.head_dim = widths.row
+        to.value_dim = widths.row
 
     def _unweighted_norm(self, width: int, eps: float) -> Norm:
         self._ones.append(np.ones(width, np.float32))
@@ -273,16 +274,16 @@ class Rotaries:
 def _heads(layers: list[Layer], config: Any) -> int:
     """Query heads of this rank."""
     first = next(one for one in layers if one.shared_heads)
-    return first.attention_out.inputs // (first.head_dim if config.latent is None else config.latent.value_dim)
+    return first.attention_out.inputs // (first.value_dim if config.latent is None else config.latent.value_dim)
 
 
 def _layer(layer: Any, config: Any, family: Family, mixture: int) -> Layer:
-    """A layer but for its attention, or what it has instead."""
+    """The description of a layer without its attention, or the layer that it has instead."""
     feed_forward = getattr(layer, "mlp", None)
     beside = family.experts is not None and family.experts.beside is not None
     dense = feed_forward is not None and (mixture < 0 or beside)
     has_input = hasattr(layer, "per_layer_input_gate")
-    norms = [_norm(getattr(layer, name) if name else None) for name in family.norms]
+    norms = [_norm(getattr(layer, name) if name else None) for name in config.norms]
     before_attention, after_attention, before_feed_forward, after_feed_forward = norms
     return Layer(
         before_attention=before_attention,
@@ -339,7 +340,7 @@ def _softplus(number: float) -> float:
     return number if number > SOFTPLUS_IS_LINEAR else math.log1p(math.exp(number))
 
 
-def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache) -> None:
+def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache, value_dim: int | None) -> None:
     sinks = getattr(attention, "sinks", None)
     query, key = (getattr(attention, name, None) for name in family.head_norm_names)
     to.query = _norm(query)
@@ -354,13 +355,16 @@ def _add_attention(to: Layer, attention: Any, family: Family, cache: LayerCache)
         to.query_key_value = _packed(attention.q_proj_k_proj).struct
     else:
         to.stored = BOTH
-        to.query_key_value = _joined(attention, "q_proj_k_proj_v_proj", "qkv_proj")
+        with_gates = "q_proj_k_proj_v_proj_g_proj"
+        to.query_key_value = _joined(attention, with_gates, "q_proj_k_proj_v_proj", "qkv_proj")
+        to.head_gates = int(hasattr(attention, with_gates))
     to.attention_out = _packed(attention.o_proj).struct
     to.sinks = None if sinks is None else sinks.ctypes.data
     to.window = cache.window or 0
     to.chunk = to.window if cache.chunked else 0
     to.shared_heads = cache.kv_heads
     to.head_dim = cache.head_dim
+    to.value_dim = value_dim or cache.head_dim
 
 
 def _norm(norm: modules.Norm | None) -> Norm:

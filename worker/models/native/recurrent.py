@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.families.mamba import Mamba
-from worker.families.recurrence import DeltaRule, Recurrence, recurs
-from worker.families.short_convolution import ShortConvolution
+from worker.families.recurrence import DeltaRule, Mamba, Recurrence, ShortConvolution, recurs
 from worker.kv.base import StateLayout
 from worker.models.native.linear import PackedLinear
 from worker.models.native.module import Module, NotNative
@@ -215,7 +213,7 @@ _STRUCTS = {GatedConvolution: _convolution, GatedDelta: _delta_rule, MambaLayer:
 
 
 def _places(module: GatedDelta) -> dict[str, Place]:
-    """Where the outputs of the projections lie: by key head, or those of all heads together."""
+    """The places of the projections' outputs: by key head, or those of all heads together."""
     group = module.group
     widths = [module.key_dim, module.key_dim, group * module.value_dim, group * module.value_dim]
     heads = 1 if module.by_head else module.key_heads

@@ -81,7 +81,13 @@ def rotaries(config: dict[str, Any], family: Family, head_dim: int, widths: Mapp
             if kind == FULL and scaling:
                 parameters = {**parameters, **scaling}
             parameters = {"rope_theta": theta if name is None else config.get(name, theta), **parameters}
-            embeddings[kind] = _rotary(config, None, parameters, widths[kind])
+            own = default[kind]
+            partial = own.get("partial_rotary_factor") if own["rope_type"] == "default" else None
+            if partial is not None:
+                # Without a part among the parameters, an embedding of type default turns the class's part.
+                plain = parameters.get("rope_type", "default") == "default"
+                parameters = {"partial_rotary_factor": partial if plain else 1.0, **parameters}
+            embeddings[kind] = _rotary(config, partial, parameters, widths[kind])
     return embeddings
 
 

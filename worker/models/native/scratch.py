@@ -59,7 +59,7 @@ class _Widths:
                 self.width = (self.heads + 1) * cache.head_dim
             else:
                 self.width = max(self.width, _projected(one.self_attn))
-                self.heads = self.heads or one.self_attn.o_proj.inputs // cache.head_dim
+                self.heads = self.heads or one.self_attn.o_proj.inputs // (config.v_head_dim or cache.head_dim)
             self.attended = max(self.attended, self.heads * cache.head_dim)
         self.inner = max(self.inner, config.hidden_size_per_layer_input)
 
@@ -91,7 +91,7 @@ class _Widths:
 
 def _projected(attention: Any) -> int:
     """The outputs of the product of queries, keys and values."""
-    names = ("q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
+    names = ("q_proj_k_proj_v_proj_g_proj", "q_proj_k_proj_v_proj", "qkv_proj", "q_proj_k_proj", "q_proj")
     return next(getattr(attention, name).outputs for name in names if hasattr(attention, name))
 
 
@@ -147,7 +147,7 @@ def scratch_bytes(
 
 
 def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> int:
-    """What attention over compressed keys and values works in."""
+    """The scratch memory of attention over compressed keys and values."""
     if widths is None:
         return 0
     heads = sizes.heads
@@ -163,7 +163,7 @@ def _latent(widths: Latent | None, sizes: _Widths, tokens: int, lanes: int) -> i
 
 
 def _mixture(model: CausalModel, sizes: _Widths, tokens: int, lanes: int) -> int:
-    """What the largest of the mixtures works in."""
+    """The scratch memory of the largest mixture of experts."""
     config = model.config
     hidden = model.config.hidden_size
     shared = max(int(_shared(one) is not None) for one in sizes.mixtures)

@@ -145,7 +145,7 @@ Pack = Callable[[list[Any], Tensor | None], nn.Module]
 
 @dataclass(frozen=True)
 class Packing:
-    """How a model's linear layers are kept: made by `pack`, in an order of their own where `packed`."""
+    """The form in which a model's linear layers are kept: made by `pack`, in an order of their own where `packed`."""
 
     pack: Pack
     packed: bool
@@ -174,9 +174,9 @@ def packing(
     kinds: Iterable[str] | None = None,
     shapes: Shapes | None = None,
 ) -> Packing:
-    """How linear layers are kept: packed in float32 on a CPU that runs the C++ products, else dense in `dtype`.
-    `kinds`: those that the C++ products must have, by native/library.py; None: all. `shapes`: those that they are
-    checked with. Raises SettingsError for a `quant` where there are no C++ products."""
+    """The form of linear layers: packed in float32 on a CPU that runs the C++ products, else dense in `dtype`. `kinds`:
+    those that the C++ products must have, by native/library.py; None: all. `shapes`: those that they are checked with.
+    Raises SettingsError for a `quant` where there are no C++ products."""
     native = dtype == torch.float32 and device.type == "cpu"
     threads = threads_here(kinds, shapes) if native else None
     if threads is None:

@@ -16,9 +16,9 @@ from worker.kv.base import CacheLayout, WholeLayout
 from worker.models.served import ServedModel
 from worker.models.shard import Shard
 from worker.models.torch.layers import Packing, fuse_norms, packing
+from worker.models.torch.meta_model import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.pooled import Pooler, label_head, load_encoder, load_pooler, show_hidden_states
 from worker.models.torch.recurrent import install
-from worker.models.torch.registered import CHUNKED, GROWTH, WINDOW
 from worker.models.torch.served import TorchModel
 from worker.models.torch.weight_loader import WeightLoader
 from worker.repository import multimodal, validation
@@ -132,7 +132,7 @@ def _tell_growth(model: Any) -> None:
 
 
 def causal_pooler(shard: Shard, pooling: Pooling) -> Pooler:
-    """What makes a vector or a score of the hidden states of a causal model."""
+    """The pooler, which makes a vector or a score of the hidden states of a causal model."""
     dtype = torch_type(shard.dtype)
     device = torch.device(shard.device)
     return load_pooler(pooling, dtype, device, label_head(shard.files, pooling, dtype, device))

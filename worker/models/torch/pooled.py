@@ -21,7 +21,7 @@ from control.errors import ModelFilesError
 from worker.collective import Collective
 from worker.collective.base import Link
 from worker.kv.base import Variant, WholeLayout
-from worker.kv.torch.whole_attention import Bias, WholeAttention
+from worker.kv.torch.plain_attention import Bias, WholeAttention
 from worker.models.served import Batch
 from worker.models.torch.layers import packing
 from worker.models.torch.served import TorchModel

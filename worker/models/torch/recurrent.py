@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from worker.collective.base import Link
-from worker.families.mamba import Mamba
-from worker.families.recurrence import DeltaRule, Recurrence, attends, recurs
-from worker.families.short_convolution import ShortConvolution
+from worker.families.recurrence import DeltaRule, Mamba, Recurrence, ShortConvolution, attends, recurs
 from worker.kv.torch.slab_attention import SlabAttention, StateTensors
 
 

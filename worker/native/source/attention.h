@@ -23,6 +23,7 @@ struct Task {
   const float* queries;  // of the first token and head; heads lie `head_stride` apart, tokens `stride` apart
   float* out;            // heads lie side by side, tokens `out_stride` apart
   int64_t head_stride, stride, out_stride, dim, heads, tokens;
+  int64_t value_dim;  // numbers of a value, the first of a row of `dim`
   int64_t position;  // of the first token
   int64_t window;    // 0: sees everything
   int64_t chunk;     // 0: sees across borders of chunks
@@ -112,7 +113,7 @@ template <int HEADS, int WIDTH>
 void mix_from(int64_t at, const Task& task, const float* values, int64_t positions, const float* const* weights,
               float* const* out, bool more) {
   if constexpr (WIDTH > 0) {
-    for (; at + WIDTH * LANES <= task.dim; at += WIDTH * LANES) {
+    for (; at + WIDTH * LANES <= task.value_dim; at += WIDTH * LANES) {
       float* places[HEADS];
       for (int i = 0; i < HEADS; ++i) places[i] = out[i] + at;
       mix<HEADS, WIDTH>(values + at, task.dim, positions, weights, places, more);
@@ -130,8 +131,8 @@ inline void mix_block(const Task& task, int64_t token, const float* values, int6
   for (int64_t head = 0; head < task.heads; head += 2) {
     const float* own = weights + head * room + begin;
     const float* pair[] = {own, own + room};
-    float* out = task.out + token * task.out_stride + head * task.dim;
-    float* places[] = {out, out + task.dim};
+    float* out = task.out + token * task.out_stride + head * task.value_dim;
+    float* places[] = {out, out + task.value_dim};
     if (head + 1 < task.heads)
       mix_from<2, WIDEST>(0, task, values, end - begin, pair, places, begin > first);
     else

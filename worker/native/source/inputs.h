@@ -111,19 +111,19 @@ inline void quantize_block(const float* x, int64_t block, const BlockRows& to) {
     poison = fma(load(x + at), all(0.0f), poison);
   }
   const float divisor = std::max(largest(most), SMALLEST), scale = (divisor + sum(poison)) / 127.0f;
-  Ints sums[2] = {all(0), all(0)};
+  Ints vectors[2] = {all(0), all(0)};
   for (int64_t at = 0; at < BLOCK; at += LANES) {
     const Ints values = rounded(load(x + at) / all(divisor) * all(127.0f));
     store_bytes(reinterpret_cast<uint8_t*>(to.bytes) + block * BLOCK + at, values);
-    sums[at / 16] = plus(sums[at / 16], values);
+    vectors[at / 16] = plus(vectors[at / 16], values);
   }
-  const Ints both = minus(minus(all(0), sums[0]), sums[1]);
+  const int32_t sums[2] = {sum(vectors[0]), sum(vectors[1])};
   to.scales[block] = scale;
-  to.negated[0][block] = sum(both);
-  to.weighted[0][block] = scale * static_cast<float>(sum(minus(all(0), both)));
+  to.negated[0][block] = -(sums[0] + sums[1]);
+  to.weighted[0][block] = scale * static_cast<float>(sums[0] + sums[1]);
   for (int half = 0; half < 2; ++half) {
-    to.negated[1][2 * block + half] = sum(minus(all(0), sums[half]));
-    to.weighted[1][2 * block + half] = scale * static_cast<float>(sum(sums[half]));
+    to.negated[1][2 * block + half] = -sums[half];
+    to.weighted[1][2 * block + half] = scale * static_cast<float>(sums[half]);
   }
 }
 

@@ -62,7 +62,7 @@ struct Matrix {
   int64_t group;         // inputs that share a scale; INT8: 0, or where codes and scales are those of a checkpoint, all inputs
 };
 
-constexpr int MOST_MATRICES = 3;  // query, key and value
+constexpr int MOST_MATRICES = 4;  // query, key, value and gates of heads
 
 // y = x · Wᵀ + b, or without the bias where it is null. W is `count` matrices, one below the other: layers that share their input
 // are one product, and the tensors of a file may be of several kinds.
@@ -189,7 +189,9 @@ struct Layer {
   int64_t mixture;  // index into the model's, instead of `gate_up` and `down` or beside them; -1: none
   int64_t recurrent;    // index into the model's, instead of attention or beside it; -1: none
   int64_t shared_heads, head_dim;  // of keys and values, of all heads; no shared heads: the layer does not attend
+  int64_t value_dim;               // numbers of a head's value, at most head_dim; its row in a slab is as long as a key's
   KeysAndValues stored;
+  int32_t head_gates;  // 1: behind the values of `query_key_value` lies a gate of each head, whose sigmoid its output is multiplied by
   Norm value;      // of a head's value
   int64_t slab;    // index into those of a span: layers of one shape have one
   int64_t cache;   // index of the keys and values that it attends to in the slab

@@ -277,15 +277,18 @@ class Step {
     if (layer.stored == NEITHER) return;
     const Slab& slab = slabs_[span.slabs + layer.slab];
     char* place = slab.keys + layer.cache * slab.layer_stride + (span.offset + number) * cached_bytes(model_.cached, dim);
+    const int64_t value_dim = layer.value_dim;
     const float* value = layer.stored == KEYS_ALONE ? key : key + layer.shared_heads * dim;
-    for (int64_t head = 0; head < layer.shared_heads; ++head, key += dim, value += dim, place += slab.head_stride) {
+    for (int64_t head = 0; head < layer.shared_heads; ++head, key += dim, value += value_dim, place += slab.head_stride) {
+      float* changed = scratch_.attended + token * model_.heads * dim;
       if (layer.value.weight) {
-        float* normed = scratch_.attended + token * model_.heads * dim;
-        normalize(layer.value, value, dim, normed);
-        write_row(model_.cached, normed, dim, place + slab.values);
-      } else {
-        write_row(model_.cached, value, dim, place + slab.values);
+        normalize(layer.value, value, value_dim, changed);
+      } else if (value_dim < dim) {
+        std::memcpy(changed, value, value_dim * sizeof(float));
+        std::fill(changed + value_dim, changed + dim, 0.0f);
       }
+      const bool as_projected = !layer.value.weight && value_dim == dim;
+      write_row(model_.cached, as_projected ? value : changed, dim, place + slab.values);
       turn_head(layer, layer.key, head, token, key);
       write_row(model_.cached, key, dim, place);
     }
@@ -339,6 +342,7 @@ class Step {
         }
         attend(one, scratch_.attention(hand.thread));
         if (model_.output_gate) gate_heads(one);
+        if (layer.head_gates) weigh_heads(layer, pieces_[i / shared], i % shared, one);
       }
     });
     if (layer.latent) latent(layer).expand(hand, scratch_.attended);
@@ -353,6 +357,16 @@ class Step {
       for (int64_t head = 0; head < task.heads; ++head)
         gate_output(task.queries + token * task.stride + head * task.head_stride + task.dim, task.dim,
                     task.out + token * task.out_stride + head * task.dim);
+  }
+
+  // Multiplies what a task made by its heads' gates.
+  void weigh_heads(const Layer& layer, const Piece& piece, int64_t shared, const Task& task) const {
+    const int64_t behind = model_.heads * layer.head_dim + layer.shared_heads * (layer.head_dim + layer.value_dim);
+    for (int64_t token = 0; token < task.tokens; ++token) {
+      const float* gates = projected(layer, piece.span.first + piece.first + token) + behind + shared * task.heads;
+      for (int64_t head = 0; head < task.heads; ++head)
+        multiply_all(task.out + token * task.out_stride + head * task.value_dim, task.value_dim, 1.0f / (1.0f + std::exp(-gates[head])));
+    }
   }
 
   void recur(Hand& hand, int64_t number) {
@@ -391,9 +405,9 @@ class Step {
     Task task{};
     task.keys = keys, task.values = keys + slab.values, task.kind = model_.cached;
     task.queries = projected(layer, token) + shared * heads * query_stride(layer);
-    task.out = scratch_.attended + (token * model_.heads + shared * heads) * dim;
-    task.head_stride = query_stride(layer), task.stride = layer.query_key_value.outputs, task.out_stride = model_.heads * dim;
-    task.dim = dim, task.heads = heads, task.tokens = piece.count;
+    task.out = scratch_.attended + (token * model_.heads + shared * heads) * layer.value_dim;
+    task.head_stride = query_stride(layer), task.stride = layer.query_key_value.outputs, task.out_stride = model_.heads * layer.value_dim;
+    task.dim = dim, task.value_dim = layer.value_dim, task.heads = heads, task.tokens = piece.count;
     task.position = span.offset + piece.first, task.window = layer.window, task.chunk = layer.chunk;
     task.ends = batch_.ends ? batch_.ends + token : nullptr;
     task.sinks = layer.sinks ? layer.sinks + shared * heads : nullptr;

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from control.errors import ModelFilesError
-from worker.repository.chat_templates import joined_templates
+from worker.repository.files import joined_templates
 from worker.repository.gguf.tokenizer import cached_tokenizer, refusal
 from worker.weights.gguf import GgufModel
 

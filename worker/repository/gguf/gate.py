@@ -9,9 +9,17 @@ from control.errors import ModelFilesError, SettingsError, UnsupportedArchitectu
 from control.messages import ModelSpec
 from worker.families.family import Family
 from worker.families.gguf import KEYS_OF_HEADS, RATES, VALUES_OF_HEADS, Gguf, fused_name
-from worker.families.mamba import Mamba
-from worker.families.recurrence import FEED_FORWARD_ALONE, FULL, TILED, DeltaRule, Recurrence, attends, recurs
-from worker.families.short_convolution import ShortConvolution
+from worker.families.recurrence import (
+    FEED_FORWARD_ALONE,
+    FULL,
+    TILED,
+    DeltaRule,
+    Mamba,
+    Recurrence,
+    ShortConvolution,
+    attends,
+    recurs,
+)
 from worker.native.host import check_host
 from worker.repository.config_fields import fields_of
 from worker.repository.gguf.configuration import FACTORS, prediction_layers

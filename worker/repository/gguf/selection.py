@@ -1,4 +1,4 @@
-"""Which GGUF file of a folder or repository is meant."""
+"""Chooses the GGUF file of a folder or repository."""
 
 from __future__ import annotations
 

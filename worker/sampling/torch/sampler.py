@@ -12,13 +12,23 @@ import torch
 
 from control.messages import TokenLogprobs
 from worker.native.library import NOT_FINITE
-from worker.sampling.noise import FIRST, SECOND, STEP, row_key
-from worker.sampling.sampler import GREEDY_BELOW, LogitsHealth, NoTokenLeft, Sampled, SamplingRow, describe
+from worker.sampling.sampler import (
+    FIRST,
+    GREEDY_BELOW,
+    SECOND,
+    STEP,
+    LogitsHealth,
+    NoTokenLeft,
+    Sampled,
+    SamplingRow,
+    describe,
+    row_key,
+)
 from worker.tensors import sent
 
 # --- Noise -----------------------------------------------------------------------------------------------------------
 
-# The noise of noise.py for many tokens at once, by torch.
+# The noise of worker/sampling/sampler.py for many tokens at once, by torch.
 
 
 def _signed(value: int) -> int:

@@ -6,9 +6,8 @@ import time
 
 import torch
 
-from control.commands import GenerateStep
+from control.commands import ErrorReply, GenerateStep
 from control.messages import Sampling
-from control.replies import ErrorReply
 from ops.bench.control.stepping import load_command
 from ops.bench.peers.engine import Failed, Setup, Stream, Unavailable
 from ops.bench.peers.weights import of_furrow

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from control.records.breaches import breaches_of
+from control.records.api_reports import breaches_of
 from control.redis.clients import SyncRedis
 from tests.byte_model import TEMPLATE, byte_assets
 from tests.integration.api.conftest import ApiProcess

@@ -17,7 +17,7 @@ from control.errors import RedisFull
 from control.keys import ModelKeys
 from control.messages import GenerationRequest, Sampling
 from control.redis.connection import connect, run
-from control.redis.memory import server_memory
+from control.redis.servers import server_memory
 from control.requests import Enqueue
 from ops.local.embedded import EmbeddedServer
 from tests.integration.api.conftest import ApiProcess, running_api

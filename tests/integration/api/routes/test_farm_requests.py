@@ -13,7 +13,7 @@ import pytest
 from control import keys, requests
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.records import catalog
-from control.records.ended import EndedRequest, note
+from control.records.api_reports import EndedRequest, note
 from control.redis.clients import SyncRedis
 from control.redis.connection import run, run_every
 from control.replicas.lease import acquire

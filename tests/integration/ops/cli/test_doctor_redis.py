@@ -31,7 +31,7 @@ from control.operations.checks.redis_server import (
 from control.operations.checks.report import read_redis
 from control.redis.clients import SyncRedis
 from control.redis.connection import connect, read, run, write
-from control.redis.round_trip import RoundTrip
+from control.redis.servers import RoundTrip
 from control.redis.streams import read_streams
 from control.replicas.lease import acquire
 from control.scripts import SCRIPTS

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from control.errors import SettingsError
-from control.redis.address import password_in
+from control.redis.urls import password_in
 from control.settings import redis_reference, redis_url
 from ops.local.embedded import EmbeddedServer
 from tests.farm import clean_environment, furrow, serving_farm

@@ -21,7 +21,7 @@ from control import keys
 from control.placement import farm
 from control.placement.placement import Host
 from control.redis.connection import connect
-from control.redis.readiness import wait_until_ready
+from control.redis.servers import wait_until_ready
 from tests.integration.ops.cheat_sheet import find_redis_cli
 from tests.servers import NEW, OLD, Server
 from tests.unit.ops.compose_file import read

@@ -13,7 +13,7 @@ from control.keys import ModelKeys
 from control.messages import GenerationRequest, ModelSpec, Sampling
 from control.placement import demand as demand_module
 from control.placement import farm
-from control.placement import farm_view as farm_view_module
+from control.placement import farm as farm_view_module
 from control.placement.demand import Demand
 from control.placement.placement import Host
 from control.records import catalog

@@ -268,7 +268,7 @@ def test_preparing_imports_the_code_and_touches_no_device(
         f"import_all(); prepare_model(Preparation({folder!r}, 'float64', 'cpu'));"
         "assert 'transformers.models.llama.modeling_llama' in sys.modules; assert not reason_against_fork();"
         "from worker.repository.assets import read_assets; from worker.repository.files import inspect;"
-        "from worker.sampling.vocabularies import vocabulary_of; from pathlib import Path;"
+        "from worker.sampling.grammars import vocabulary_of; from pathlib import Path;"
         f"assets = read_assets(inspect(Path({folder!r}), images=False), None);"
         "assert vocabulary_of(assets) is vocabulary_of(assets) and not reason_against_fork(), 'made by the standby';"
         "import torch; torch.set_num_threads(3); assert torch.get_num_threads() == 3;"

@@ -24,7 +24,7 @@ from control.commands import GenerateStep
 from control.messages import PromptToken
 from tests.integration.worker.engine.stepping import greedy, rejected, run
 from worker.collective import Collective, rendezvous
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.engine.scoring import ScoreTarget
 from worker.engine.step import Engine
 from worker.kv.slabs import SlabStore

@@ -14,7 +14,7 @@ from tests.models import make
 from worker.collective import Solo
 from worker.models.backend import describe
 from worker.models.loading import load
-from worker.native import builds
+from worker.native import compiled
 from worker.native.host import SOURCE, SWITCH
 from worker.native.library import load_library
 
@@ -30,7 +30,7 @@ def test_the_code_that_computes_is_named(folder: Path, monkeypatch: pytest.Monke
     load and another quantization have the same kernels."""
     native = describe(load(folder, collective=Solo(), dtype="float32"))
     assert native.batch_invariant and native.dtype == "float32" and native.collective == ""
-    assert native.kernels.startswith(f"C++ {builds.digest(SOURCE)}, AVX")
+    assert native.kernels.startswith(f"C++ {compiled.digest(SOURCE)}, AVX")
     assert f"numpy {np.__version__}" in native.kernels and "torch" not in native.kernels
     assert describe(load(folder, collective=Solo(), dtype="auto", quant="int8")) == native
     monkeypatch.setenv(SWITCH, "0")
@@ -50,7 +50,7 @@ def test_any_change_of_a_source_is_another_version(tmp_path: Path) -> None:
     """Of a header too, in any folder below; a copy in another place is the same."""
     copy = tmp_path / "source"
     shutil.copytree(SOURCE.parent, copy)
-    assert builds.digest(copy / SOURCE.name) == builds.digest(SOURCE)
+    assert compiled.digest(copy / SOURCE.name) == compiled.digest(SOURCE)
     with (copy / "recurrent" / "delta.h").open("a") as header:
         header.write(" ")
-    assert builds.digest(copy / SOURCE.name) != builds.digest(SOURCE)
+    assert compiled.digest(copy / SOURCE.name) != compiled.digest(SOURCE)

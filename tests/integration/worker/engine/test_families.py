@@ -20,12 +20,12 @@ from worker.families.registry import FAMILIES
 from worker.models.torch.meta_model import meta_model, register_unlisted
 from worker.weights.sharding import IN_LAYER
 
-WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2"}
+WITHOUT_PLAN = {"falcon_h1", "gpt_oss", "hunyuan_v1_dense", "lfm2", "lfm3"}
 """Types of which transformers has no plan."""
 
 ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
 
-WHOLE = {"replicated_with_grad_allreduce", "replicated", "mla_kv_a_proj"}
+WHOLE = {"replicated_with_grad_allreduce", "replicated", "mla_kv_a_proj", "local_params"}
 GATHERED = {"colwise_gather_output", "rowwise_split_input"}
 NAMES = {"colwise": "colwise", "rowwise": "rowwise", "moe_tp_experts": "experts"}
 
@@ -239,6 +239,13 @@ def chunks(model: Any) -> bool:
     )
 
 
+def doubled(model: Any) -> bool:
+    """Layers with a window have sinks, and twice the key-value heads of the other one."""
+    attentions = [layer.self_attn for layer in model.model.layers]
+    keys = [(one.sinks is None, one.k_proj.out_features) for one in attentions]
+    return keys == [(False, 96), (True, 48), (False, 96)]
+
+
 def mamba_everywhere(model: Any) -> bool:
     """A Mamba layer of two groups beside the attention of each layer."""
     layers = model.model.layers
@@ -328,12 +335,21 @@ PARTS: dict[str, list[Callable[[Any], bool]]] = {
         *(convolving, tied, biased("conv.in_proj"), biased("conv.conv"), biased("conv.out_proj")),
         *(part("self_attn.k_layernorm"), part("feed_forward.w3"), part("operator_norm"), part("ffn_norm")),
     ],
+    "lfm3": [
+        *(tied, biased("conv.in_proj"), biased("conv.conv"), norm_over(16), part("self_attn.g_proj")),
+        *(part("post_operator_norm"), part("post_ffn_norm"), part("feed_forward.w3"), config("sliding_window", 12)),
+        lambda model: set(model.config.layer_types) == {"conv", "full_attention", "sliding_attention"},
+    ],
     "lfm2_moe": [
         *(biased("conv.in_proj"), part("self_attn.k_layernorm"), part("operator_norm"), part("feed_forward.w3")),
         *(part("feed_forward.experts"), config("use_expert_bias"), config("routed_scaling_factor", 1.5)),
     ],
     "llama4_text": [chunks, part("feed_forward.experts"), part("feed_forward.shared_expert"), config("floor_scale", 8)],
     "llama": [lambda model: model.config.rope_parameters["rope_type"] == "llama3"],
+    "mimo_v2_flash": [
+        *(alternating, doubled, biased("self_attn.q_proj"), config("v_head_dim", 32), config("n_group", 2)),
+        *(part("mlp.experts"), part("mlp.gate_proj"), config("attention_value_scale", 0.5)),
+    ],
     "minimax_m2": [norm_over(64), part("mlp.experts"), partly_rotated],
     "ministral": [alternating],
     "ministral3": [scaled_rotary, lambda model: model.config.rope_parameters["llama_4_scaling_beta"] == 0.1],

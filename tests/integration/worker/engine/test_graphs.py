@@ -18,7 +18,7 @@ from worker.collective import Solo
 from worker.engine.step import Engine
 from worker.engine.torch.ahead import RunAhead
 from worker.engine.torch.graphs import BUCKETS, DecodeGraphs, graphs_for
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
 from worker.models.served import Row
@@ -57,7 +57,7 @@ class Recorder:
 
 def engine_of(folder: Path, buckets: tuple[int, ...] = (1, 2, 4, 8), ahead: bool = False) -> tuple[Engine, Recorder]:
     model = load(folder, collective=Counting(), dtype="float64")
-    engine = Engine(model, PagedStore(model.cache_layout, 4096, 512, gathered.attend, 16), Solo())
+    engine = Engine(model, PagedStore(model.cache_layout, 4096, 512, plain_attention.attend, 16), Solo())
     recorder = Recorder()
     engine.graphs = DecodeGraphs(model, engine.store, recorder, buckets)  # type: ignore[arg-type]
     engine.ahead = RunAhead(engine.graphs) if ahead else None
@@ -159,7 +159,7 @@ def test_a_capture_that_fails_leaves_the_engine_working(
 def test_no_graphs_without_a_gpu(checkpoint: Checkpoint) -> None:
     """On a CPU nothing is captured; the buckets reach the largest batch that is ever planned."""
     model = load(checkpoint("llama"), collective=Solo(), dtype="float32")
-    store = PagedStore(model.cache_layout, 64, 512, gathered.attend)
+    store = PagedStore(model.cache_layout, 64, 512, plain_attention.attend)
     assert graphs_for(model, store) is None
     assert load(checkpoint("qwen3_moe"), collective=Solo()).waits_for_device and not model.waits_for_device
     assert BUCKETS[-1] == 256 and sorted(BUCKETS) == list(BUCKETS)

@@ -56,7 +56,7 @@ def kept(outcome: Outcome) -> list[int]:
     return [token for token in outcome.tokens[1] if token != REJECTED]
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "granitemoehybrid", "lfm2", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma3_text", "granitemoehybrid", "lfm2", "lfm3", "qwen3_5_text", "qwen3_next"])
 def test_guesses_leave_the_bits_as_they_are(family: str, checkpoint: Checkpoint) -> None:
     """Tokens, logits and the length of the cache are those of a run without guesses."""
     running = engine(checkpoint(family))

@@ -94,7 +94,10 @@ def test_weights_and_kv_of_each_family_are_exact(family: str, checkpoint: Checkp
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("family", ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "granitemoehybrid", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "granitemoehybrid", "gpt_oss", "mimo_v2_flash"],
+)
 def test_weights_and_kv_of_a_rank_of_two_are_exact(family: str, rank: int, checkpoint: Checkpoint) -> None:
     options: dict[str, Any]
     for options in ({}, {"quant": "q4_0"}):
@@ -140,7 +143,9 @@ def test_a_model_for_vectors_is_counted_with_its_pooler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])
-@pytest.mark.parametrize("family", ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "lfm2", "granitemoehybrid"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma4_text", "qwen3_moe", "qwen3_next", "lfm2", "lfm3", "granitemoehybrid"]
+)
 def test_the_memory_of_a_step_is_that_of_the_compiled_one(family: str, kv_type: str, checkpoint: Checkpoint) -> None:
     model = load(checkpoint(family), collective=Solo(), kv_type=kv_type)
     assert isinstance(model, NativeModel) and isinstance(model.cache_layout, CacheLayout)

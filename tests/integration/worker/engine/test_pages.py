@@ -16,7 +16,7 @@ from tests.integration.worker.engine.script import Job, write
 from tests.integration.worker.engine.stepping import command, rows, run
 from worker.collective import Solo
 from worker.engine.step import Engine
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
 from worker.native.host import SWITCH
@@ -26,7 +26,7 @@ Checkpoint = Callable[[str], Path]
 
 def paged_engine(folder: Path, tokens: int = 4096, block_tokens: int = 16) -> Engine:
     model = load(folder, collective=Solo(), dtype="float64")
-    return Engine(model, PagedStore(model.cache_layout, tokens, 512, gathered.attend, block_tokens), Solo())
+    return Engine(model, PagedStore(model.cache_layout, tokens, 512, plain_attention.attend, block_tokens), Solo())
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
@@ -66,7 +66,7 @@ def test_a_step_must_fit_in_whole_blocks(checkpoint: Checkpoint) -> None:
 def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the Triton kernels, float32 logits of chunks and decode rows are those of plain torch within 1e-4."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
-    from worker.kv.torch.kernels import attention as paged
+    from worker.kv.torch import paged_kernels as paged
 
     monkeypatch.setenv(SWITCH, "0")  # C++ reads no pages
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,7 +74,7 @@ def test_the_kernels_serve_a_whole_model(checkpoint: Checkpoint, monkeypatch: py
     jobs = [Job(1, list(range(11)), 8, 2), Job(2, list(range(40, 45)), 16, 2, start=1)]
     runs = [
         play(Engine(model, PagedStore(model.cache_layout, 128, 512, attention, 16), Solo()), write(jobs))
-        for attention in (gathered.attend, paged.attend)
+        for attention in (plain_attention.attend, paged.attend)
     ]
     for job in jobs:
         theirs, ours = (torch.stack(run.logits[job.sid]) for run in runs)

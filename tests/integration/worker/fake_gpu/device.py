@@ -28,12 +28,8 @@ from worker.tensors import number_type
 DEVICE = "cuda:0"
 
 KERNELS = {
-    "models.torch.kernels.activation": ("_gated",),
-    "kv.torch.kernels.decode": ("_decode", "_reduce"),
-    "models.torch.kernels.norm": ("_rms_norm",),
-    "kv.torch.kernels.pages": ("_store",),
-    "kv.torch.kernels.prefill": ("_prefill",),
-    "models.torch.kernels.rotary": ("_rotary",),
+    "kv.torch.paged_kernels": ("_decode", "_prefill", "_reduce", "_store"),
+    "models.torch.kernels.fused": ("_gated", "_rms_norm", "_rotary"),
 }
 
 GUARD = """
@@ -129,7 +125,7 @@ def fake_gpu(guard: ctypes.CDLL) -> Iterator[list[str]]:
             for name in names:
                 place = importlib.import_module(f"worker.{module}")
                 stack.enter_context(mock.patch.object(place, name, Launch(name, seen)))
-        decode = importlib.import_module("worker.kv.torch.kernels.decode")
+        decode = importlib.import_module("worker.kv.torch.paged_kernels")
         for place, name, stand_in in (
             (decode, "_processors", lambda device: 132),
             (graphs, "CudaCapture", lambda device: Recorded),

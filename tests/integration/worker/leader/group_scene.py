@@ -13,8 +13,8 @@ from control.commands import (
     GenerateStep,
     Init,
     LoadDenseShard,
+    Reply,
 )
-from control.replies import Reply
 from tests.integration.worker.conftest import MODEL, ReplicaRedis
 from tests.integration.worker.scripted_rank import Answer, ScriptedRank, well
 from tests.waiting import until

@@ -12,16 +12,19 @@ from structlog.testing import capture_logs
 from control.commands import (
     AnyCommand,
     GenerateStep,
+    GenerateStepOk,
     Init,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
     Ping,
+    Pong,
+    Reply,
     Shutdown,
 )
 from control.errors import CollectiveFailed, CollectiveLeft, GroupError, Lost, Poisoned, RankError, SettingsError
 from control.messages import encode
 from control.replicas.health import write_poison
-from control.replies import GenerateStepOk, LoadDenseShardOk, Pong, Reply
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.integration.worker.leader.group_scene import WORLD, Scene
 from tests.integration.worker.scripted_rank import Answer, failing, silent, well

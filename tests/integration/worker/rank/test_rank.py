@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from control.commands import BatchChange, GenerateStep, Ping, Shutdown, UnloadModel
+from control.commands import AnyReply, BatchChange, Bye, ErrorReply, GenerateStep, Ping, Pong, Shutdown, UnloadModel
 from control.errors import Poisoned
 from control.replicas.commands import Deadline, Replies, reply, send
 from control.replicas.health import heartbeats, read_poison, write_poison
 from control.replicas.lease import Lease
-from control.replies import AnyReply, Bye, ErrorReply, Pong
 from tests.integration.worker.conftest import MODEL, REPLICA, ReplicaRedis
 from tests.waiting import until
 from worker.rank.rank import Rank

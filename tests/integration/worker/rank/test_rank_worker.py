@@ -9,31 +9,29 @@ import pytest
 from structlog.testing import capture_logs
 
 from control.commands import (
+    AnyReply,
     BatchChange,
     ClearKvCache,
+    ErrorReply,
     GenerateStep,
     GenerateStepWithImages,
     Init,
+    KvCacheCleared,
     LoadDenseShard,
+    LoadDenseShardOk,
     NcclSanityCheck,
+    NcclSanityResult,
     Ping,
+    Pong,
     Shutdown,
     StepImage,
     StepRow,
+    Unloaded,
     UnloadModel,
+    decode_reply,
 )
 from control.errors import CollectiveFailed, RankError
 from control.messages import encode
-from control.replies import (
-    AnyReply,
-    ErrorReply,
-    KvCacheCleared,
-    LoadDenseShardOk,
-    NcclSanityResult,
-    Pong,
-    Unloaded,
-    decode_reply,
-)
 from tests.models import make
 from worker.collective.rendezvous import namespace
 from worker.rank.rank_worker import RankWorker

@@ -179,7 +179,7 @@ def test_a_sequence_with_more_positions_than_the_memory_has_tokens(
     kv_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its layers with windows keep the last positions only; it gets the tokens that it gets with room for all."""
-    monkeypatch.setattr("control.placement.kv_cost.CHUNK_TOKENS", 16)
+    monkeypatch.setattr("control.placement.need.CHUNK_TOKENS", 16)
     dtype = "float64" if load_library() is None else "float32"
     stored = None if dtype == "float64" else kv_type
     tiny = load(models.make("gemma3_text", tmp_path), collective=Solo(), dtype=dtype, kv_type=stored)

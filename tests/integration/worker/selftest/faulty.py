@@ -14,29 +14,27 @@ import torch
 from worker.collective.shared_memory import NativeExchange
 from worker.collective.torch import trials as collectives
 from worker.engine.torch import trials as capture
+from worker.kv.torch import paged_kernels
 from worker.kv.torch import trials as attention
-from worker.kv.torch.kernels import decode
 from worker.models.torch.kernels import trials as modules
 from worker.selftest.trial import Case, Request
 
 
 def wrong_scale(request: Request) -> Iterator[Case]:
     """The decode kernel with scores that are a tenth too large."""
-    right = decode.arguments
+    right = paged_kernels.arguments
 
     def wrong(*given: Any) -> dict[str, Any]:
         found = right(*given)
         return found | {"scale": found["scale"] * 1.1}
 
-    with mock.patch.object(decode, "arguments", wrong):
+    with mock.patch.object(paged_kernels, "arguments", wrong):
         yield from attention.decode(request)
 
 
 def wrong_place(request: Request) -> Iterator[Case]:
     """A store that leaves the new tokens out."""
-    from worker.kv.torch.kernels import pages
-
-    with mock.patch.object(pages, "store", lambda *given: None):
+    with mock.patch.object(paged_kernels, "store", lambda *given: None):
         yield from attention.store(request)
 
 

@@ -23,7 +23,7 @@ from worker.collective import Solo, rendezvous
 from worker.engine.step import Engine
 from worker.engine.torch.graphs import DecodeGraphs, RefusedCapture
 from worker.kv.slabs import SlabStore
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch import stores as torch_stores
 from worker.kv.torch.pages import PagedStore
 from worker.models.loading import load
@@ -165,7 +165,7 @@ def played(engine: Engine) -> Any:
 def test_the_model_serves_the_plain_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With attention kernels and fused modules off, and captures refused, its tokens are those of a CPU."""
     pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
-    from worker.kv.torch.kernels import attention as paged
+    from worker.kv.torch import paged_kernels as paged
     from worker.models.torch.kernels.modules import fuse
 
     plain = load(folder, collective=Solo(), dtype="float32")
@@ -177,7 +177,7 @@ def test_the_model_serves_the_plain_way(folder: Path, monkeypatch: pytest.Monkey
     switches.switch_off(dict.fromkeys(off, "differs by 2"))
     assert fuse(model._module) == 0
     attention = torch_stores.attention_for(model.cache_layout)
-    assert attention is gathered.attend
+    assert attention is plain_attention.attend
     store = PagedStore(model.cache_layout, 128, 512, attention, 16)
     engine = Engine(model, store, Solo())
     engine.graphs = DecodeGraphs(model, store, RefusedCapture("graphs: differs by 2"), (1, 2, 4))
@@ -200,7 +200,7 @@ def test_a_capture_counts_only_on_all_ranks(folder: Path) -> None:
         def replay(self) -> None: ...
 
     model = load(folder, collective=Solo(), dtype="float64")
-    store = PagedStore(model.cache_layout, 128, 512, gathered.attend, 16)
+    store = PagedStore(model.cache_layout, 128, 512, plain_attention.attend, 16)
     graphs = DecodeGraphs(model, store, lambda work: Again(), (1, 2))
     model._link.collective = group = Two()
     group.world_size = 2

@@ -6,7 +6,7 @@ from typing import Any
 
 from api.generation.archive import Archive
 from api.settings import ApiSettings
-from control.redis.memory import ServerMemory
+from control.redis.servers import ServerMemory
 from control.sizes import in_words
 
 GIB = 1024**3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -13,7 +13,15 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from api.http.uvicorn_hooks import CONNECTION_NAMES, CYCLE_NAMES, NEWEST, SERVER_HOOK, SERVER_NAMES, HttpConnection
+from api.http.uvicorn_hooks import (
+    CONNECTION_NAMES,
+    CYCLE_NAMES,
+    NEWEST,
+    SERVER_HOOK,
+    SERVER_NAMES,
+    BodyWriter,
+    HttpConnection,
+)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None: ...
@@ -71,3 +79,59 @@ def test_an_answer_begins_where_its_task_is_started(monkeypatch: pytest.MonkeyPa
     connection: Any = object.__new__(HttpConnection)
     connection._start_asgi_task(None, None)
     assert order == ["begins", "started"]
+
+
+class Transport:
+    """Notes what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.write = self.written.append
+
+
+async def begun_cycle(
+    headers: list[tuple[bytes, bytes]], method: str = "POST"
+) -> tuple[RequestResponseCycle, Transport]:
+    """A request whose answer has begun with these headers."""
+    transport: Any = Transport()
+    parameters: dict[str, Any] = dict.fromkeys(inspect.signature(RequestResponseCycle).parameters)
+    parameters["scope"] = {"headers": [], "method": method}
+    parameters["transport"] = transport
+    parameters["flow"] = FlowControl(transport)
+    parameters["default_headers"] = list[tuple[bytes, bytes]]()
+    parameters["keep_alive"] = True
+    cycle = RequestResponseCycle(**parameters)
+    await cycle.send(cast(Any, {"type": "http.response.start", "status": 200, "headers": headers}))
+    transport.written.clear()
+    return cycle, transport
+
+
+async def test_a_direct_part_is_the_same_bytes_as_a_sent_one() -> None:
+    """A chunk of the body."""
+    cycle, transport = await begun_cycle([])
+    part = b"data: x" * 40
+    writer = BodyWriter.of(cycle)
+    assert writer is not None and writer.ready
+    await cycle.send({"type": "http.response.body", "body": part, "more_body": True})
+    writer.write(part)
+    assert len(transport.written) == 2 and transport.written[0] == transport.written[1]
+
+
+async def test_a_direct_writer_is_not_ready_where_sending_would_wait() -> None:
+    """The transport's buffer is full, or the client is gone."""
+    cycle, _ = await begun_cycle([])
+    writer = BodyWriter.of(cycle)
+    assert writer is not None
+    cycle.flow.pause_writing()
+    assert not writer.ready
+    cycle.flow.resume_writing()
+    assert writer.ready
+    cycle.disconnected = True
+    assert not writer.ready
+
+
+@pytest.mark.parametrize(("headers", "method"), [([(b"content-length", b"7")], "POST"), ([], "HEAD")])
+async def test_only_a_body_in_chunks_is_written_directly(headers: list[tuple[bytes, bytes]], method: str) -> None:
+    """One of a known length is not, nor one that is not sent."""
+    cycle, _ = await begun_cycle(headers, method)
+    assert BodyWriter.of(cycle) is None

@@ -20,7 +20,7 @@ from control.errors import ModelFileRefused, ModelNotFound, ModelUnavailable
 from control.keys import METERED
 from control.messages import ModelSpec
 from control.records import catalog
-from control.records.breaches import CALLS, breaches_of
+from control.records.api_reports import CALLS, breaches_of
 from control.redis.connection import run
 from control.replicas.health import Overview, ReplicaState
 from tests.byte_model import byte_assets, byte_tokenizer

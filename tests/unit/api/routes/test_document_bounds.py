@@ -13,6 +13,7 @@ from api.routes.document import Document
 from api.schemas.chat import parse_chat
 from api.schemas.completions import parse_completion
 from api.schemas.message_request import parse_message
+from control.bounds import RANGES
 from control.errors import RequestError
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
@@ -90,3 +91,34 @@ def test_an_unknown_field_with_any_name_is_unknown() -> None:
     with pytest.raises(RequestError) as caught:
         parse_chat(msgspec.json.encode(CHAT | {"a`b\n`": 1}))
     assert caught.value.code == "unknown_parameter"
+
+
+def _bounds(schema: Any) -> list[tuple[float | None, float | None]]:
+    """Least and most of every number in a schema."""
+    if isinstance(schema, list):
+        return [bounds for part in schema for bounds in _bounds(part)]
+    if not isinstance(schema, dict):
+        return []
+    least = schema.get("minimum", schema.get("exclusiveMinimum"))
+    return [(least, schema.get("maximum")), *(bounds for part in schema.values() for bounds in _bounds(part))]
+
+
+def _named(node: Any, name: str) -> list[Any]:
+    """The schemas of the fields and parameters of a name."""
+    if isinstance(node, list):
+        return [schema for part in node for schema in _named(part, name)]
+    if not isinstance(node, dict):
+        return []
+    properties = node.get("properties")
+    schemas = [properties[name]] if isinstance(properties, dict) and name in properties else []
+    if node.get("name") == name and "in" in node:
+        schemas.append(node["schema"])
+    return schemas + [schema for part in node.values() for schema in _named(part, name)]
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_every_number_shows_its_range(document: dict[str, Any], name: str) -> None:
+    """docs/api.md sends readers there. An answer of 0 tokens is for scored prompts alone."""
+    allowed = RANGES[name]
+    least = 1 if name in ("max_tokens", "max_completion_tokens", "max_output_tokens") else allowed.least
+    assert (least, allowed.most) in _bounds(_named(document, name))

@@ -11,7 +11,7 @@ from control.messages import ModelSpec
 from control.operations.checks.findings import Finding
 from control.operations.checks.report import read_farm_findings
 from control.records import catalog
-from control.records.breaches import CALLS, note_breach
+from control.records.api_reports import CALLS, note_breach
 from control.redis.clients import SyncRedis
 from control.replicas import health
 from ops.cli.doctor.models import check_models

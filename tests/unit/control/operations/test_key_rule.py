@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from control.errors import SettingsError
-from control.operations.key_rule import asks_for_key, why_asked
+from control.operations.options import asks_for_key, why_asked
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.placement.kv_cost import CHUNK_TOKENS, FREED_TOKENS, KVCost
+from control.placement.need import CHUNK_TOKENS, FREED_TOKENS, KVCost
 
 GEMMA = KVCost(window=1024, windowed_bytes=5, bytes=6)
 SLIDING = KVCost(window=4096, windowed_bytes=1, bytes=1)

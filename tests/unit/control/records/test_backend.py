@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from control.commands import RankBackend
 from control.records.backend import Backend, backend_of
-from control.replies import RankBackend
 
 RANK = RankBackend(dtype="float32", kernels="C++ 1, AVX2", collective="shared memory", batch_invariant=True)
 BACKEND = backend_of("aa", None, False, [RANK, RANK])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from control.errors import SettingsError
-from control.redis.address import address, redacted
 from control.redis.clients import connect
+from control.redis.urls import address, redacted
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from worker.collective import shared_memory
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.collective.shared_memory import NativeExchange, Peers, Segment, SharedMemoryCollective, library
 
 

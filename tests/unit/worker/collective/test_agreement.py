@@ -8,7 +8,7 @@ import pytest
 from torch import distributed as dist
 
 from control.errors import CollectiveLeft
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.collective.rendezvous import all_ready
 
 

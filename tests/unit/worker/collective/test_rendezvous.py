@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from control.errors import CollectiveLeft
 from worker.collective import rendezvous, shared_memory
-from worker.collective.abort import Abort
+from worker.collective.base import Abort
 from worker.collective.rendezvous import Card, refusal_of
 from worker.collective.shared_memory import SharedMemoryCollective
 from worker.collective.torch import process_group

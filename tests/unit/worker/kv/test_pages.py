@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.unit.worker.kv.test_slabs import DIM, HEADS, KV_HEADS, VARIANTS, textbook
 from worker.kv.base import CacheLayout, Extent, LayerCache
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch.pages import Blocks, PagedStore, tokens_that_fit
 
 BLOCK = 4
@@ -25,7 +25,7 @@ def layout() -> CacheLayout:
 @pytest.fixture
 def store(layout: CacheLayout) -> PagedStore:
     """40 blocks of 4 positions that hold NaN before anything is written."""
-    store = PagedStore(layout, 163, 100, gathered.attend, BLOCK)
+    store = PagedStore(layout, 163, 100, plain_attention.attend, BLOCK)
     store._memories[0].fill_(float("nan"))
     return store
 
@@ -101,7 +101,7 @@ def test_capacity_is_whole_blocks(layout: CacheLayout, store: PagedStore) -> Non
     assert tokens_that_fit(11 * layout.bytes_per_token, layout, BLOCK) == 8
     assert tokens_that_fit(-5, layout, BLOCK) == 0
     with pytest.raises(ValueError, match="3 tokens of KV memory are less than one block of 4"):
-        PagedStore(layout, 3, 100, gathered.attend, BLOCK)
+        PagedStore(layout, 3, 100, plain_attention.attend, BLOCK)
 
 
 def test_the_store_can_be_filled_to_the_last_block(store: PagedStore) -> None:
@@ -138,7 +138,7 @@ def test_a_step_that_failed_can_be_run_again(store: PagedStore) -> None:
 
 def test_tables_grow_with_the_sequences(layout: CacheLayout) -> None:
     """More sequences than rows double the tables, and what was in them stays."""
-    store = PagedStore(layout, 4000, 100, gathered.attend, BLOCK)
+    store = PagedStore(layout, 4000, 100, plain_attention.attend, BLOCK)
     extents = [Extent(sid, 0, 1) for sid in range(600)]
     store.begin(extents)
     blocks = [store.tables[store._rows[sid], 0].item() for sid in range(600)]

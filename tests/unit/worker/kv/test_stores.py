@@ -13,7 +13,7 @@ from control.errors import NotMappable
 from worker.kv import slabs, stores
 from worker.kv.base import CacheLayout, LayerCache
 from worker.kv.slabs import SlabStore
-from worker.kv.torch import gathered
+from worker.kv.torch import plain_attention
 from worker.kv.torch import stores as torch_stores
 
 
@@ -77,10 +77,10 @@ def test_numbers_without_kernels_are_attended_by_plain_torch(
 ) -> None:
     """Float64, and any type where Triton is missing, take the slow way and say so."""
     monkeypatch.setattr(torch_stores.importlib.util, "find_spec", lambda name: object())
-    assert torch_stores.attention_for(layout("float64")) is gathered.attend
+    assert torch_stores.attention_for(layout("float64")) is plain_attention.attend
     assert "the kernels have no float64" in capsys.readouterr().out
     monkeypatch.setattr(torch_stores.importlib.util, "find_spec", lambda name: None)
-    assert torch_stores.attention_for(layout("float16")) is gathered.attend
+    assert torch_stores.attention_for(layout("float16")) is plain_attention.attend
     assert "Triton is not installed" in capsys.readouterr().out
 
 

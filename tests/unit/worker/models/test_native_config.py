@@ -76,6 +76,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
     "granitemoeshared": {"shared_intermediate_size": 45},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"]},
+    "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 16},
 }
 """Fields without which a type's models are refused, or are torch's."""
 PARTIAL: list[dict[str, Any]] = [
@@ -106,6 +108,16 @@ OWN_INPUTS: list[dict[str, Any]] = [
     },
 ]
 """Of gemma4_text."""
+PUBLISHED_MIMO: list[dict[str, Any]] = [
+    {"num_hidden_layers": 12, "sliding_window": 128, "sliding_window_size": 128, "routed_scaling_factor": None},
+    {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e6},
+            "sliding_attention": YARN | {"rope_theta": 1e4},
+        }
+    },
+    {"attention_value_scale": None},
+]
 BY_KIND: list[dict[str, Any]] = [
     {"rope_theta": 7e5, "rope_local_base_freq": 3e4},
     {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
@@ -125,6 +137,7 @@ def variants() -> list[Any]:
     found += [("minimax_m2", changes) for changes in ROTARY_DIMS]
     found += [(family, ROPES[0]) for family in ("apertus", "ministral3")]
     found += [("gemma4_text", changes) for changes in OWN_INPUTS]
+    found += [("mimo_v2_flash", changes) for changes in PUBLISHED_MIMO]
     found += [(family, {"rope_scaling": ALPHA}) for family in ("hunyuan_v1_dense", "hunyuan_v1_moe")]
     found += [(family, {"head_dim": 32}) for family in ("gemma2", "olmo2", "qwen3_moe")]
     for family in NATIVE:
@@ -144,14 +157,16 @@ def serves(family: str, changes: dict[str, Any]) -> bool:
     """False for what a family's class, or the gate, refuses."""
     if family == "deepseek_v3" and "num_local_experts" in changes:  # fewer experts than groups
         return False
+    if family == "lfm3" and ("attention_bias" in changes or changes.get("sliding_window", 0) is None):
+        return False
     if "hidden_act" in changes:
         return family == "gemma"
-    if family in ("lfm2", "lfm2_moe") and "layer_types" in changes:
+    if family in ("lfm2", "lfm2_moe", "lfm3") and "layer_types" in changes:
         return False
     recurrent = family in {"granitemoehybrid", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
     if "layer_types" in changes and ("linear_attention" in changes["layer_types"]) != recurrent:
         return False
-    if family == "gemma4_text" and changes.get("sliding_window", 0) is None:
+    if family in ("gemma4_text", "mimo_v2_flash") and changes.get("sliding_window", 0) is None:
         return False
     # transformers divides by the period, which is 0 without windows.
     return family not in ("exaone4", "exaone_moe") or changes.get("sliding_window", 0) is not None
@@ -224,6 +239,7 @@ def test_models_are_those_of_transformers(family: str, changes: dict[str, Any]) 
     residual = getattr(theirs.model.layers[0], "residual_multiplier", 1.0)
     attended = getattr(config, "attention_in_multiplier", 1.0) * getattr(config, "attention_out_multiplier", 1.0)
     gate, down = getattr(config, "mlp_multipliers", (1.0, 1.0))
+    attended *= getattr(config, "attention_value_scale", None) or 1.0
     scales = ours.config.attended_scale, ours.config.gate_scale, ours.config.fed_scale
     assert scales == (residual * attended, gate, residual * down)
     logits = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", 1.0))
@@ -318,6 +334,9 @@ def rotates(attention: Any) -> bool:
             {**FALCON, "attention_bias": True, "attention_in_multiplier": 0.5},
             "the inputs of its attention have a scale",
         ),
+        ({"model_type": "lfm3", "attention_bias": True}, "gates of heads without a bias"),
+        ({"model_type": "mimo_v2_flash", "v_head_dim": 64}, "its values are wider than its keys, 64 and 16"),
+        ({"model_type": "mimo_v2_flash", "v_head_dim": 24}, "its values are 24 wide"),
         ({**FALCON, "mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "the inputs of its Mamba layers have a scale"),
     ],
 )

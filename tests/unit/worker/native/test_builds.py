@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from worker.native import builds, compiled, host
-from worker.native.builds import Variant
+from worker.native import compiled, host
+from worker.native.compiled import Variant
 
 SOURCE = """
 extern "C" const char* furrow_check(const long* shapes, long count) {
@@ -31,9 +31,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(compiled, "_libraries", {})
     monkeypatch.setattr(compiled, "compiler_command", lambda: None)
-    monkeypatch.setattr(builds, "FOLDER", tmp_path / "built")
-    monkeypatch.setattr(builds, "VARIANTS", {platform.machine(): (OTHER, BEST, PLAIN)})
-    monkeypatch.setattr(builds, "processor_flags", lambda: frozenset({"fast"}))
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "built")
+    monkeypatch.setattr(compiled, "VARIANTS", {platform.machine(): (OTHER, BEST, PLAIN)})
+    monkeypatch.setattr(compiled, "processor_flags", lambda: frozenset({"fast"}))
     (tmp_path / "built").mkdir()
     path = tmp_path / "small.cpp"
     path.write_text("one version")
@@ -44,7 +44,7 @@ def bring(source: Path, variant: Variant, answer: int, wrong: str = "false") -> 
     """Compile what a wheel would have."""
     text = source.parent / f"{variant.name}.cpp"
     text.write_text(SOURCE % (wrong, answer))
-    built = builds.FOLDER / builds.file_name(source, variant)
+    built = compiled.FOLDER / compiled.file_name(source, variant)
     subprocess.run(["c++", "-shared", "-fPIC", "-o", built, text], check=True, capture_output=True, timeout=50)
     return built
 
@@ -94,7 +94,7 @@ def test_one_that_ends_its_process_does_not_end_this_one(source: Path, monkeypat
 
 def test_every_machine_that_the_kernels_run_on_has_variants() -> None:
     """The last of a machine needs no more than the sources do at least, or what all processors with it have."""
-    assert builds.VARIANTS.keys() == host.NEEDED.keys()
-    for machine, variants in builds.VARIANTS.items():
+    assert compiled.VARIANTS.keys() == host.NEEDED.keys()
+    for machine, variants in compiled.VARIANTS.items():
         assert set(host.NEEDED[machine]) <= set(variants[-1].needs)
         assert len({variant.name for variant in variants}) == len(variants)

@@ -15,7 +15,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from worker.native import memory
-from worker.native.memory import LARGE_PAGE, LEAST_SHARED, clear, zeros
+from worker.native.memory import LARGE_PAGE, LEAST_SHARED, SPARE_BYTES, Spare, clear, zeros
 
 
 @pytest.mark.parametrize("kind", [np.float32, bfloat16, np.int8])
@@ -24,6 +24,29 @@ def test_small_and_large_ones_are_zero_and_of_the_type(kind: type[Any]) -> None:
     for count in (7, 2 * LARGE_PAGE):
         there = zeros(count, kind)
         assert there.dtype == kind and there.shape == (count,) and not there.any()
+
+
+def test_spare_memory_is_used_again_when_nobody_has_it() -> None:
+    """An array is not overwritten while a view of it is held, larger ones get larger memory, and immense ones are not
+    kept."""
+    spare = Spare()
+    first = spare.empty((3, 70), np.float32)
+    place = first.ctypes.data
+    first[:] = 1
+    row = first[1]
+    del first
+    second = spare.empty((3, 70), np.float32)
+    second[:] = 2
+    assert (row == 1).all() and second.ctypes.data != place
+    place = second.ctypes.data
+    del row, second
+    third = spare.empty((2, 90), np.float32)
+    assert third.ctypes.data == place and third.ctypes.data % 64 == 0
+    del third
+    assert spare.empty((1000, 70), np.float32).nbytes == 280_000
+    before = psutil.Process().memory_info().rss
+    spare.empty((SPARE_BYTES,), np.uint8)[:] = 1
+    assert psutil.Process().memory_info().rss - before < SPARE_BYTES / 2
 
 
 def test_what_is_not_written_is_not_resident() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from control.commands import Pong
 from control.errors import SettingsError
-from control.replies import Pong
 from worker.collective.rendezvous import namespace
 from worker.rank.address import check_reachable
 

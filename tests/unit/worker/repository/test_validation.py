@@ -11,7 +11,7 @@ import torch
 from transformers import Lfm2Config, Lfm2Model
 
 from control.errors import ModelFilesError, SettingsError, UnsupportedArchitecture
-from worker.families.short_convolution import feed_forward_width
+from worker.families.recurrence import feed_forward_width
 from worker.repository import validation
 from worker.selftest import shapes
 
@@ -57,9 +57,9 @@ def test_what_divides_is_accepted(tp: int) -> None:
         ),
         ({"model_type": "bert"}, 1, "Model type 'bert' is not supported: it is no decoder"),
         ({"model_type": "deepseek_v2"}, 1, "'deepseek_v2' is not supported: its attention keeps compressed .*MLA"),
-        ({"model_type": "mimo_v2_flash"}, 1, "heads of its values have another width than those of its keys"),
         ({"model_type": "newer", "v_head_dim": 64}, 1, "heads of its values have another width"),
-        ({"model_type": "lfm3"}, 1, "its attention has a gate for each head"),
+        ({"model_type": "lfm3", "layer_types": ["conv", "wide"]}, 1, "a layer of type 'wide' in layer_types"),
+        ({"model_type": "lfm3", "layer_types": ["conv", "sliding_attention"]}, 1, "no layer of type full_attention"),
         ({"model_type": "nemotron_h", "layers_block_type": ["mlp", "wide"]}, 1, "a layer of type 'wide' in layers_bl"),
         ({"model_type": "nemotron_h", "layers_block_type": None, "layer_types": ["mlp", "wide"]}, 1, "of type 'wide'"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M-"}, 1, "no layer of type full_attention in layers"),
@@ -187,6 +187,23 @@ def test_short_convolutions_that_can_not_be_served(
     validation.check(LFM2, 2)
     with pytest.raises(kind, match=message):
         validation.check(LFM2 | changes, tp)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["conv"]}, "a list of num_hidden_layers = 4 kinds"),
+        ({"sliding_window": None, "num_hidden_layers": 5}, "sliding_window = None; a width is needed"),
+        ({"conv_L_cache": 1}, "conv_L_cache = 1; at least 2"),
+        ({"conv_bias": "no"}, "conv_bias = no; true or false"),
+        ({"use_attention_gate": "no"}, "use_attention_gate = 'no'; true or false"),
+    ],
+)
+def test_layers_of_lfm3_that_can_not_be_served(changes: dict[str, Any], message: str) -> None:
+    whole = LLAMA | {"model_type": "lfm3", "num_hidden_layers": 4}
+    validation.check(whole, 2)
+    with pytest.raises(ModelFilesError, match=message):
+        validation.check(whole | changes, 1)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from control.text.vocabulary import read_token_bytes
 from tests.byte_model import byte_assets
 from worker.engine.step import NO_TOKEN, Forward
 from worker.sampling.constraints import Masks
-from worker.sampling.grammars import Grammars
+from worker.sampling.grammars import Grammars, vocabulary_of
 from worker.sampling.sampler import StepSampler, StepTokens
 from worker.sampling.torch.sampler import REMOVED, keep_allowed
-from worker.sampling.vocabularies import vocabulary_of
 from worker.scheduling.sequence import Finisher, Sequence
 
 ASSETS = byte_assets(vocab_size=300)

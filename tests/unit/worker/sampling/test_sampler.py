@@ -16,8 +16,7 @@ from transformers import MinPLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from control.messages import Sampling
 from worker.native.library import threads_here
-from worker.sampling.noise import row_key
-from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow
+from worker.sampling.sampler import NoTokenLeft, Sampled, Sampler, SamplingRow, row_key
 from worker.sampling.torch.sampler import TensorSampler, gumbel, key_column, noise_bits
 
 VOCABULARY = 200

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.worker.sampling.test_sampler import VOCABULARY, row
-from worker.sampling.noise import row_key
+from worker.sampling.sampler import row_key
 from worker.sampling.torch.sampler import TensorSampler, gumbel, key_column, noise_bits
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from control.errors import ModelFilesError
 from tests.byte_model import byte_assets
-from worker.sampling.vocabularies import keep_prepared, prepare, vocabulary_of
+from worker.sampling.grammars import keep_prepared, prepare, vocabulary_of
 
 ASSETS = byte_assets(vocab_size=300)
 IDS = Tokenizer.from_str(ASSETS.tokenizer_json).encode("hi", add_special_tokens=False).ids

@@ -7,7 +7,7 @@ import zlib
 
 from control.commands import BatchChange, Prefix
 from control.messages import Sampling
-from control.placement.kv_cost import PLAIN, KVCost
+from control.placement.need import PLAIN, KVCost
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import SOLE, Finisher, Flow, Sequence, SequenceState, StepPlan
 

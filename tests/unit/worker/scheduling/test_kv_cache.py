@@ -7,7 +7,7 @@ import pytest
 from control.commands import Prefix, StepRow
 from control.errors import RequestTooLarge
 from control.messages import Sampling
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 from tests.unit.worker.scheduling.fake_ranks import Simulation
 from worker.scheduling.admission import GROWTH_TOKENS
 from worker.scheduling.kv_cache import KVAccount, Snapshots

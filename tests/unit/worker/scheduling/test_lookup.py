@@ -7,7 +7,7 @@ import random
 import pytest
 
 from control.messages import Sampling
-from control.placement.kv_cost import KVCost
+from control.placement.need import KVCost
 from worker.scheduling.lookup import FIRST_GUESSES, LONGEST_REST, STEP_ROWS, ContextLookup
 from worker.scheduling.scheduler import Scheduler
 from worker.scheduling.sequence import Sequence, StepPlan

@@ -13,12 +13,13 @@ import pytest
 from control.messages import GenerationRequest, Sampling
 from control.requests import Claimed
 from worker.leader.request import RunningRequest
-from worker.scheduling.lookup import FIRST_GUESSES, ContextLookup
-from worker.scheduling.prediction import (
+from worker.scheduling.lookup import (
+    FIRST_GUESSES,
     INDEXED_AT_ONCE,
     NGRAM,
     PAST_TOKENS,
     Accepted,
+    ContextLookup,
     Places,
     Prediction,
 )

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.scheduling.fake_ranks import Simulation, alone
 from tests.unit.worker.scheduling.test_simulation import farms, prompts
-from worker.scheduling import admission, shares
+from worker.scheduling import admission
+from worker.scheduling.admission import PrefillTurns, Shares
 from worker.scheduling.sequence import Flow, Sequence, SequenceState
-from worker.scheduling.shares import PrefillTurns, Shares
 
 HOG, OTHER, THIRD = Flow("hog"), Flow("other"), Flow("third")
 LONG = 10_000
@@ -131,7 +131,7 @@ def test_a_hog_with_one_sequence_gives_way_once_it_has_run_for_a_while() -> None
     """One context holds nearly all memory: another tenant gets its turn, and the long one goes on after that."""
     simulation = farm(kv_tokens=400)
     (hog,) = add(simulation, HOG, 1, prompt=200, max_tokens=200)
-    for _ in range(shares.LAST_STAYS_STEPS + 120 // shares.LAST_STAYS_PART):
+    for _ in range(admission.LAST_STAYS_STEPS + 120 // admission.LAST_STAYS_PART):
         simulation.step()
     (newcomer,) = add(simulation, OTHER, 1, prompt=150, max_tokens=20)
     for _ in range(12):
@@ -233,8 +233,8 @@ def test_nobody_is_above_its_share_while_another_waits(crowd: list[tuple[Flow, i
             simulation.step()
         waiting = {one.flow for one in simulation.live if one.state is SequenceState.WAITING}
         flows = {one.flow for one in simulation.live}
-        total = sum(shares.weight(flow) for flow in flows)
-        share = {flow: max_sequences * shares.weight(flow) / total for flow in flows}
+        total = sum(admission.weight(flow) for flow in flows)
+        share = {flow: max_sequences * admission.weight(flow) / total for flow in flows}
         starved = [flow for flow in waiting if places(simulation, flow) + 1 <= share[flow]]
         greedy = [flow for flow in flows if places(simulation, flow) > max(1, share[flow] + 1)]
         fresh = [flow for flow in starved if any(not one.preempted for one in simulation.live if one.flow == flow)]

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from worker.families.registry import FAMILIES
-from worker.models.torch.kernels.activation import GELU_TANH, SILU, gated
-from worker.models.torch.kernels.norm import rms_norm
-from worker.models.torch.kernels.rotary import rotate
+from worker.models.torch.kernels.fused import GELU_TANH, SILU, gated, rms_norm, rotate
 from worker.selftest import switches
 
 TYPES = {torch.float32, torch.bfloat16, torch.float16}

@@ -13,7 +13,7 @@ from worker.selftest.trial import Case, Request
 
 def norm(request: Request) -> Iterator[Case]:
     """Over hidden rows, and over the heads of a query that is a part of a wider tensor."""
-    from worker.models.torch.kernels.norm import rms_norm
+    from worker.models.torch.kernels.fused import rms_norm
 
     shapes = request.shapes
     rows = request.tokens
@@ -34,7 +34,7 @@ def norm(request: Request) -> Iterator[Case]:
 
 def gate(request: Request) -> Iterator[Case]:
     """Gate and up as the halves of one product, with values far out."""
-    from worker.models.torch.kernels.activation import GELU_TANH, SILU, gated
+    from worker.models.torch.kernels.fused import GELU_TANH, SILU, gated
 
     width = request.shapes.inner
     both = request.random(1, request.tokens, 2 * width) * 8
@@ -53,7 +53,7 @@ def gate(request: Request) -> Iterator[Case]:
 
 def rotary(request: Request) -> Iterator[Case]:
     """In place, of query and key as their projections leave them."""
-    from worker.models.torch.kernels.rotary import rotate
+    from worker.models.torch.kernels.fused import rotate
 
     shapes = request.shapes
     tokens = request.tokens

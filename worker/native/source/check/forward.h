@@ -55,7 +55,7 @@ class Forward {
     layer.query = layer.key = {ones_.data(), EPSILON};
     layer.query_key_value = query_key_value_.linear, layer.attention_out = attention_out_.linear;
     layer.gate_up = gate_up_.linear, layer.down = down_.linear, layer.window = WINDOW;
-    layer.mixture = layer.recurrent = -1, layer.shared_heads = shared_, layer.head_dim = dim_;
+    layer.mixture = layer.recurrent = -1, layer.shared_heads = shared_, layer.head_dim = layer.value_dim = dim_;
     layer.scale = layer.attended_scale = layer.fed_scale = layer.gate.scale = 1.0f;
     Model model{};
     model.layers = &layer, model.depth = 1, model.hidden = HIDDEN, model.heads = heads_;

@@ -12,9 +12,7 @@ pytest.importorskip("triton", reason="the kernels need Triton, which has no whee
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from worker.models.torch.kernels.activation import GELU_TANH, SILU, gated
-from worker.models.torch.kernels.norm import rms_norm
-from worker.models.torch.kernels.rotary import rotate
+from worker.models.torch.kernels.fused import GELU_TANH, SILU, gated, rms_norm, rotate
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 TYPES = list(TOLERANCE)

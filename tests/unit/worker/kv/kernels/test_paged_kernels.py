@@ -11,10 +11,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the kernels need Triton, which has no wheel here")
 
 from worker.kv.base import Extent, Variant
-from worker.kv.torch import gathered
-from worker.kv.torch.kernels import attention as paged
-from worker.kv.torch.kernels.decode import decode, splits_for
-from worker.kv.torch.kernels.tiles import keys_at_once
+from worker.kv.torch import paged_kernels as paged
+from worker.kv.torch import plain_attention
+from worker.kv.torch.paged_kernels import decode, keys_at_once, splits_for
 from worker.kv.torch.pages import PagedBatch, paged_batch
 
 PAGE, WIDTH = 16, 8
@@ -61,7 +60,7 @@ class Scene:
     def expected(self, variant: Variant) -> Tensor:
         """Dense attention of the same numbers in float64."""
         query, key, value, *memory = (one.double() for one in (self.query, self.key, self.value, *self.memory))
-        return gathered.attend(query, key, value, (memory[0], memory[1]), self.batch, variant)
+        return plain_attention.attend(query, key, value, (memory[0], memory[1]), self.batch, variant)
 
     def check(self, variant: Variant) -> None:
         expected = self.expected(variant)
@@ -153,7 +152,7 @@ def test_the_store_changes_only_the_new_places(device: torch.device) -> None:
     scene = Scene(MIXED, device, dim=80)
     other = scene.memory.clone()
     variant = variant_of("", 4, device)
-    gathered.attend(scene.query, scene.key, scene.value, (other[0], other[1]), scene.batch, variant)
+    plain_attention.attend(scene.query, scene.key, scene.value, (other[0], other[1]), scene.batch, variant)
     paged.attend(scene.query, scene.key, scene.value, scene.pages, scene.batch, variant)
     assert torch.equal(scene.memory.view(torch.int32), other.view(torch.int32))
 

@@ -1,19 +1,27 @@
-"""Waiting for Redis at start, and refusing one that can't keep Furrow's promises."""
+"""The servers of Redis: fit for Furrow, their memory, and the round trip to them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from redis import exceptions as redis_errors
 
 from control.errors import RedisUnavailable, SettingsError
-from control.redis.address import address
 from control.redis.clients import SyncRedis, unavailable
-from control.redis.routing import ABSENT, Cluster
+from control.redis.connection import read, run
+from control.redis.routing import ABSENT, Cluster, servers_of
 from control.redis.transient import transient
-from control.redis.versions import OLDEST_VERSION
+from control.redis.urls import address
+from control.sizes import in_words
+from control.version import OLDEST_REDIS
+
+# --- Readiness -------------------------------------------------------------------------------------------------------
+
+# Waiting for Redis at start, and refusing one that can't keep Furrow's promises.
+
 
 _SAY_EVERY_S = 10.0
 """Between two lines of the same error; another error is told at once."""
@@ -49,7 +57,7 @@ def _not_yet(client: SyncRedis, say: Callable[[str], None]) -> Exception | None:
     """The error that makes Redis unusable for now, or None. Raises an error that waiting can't cure."""
     try:
         clustered = isinstance(client, Cluster)
-        for server in client.primaries() if isinstance(client, Cluster) else [client]:
+        for server in servers_of(client):
             server.ping()
             _check_fitness(server, say, clustered)
             if clustered and "cluster_state:ok" not in _cluster_info(server):
@@ -97,7 +105,7 @@ def _check_fitness(client: SyncRedis, say: Callable[[str], None], clustered: boo
         raise SettingsError(f"Redis at {where} belongs to a Cluster: write redis+cluster://HOST:PORT,HOST:PORT")
     version = str(info.get("valkey_version") or info.get("redis_version", "0"))
     # Valkey reports the Redis version it is compatible with (7.2.4) under redis_version; either is new enough.
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_VERSION:
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
         raise SettingsError(f"Redis at {where} is version {version}; Furrow needs 6.2 or newer, or Valkey 7.2 or newer")
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
@@ -109,3 +117,90 @@ def _check_fitness(client: SyncRedis, say: Callable[[str], None], clustered: boo
         say(f"Redis at {where} has maxmemory-policy {policy}: set noeviction before you ever set maxmemory")
     if info.get("role") == "slave":
         raise RedisUnavailable(f"Redis at {where} is a replica: give Furrow the URL of the primary.")
+
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+# The memory of the Redis servers: how much is used, and how much may be.
+
+
+NEARLY_FULL = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """Bytes of one server. `most` is its maxmemory, 0 for none; `machine` is what its machine has."""
+
+    address: str
+    used: int
+    most: int
+    machine: int
+
+    @property
+    def share(self) -> float:
+        """The part of maxmemory that is used; 0 where none is set."""
+        return self.used / self.most if self.most else 0.0
+
+    @property
+    def nearly_full(self) -> bool:
+        """True if new requests may soon be refused."""
+        return self.share >= NEARLY_FULL
+
+    def __str__(self) -> str:
+        limit = f"of {in_words(self.most)} ({self.share:.0%})" if self.most else "(no maxmemory is set)"
+        return f"Redis at {self.address} uses {in_words(self.used)} {limit}"
+
+
+def server_memory(client: SyncRedis) -> list[ServerMemory]:
+    """Of each primary; empty where INFO is not allowed. Raises RedisUnavailable."""
+    try:
+        servers = servers_of(client)
+        return [_memory(address(server), server.info("memory")) for server in servers]
+    except ABSENT as error:
+        raise unavailable(client, error) from error
+    except redis_errors.ResponseError:
+        return []
+
+
+def _memory(where: str, info: dict[str, Any]) -> ServerMemory:
+    return ServerMemory(
+        address=where,
+        used=int(info.get("used_memory", 0)),
+        most=int(info.get("maxmemory", 0)),
+        machine=int(info.get("total_system_memory", 0)),
+    )
+
+
+# --- Round trip ------------------------------------------------------------------------------------------------------
+
+# The round trip to Redis, and this host's clock beside the one of Redis.
+
+
+TRIES = 5
+
+
+class RoundTrip(NamedTuple):
+    """`ms` of the fastest of a few; `skew_ms` is this host's clock minus that of Redis, known to half a round trip."""
+
+    ms: float
+    skew_ms: int
+    at_ms: int
+    """The time by the clock of Redis."""
+
+
+def measure_round_trip(client: SyncRedis) -> RoundTrip:
+    """Ask Redis for its time a few times. Of a Cluster one server is asked. Raises RedisUnavailable."""
+    return min((_once(client) for _ in range(TRIES)), key=lambda one: one.ms)
+
+
+def _once(client: SyncRedis) -> RoundTrip:
+    before = time.time()
+    began = time.perf_counter()
+    there = run(client, read("TIME", parse=_seconds))
+    took = time.perf_counter() - began
+    return RoundTrip(took * 1000, round((before + took / 2 - there) * 1000), int(there * 1000))
+
+
+def _seconds(reply: list[str] | tuple[int, int]) -> float:
+    seconds, micros = reply
+    return int(seconds) + int(micros) / 1e6

@@ -1,8 +1,8 @@
-"""Requests that have ended, as the API processes saw their ends: kept for an hour at most, the newest ones of all
-processes together, for operators who look for what has failed."""
+"""What API processes report to operators: requests that ended, and files of models that broke their bounds."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -10,9 +10,16 @@ import msgspec
 from control import keys
 from control.clock import now_ms
 from control.redis.clients import SyncRedis
-from control.redis.connection import Call, read, run
+from control.redis.connection import Call, read, run, run_every, write
+
+# --- Ended -----------------------------------------------------------------------------------------------------------
+
+# Requests that have ended, as the API processes saw their ends: kept for an hour at most, the newest ones of all
+# processes together, for operators who look for what has failed.
+
 
 KEPT_S = 3600
+"""How long an ended request is shown, and a breach after the last one."""
 MOST = 5_000
 """Records of all processes; Redis may keep some more."""
 LONGEST_ERROR = 300
@@ -72,3 +79,40 @@ def ended(
 
 def _records(reply: list[tuple[str, dict[str, str]]]) -> list[EndedRequest]:
     return [msgspec.json.decode(fields["record"], type=EndedRequest) for _, fields in reply]
+
+
+# --- Breaches --------------------------------------------------------------------------------------------------------
+
+# Files of models that broke their bounds in an API process, for the doctor and the console.
+
+
+CALLS = "calls"
+"""In place of a file: the form in which the model writes calls of tools is not known to an API process."""
+
+
+class Breach(msgspec.Struct, frozen=True):
+    """A file, as "chat template", what it did, and when, in Unix seconds."""
+
+    file: str
+    deed: str
+    at: int
+
+
+def note_breach(client: SyncRedis, model: str, file: str, deed: str) -> None:
+    """Keep the latest breach of each file. Raises RedisUnavailable."""
+    key = keys.ModelKeys(model).breaches
+    value = msgspec.json.encode(Breach(file, deed[:200], int(time.time())))
+    run_every(
+        client,
+        [write("HSET", key, file, value, parse=int), write("PEXPIRE", key, KEPT_S * 1000, parse=int)],
+    )
+
+
+def breaches_of(client: SyncRedis, models: list[str]) -> dict[str, list[Breach]]:
+    """By model, the latest breach of each file. Raises RedisUnavailable."""
+    calls = [read("HVALS", keys.ModelKeys(model).breaches, parse=_breaches) for model in models]
+    return dict(zip(models, run_every(client, calls), strict=True))
+
+
+def _breaches(values: list[bytes | str]) -> list[Breach]:
+    return sorted((msgspec.json.decode(value, type=Breach) for value in values), key=lambda one: one.file)
