@@ -96,8 +96,8 @@ def test_roles_are_those_of_transformers(family: str) -> None:
 def test_every_matrix_has_a_role(family: str) -> None:
     """In each layer all matrices but routers have a role, and each role is that of a part that the tiny model has."""
     model, roles = tiny(family), FAMILIES[family].roles
-    inside = {found[1]: module for name, module in model.named_modules() if (found := IN_LAYER.fullmatch(name))}
-    parameters = {found[1] for name, _ in model.named_parameters() if (found := IN_LAYER.fullmatch(name))}
+    inside = {match[1]: module for name, module in model.named_modules() if (match := IN_LAYER.fullmatch(name))}
+    parameters = {match[1] for name, _ in model.named_parameters() if (match := IN_LAYER.fullmatch(name))}
     either = {"self_attn.q_proj", "self_attn.q_b_proj"} if FAMILIES[family].latent else set[str]()
     assert set(roles) - either <= inside.keys() | parameters
     assert len(either & inside.keys()) == len(either) // 2
@@ -113,7 +113,7 @@ def test_every_matrix_has_a_role(family: str) -> None:
 def part(name: str) -> Callable[[Any], bool]:
     """A module or parameter in some layer."""
     return lambda model: any(
-        (found := IN_LAYER.fullmatch(one)) and found[1] == name
+        (match := IN_LAYER.fullmatch(one)) and match[1] == name
         for one in [*dict(model.named_modules()), *dict(model.named_parameters())]
     )
 

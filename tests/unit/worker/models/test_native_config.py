@@ -352,9 +352,9 @@ def rotates(attention: Any) -> bool:
     ],
 )
 def test_other_forms_are_left_to_transformers(changes: dict[str, Any], message: str) -> None:
-    given = config_json("llama", **changes)
+    config = config_json("llama", **changes)
     with pytest.raises(NotNative, match=message):
-        native_meta_model(native_config(given), given)
+        native_meta_model(native_config(config), config)
 
 
 @pytest.mark.parametrize(

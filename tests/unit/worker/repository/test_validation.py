@@ -221,9 +221,9 @@ def test_the_layers_of_lfm2(changes: dict[str, Any]) -> None:
     kept = {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         layers = Lfm2Model(Lfm2Config(**kept)).layers
-    found = validation.recurrence(config)
-    assert found is not None
-    assert [kind == "full_attention" for kind in found.kinds] == [hasattr(layer, "self_attn") for layer in layers]
+    recurrence = validation.recurrence(config)
+    assert recurrence is not None
+    assert [kind == "full_attention" for kind in recurrence.kinds] == [hasattr(layer, "self_attn") for layer in layers]
     width = layers[0].feed_forward.w1.out_features
     assert feed_forward_width(config) == width == shapes.of_config(config, "float32").inner
 
@@ -281,8 +281,8 @@ def test_mamba_layers_that_can_not_be_served(
 def test_the_forms_of_granite() -> None:
     """Layers have the names of published files or transformers' own; a model may have no experts, or no Mamba layer."""
     for names in (["mamba", "attention"], ["linear_attention", "full_attention"]):
-        found = validation.recurrence(GRANITE | {"layer_types": names})
-        assert found is not None and found.kinds == ("linear_attention", "full_attention")
+        recurrence = validation.recurrence(GRANITE | {"layer_types": names})
+        assert recurrence is not None and recurrence.kinds == ("linear_attention", "full_attention")
     dense = GRANITE | {"num_local_experts": 0, "num_experts_per_tok": 0, "layer_types": ["attention"] * 2}
     validation.check(dense, 2)
     assert validation.recurrence(dense) is None
@@ -304,10 +304,10 @@ def test_recurrent_layers_on_a_gpu() -> None:
 
 def test_the_layers_of_a_configuration_without_their_kinds() -> None:
     """Every fourth layer attends, or one in as many as full_attention_interval says."""
-    found = validation.recurrence(RECURRENT)
-    assert found is not None and found.kinds == ("linear_attention",) * 3 + ("full_attention",)
-    found = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
-    assert found is not None and found.kinds == ("linear_attention", "full_attention") * 2
+    recurrence = validation.recurrence(RECURRENT)
+    assert recurrence is not None and recurrence.kinds == ("linear_attention",) * 3 + ("full_attention",)
+    recurrence = validation.recurrence(RECURRENT | {"full_attention_interval": 2})
+    assert recurrence is not None and recurrence.kinds == ("linear_attention", "full_attention") * 2
 
 
 @pytest.mark.parametrize("value", [None, 0, "4", 2.0, True])

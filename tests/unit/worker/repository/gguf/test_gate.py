@@ -92,11 +92,13 @@ def test_factors_of_any_original_length_are_read(tmp_path: Path, length: int, hi
     rope = {"rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": high}
     rope |= {"original_max_position_embeddings": length, "rope_type": "llama3"}
     files = model(tmp_path, stored=tensors() | {"rope_freqs.weight": factors(rope, 16)})
-    found = files.config["rope_parameters"]
-    assert found["rope_type"] == "llama3" and found["factor"] == pytest.approx(8.0 if length < 100_000 else 1.0)
+    rope_parameters = files.config["rope_parameters"]
+    assert rope_parameters["rope_type"] == "llama3" and rope_parameters["factor"] == pytest.approx(
+        8.0 if length < 100_000 else 1.0
+    )
     expected, read = (
         rotaries({"max_position_embeddings": 512, "rope_parameters": one}, FAMILIES["llama"], 16, {})[""].inv_freq
-        for one in (rope, found)
+        for one in (rope, rope_parameters)
     )
     assert read == pytest.approx(expected, rel=1e-4)
 
